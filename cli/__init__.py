@@ -1,0 +1,1 @@
+"""Words to the user: one command per file."""

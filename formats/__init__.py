@@ -1,0 +1,1 @@
+"""What is on disk: sources, records, shards, manifest, conversion, verification."""

@@ -1,0 +1,1 @@
+"""Twenty-five free photographs, the stuff of the sample dataset; see LICENSES.md."""

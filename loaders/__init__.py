@@ -1,0 +1,1 @@
+"""From shards to the training step."""
