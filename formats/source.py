@@ -47,6 +47,10 @@ class ByteReader(AbstractContextManager["ByteReader"]):
     def read(self, entry: np.void) -> bytes:
         """All bytes of the entry. Raises SourceDamaged when they are not there any more."""
 
+    @abstractmethod
+    def where(self, entry: np.void) -> str:
+        """The entry's place for people: a path, or an archive and a byte offset."""
+
 
 @dataclass(frozen=True)
 class Archive:

@@ -1,0 +1,5 @@
+"""``python -m shardprep.cli`` is ``prep``."""
+
+from .main import main
+
+main()

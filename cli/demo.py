@@ -1,0 +1,50 @@
+"""``prep demo``: everything once, on a miniature, in seconds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+from .options import ANY_PATH
+
+STEPS = (
+    "sample {0}/archives",
+    "convert {0}/archives {0}/lmdb",
+    "convert {0}/archives {0}/hdf5 --format hdf5",
+    "verify {0}/lmdb/train --level decode",
+    "verify {0}/hdf5/val --level records",
+    "inspect {0}/lmdb/train",
+)
+
+
+@click.command()
+@click.argument("folder", type=ANY_PATH, required=False)
+@click.pass_context
+def demo(ctx: click.Context, folder: Path | None) -> None:
+    """Make a miniature ILSVRC12, convert it, verify it and sum it up, saying each command.
+
+    Works in FOLDER, which must be empty or new, and keeps it; without FOLDER in a temporary folder
+    that is removed at the end.
+    """
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise click.UsageError(f"{folder} is not empty; name another folder")
+    place = tempfile.TemporaryDirectory(prefix="prep-demo-") if folder is None else nullcontext(str(folder))
+    with place as path:
+        for step in STEPS:
+            _run(ctx, [word.format(path) for word in step.split(" ")])
+    kept = f"kept in {folder}" if folder else "removed; to keep it: prep demo FOLDER"
+    click.echo(f"\nThat was all of it, {kept}. Now the same with your own data:")
+    click.echo("  prep convert /where/the/archives/are /where/the/shards/shall/be")
+
+
+def _run(ctx: click.Context, words: Sequence[str]) -> None:
+    from .main import run
+
+    click.secho(f"\n$ prep {' '.join(words)}", bold=True)
+    code = run(words)
+    if code:
+        ctx.exit(code)

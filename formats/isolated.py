@@ -1,0 +1,70 @@
+"""A call in a process of its own: what it crashes on is reported, and crashes nobody else."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, ParamSpec, TypeVar
+
+from .errors import ShardDamaged
+from .pool import SPAWN, become_worker, main_module_hidden
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ChildDied(ShardDamaged):
+    """The process that made a call ended without an answer; the message says how."""
+
+
+def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Make a picklable call in a fresh process and return, or raise, what it does.
+
+    Raises ChildDied where the process is killed by a signal, exits, or takes longer than allowed.
+    Thread-safe.
+    """
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=_answer, args=(theirs, call, args, kwargs), daemon=True)
+    with main_module_hidden():
+        process.start()
+    theirs.close()
+    try:
+        failed, value = _received(ours, process, seconds)
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+        process.close()
+    if failed:
+        raise value
+    return value  # type: ignore[no-any-return]
+
+
+def _received(ours: Connection, process: BaseProcess, seconds: float) -> tuple[bool, Any]:
+    if not ours.poll(seconds):
+        raise ChildDied(f"no answer within {seconds:.0f} seconds")
+    try:
+        answer: tuple[bool, Any] = ours.recv()
+    except EOFError:
+        process.join()
+        raise ChildDied(_how_it_ended(process.exitcode or 0)) from None
+    return answer
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"the library that reads it crashed ({signal.Signals(-code).name})"
+    return f"the process that reads it exited with {code}"
+
+
+def _answer(
+    theirs: Connection, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    become_worker(theirs)
+    try:
+        answer = (False, call(*args, **kwargs))
+    except Exception as error:  # whatever it is, it is raised again in the parent
+        answer = (True, error)
+    theirs.send(answer)

@@ -1,0 +1,100 @@
+"""The devkit of a sample: which class has which id, and the ground truth of val."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from .labels import official_words
+from .sample_archives import add_member, tar_gz
+from .sample_plan import SamplePlan
+
+FOLDER = "ILSVRC2012_devkit_t12"
+FIRST_WNID_OF_THINGS = "n02666196"  # abacus: the 398 classes before it, by wnid, are animals
+MAT_HEADER = b"MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat".ljust(116)
+
+README = """\
+This is a miniature of the ILSVRC2012 development kit, made by `prep sample`: its archives are packed as the
+official ones are, and their images are crops of a few free photographs. The classes' names are real, what the
+images show is not of these classes. It serves to try things out and is of no use for an evaluation.
+
+data/meta.mat                                   the classes: ILSVRC2012_ID, WNID, words, ...
+data/ILSVRC2012_validation_ground_truth.txt     an ILSVRC2012_ID per validation image, by ascending file name
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Synset:
+    """A row of meta.mat: a class (a leaf, of height 0) or what several classes are."""
+
+    wnid: str
+    words: str
+    gloss: str
+    children: tuple[int, ...] = ()
+    height: int = 0
+    train_images: int = 0
+
+
+def write_devkit(file: IO[bytes], plan: SamplePlan, photographs: tuple[str, ...]) -> None:
+    """The devkit; a class's gloss names the photographs that its images are crops of."""
+    truth = "".join(f"{image.label + 1}\n" for image in plan.val_images())
+    with tar_gz(file) as tar:
+        add_member(tar, f"{FOLDER}/readme.txt", README.encode())
+        add_member(tar, f"{FOLDER}/data/meta.mat", meta_mat(synsets(plan, photographs)))
+        add_member(tar, f"{FOLDER}/data/ILSVRC2012_validation_ground_truth.txt", truth.encode())
+
+
+def synsets(plan: SamplePlan, photographs: tuple[str, ...]) -> list[Synset]:
+    """The rows of meta.mat, ILSVRC2012_ID 1 first: the classes, then animal, thing and entity."""
+    leaves = [_leaf(plan, label, photographs) for label in range(plan.classes)]
+    animals, things = _ids(leaves, animals=True), _ids(leaves, animals=False)
+    groups = [
+        Synset("n00015388", "animal", "all the animals here", animals, height=1),
+        Synset("n00001930", "physical entity", "all the rest", things, height=1),
+    ]
+    groups = [group for group in groups if group.children]  # without children it would pass for a class
+    children = tuple(range(len(leaves) + 1, len(leaves) + len(groups) + 1))
+    return [*leaves, *groups, Synset("n00001740", "entity", "all there is", children, height=2)]
+
+
+def _leaf(plan: SamplePlan, label: int, photographs: tuple[str, ...]) -> Synset:
+    wnid = plan.wnids[label]
+    gloss = "here, crops of " + ", ".join(photographs[p] for p in plan.photographs(label))
+    return Synset(wnid, official_words()[wnid], gloss, train_images=plan.train_per_class)
+
+
+def _ids(leaves: list[Synset], *, animals: bool) -> tuple[int, ...]:
+    return tuple(i for i, leaf in enumerate(leaves, start=1) if (leaf.wnid < FIRST_WNID_OF_THINGS) is animals)
+
+
+def meta_mat(rows: list[Synset]) -> bytes:
+    """A MATLAB 5 file with the struct array ``synsets`` of shape (n, 1)."""
+    import scipy.io
+
+    columns: dict[str, list[object]] = {
+        "ILSVRC2012_ID": [float(i) for i in range(1, len(rows) + 1)],
+        "WNID": [row.wnid for row in rows],
+        "words": [row.words for row in rows],
+        "gloss": [row.gloss for row in rows],
+        "num_children": [float(len(row.children)) for row in rows],
+        "children": [np.array(row.children, np.float64).reshape(1, -1) for row in rows],
+        "wordnet_height": [float(row.height) for row in rows],
+        "num_train_images": [float(row.train_images) for row in rows],
+    }
+    file = BytesIO()
+    # the stubs know of paths only
+    scipy.io.savemat(file, {"synsets": _struct_array(columns)}, do_compression=True)  # type: ignore[arg-type]
+    written = file.getvalue()
+    return MAT_HEADER + written[len(MAT_HEADER) :]  # the header has the time in it
+
+
+def _struct_array(columns: dict[str, list[object]]) -> npt.NDArray[np.void]:
+    rows = np.empty((len(columns["WNID"]), 1), dtype=[(name, object) for name in columns])
+    for name, values in columns.items():
+        for row, value in zip(rows, values, strict=True):
+            row[name][0] = value
+    return rows
