@@ -53,8 +53,9 @@ def main() -> NoReturn:
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader left; the exit must stay quiet
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit would try, and complain, once more
+        code = COULD_NOT if isinstance(error, BrokenPipeError) else _failed(explain(error), COULD_NOT)
     sys.exit(code)
 
 

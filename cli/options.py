@@ -51,5 +51,7 @@ json_option: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
 )
 workers_option: Callable[[Command], Command] = click.option(
-    "--workers", type=click.IntRange(min=1), help="Parallel processes.  [default: the CPUs at hand]"
+    "--workers",
+    type=click.IntRange(min=0),
+    help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ class TerminalProgress:
     """Images/s, MB/s and time left; silent where stderr is not a terminal."""
 
     def __init__(self) -> None:
+        tqdm.set_lock(threading.RLock())  # its own would be shared between processes, in /dev/shm
         self._shown = sys.stderr.isatty()
         self._bar: tqdm[Any] | None = None
         self._began = 0.0

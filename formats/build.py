@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,7 +174,7 @@ class _Image(NamedTuple):
 def _images(job: ShardJob, skipped: list[Skipped]) -> Iterator[_Image]:
     """The shard's images in order; bad ones are raised or put among ``skipped``."""
     counter = Counter(job.workplace / BOARD_NAME, job.shard.number)
-    with closing(counter), job.reader as reader:
+    with closing(counter), copy(job.reader) as reader:  # threads would share an open one
         for done, entry in enumerate(job.entries):
             counter.set(done)
             try:

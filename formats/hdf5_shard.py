@@ -10,6 +10,7 @@ skeleton in memory (a few KB beside the small columns); the images go out by ord
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -128,16 +129,24 @@ class Hdf5ShardReader(ShardReader):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor: int | None = None
+        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with h5py.File(path, "r", locking=False) as file:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        try:
+            with h5py.File(self.path, "r", locking=False) as file:
                 self._take(file)
         except ShardDamaged as error:
-            error.path = os.fspath(path)
+            error.path = os.fspath(self.path)
             raise
         except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError) as error:
-            raise ShardDamaged(f"is not a readable HDF5 shard: {error}", path=path) from error
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if isinstance(error, OSError) and error.errno == errno.EIO:
+                raise
+            raise ShardDamaged(f"is not a readable HDF5 shard: {error}", path=self.path) from error
 
     def _take(self, file: h5py.File) -> None:
         datasets = plain_datasets(file)
@@ -145,7 +154,7 @@ class Hdf5ShardReader(ShardReader):
         self._keys, self._labels, self._crcs = (datasets[c][()] for c in ("keys", "labels", "crc32c"))
         self._start: int = datasets["data"].id.get_offset() or 0
         bounds = self._offsets
-        if bounds[0] != 0 or bounds[-1] != len(datasets["data"]) or (np.diff(bounds) < 0).any():
+        if bounds[0] != 0 or bounds[-1] != datasets["data"].shape[0] or (bounds[1:] < bounds[:-1]).any():
             raise ShardDamaged("its offsets do not divide its data")
 
     def __len__(self) -> int:
@@ -197,7 +206,7 @@ def _check_plain(name: str, dataset: Any, file_size: int) -> None:
     kind = dataset.dtype
     if kind.kind != "S" if name == "keys" else kind != np.dtype(COLUMNS[name]):
         raise ShardDamaged(f"{name} is of type {kind}")
-    start, size = dataset.id.get_offset() or 0, dataset.size * kind.itemsize
+    start, size = dataset.id.get_offset() or 0, dataset.shape[0] * kind.itemsize
     if start + size > file_size:
         raise ShardDamaged(f"{name} ends behind the end of the file")
 

@@ -100,8 +100,8 @@ def _read_jpeg(image: bytes) -> ImageInfo:
             found = exif_orientation(image[start + 6 : stop])
             orientation, flags = (found, flags) if found else (1, flags | ImageFlag.CORRUPT_EXIF)
         elif marker == SOS:
-            if frame is None:
-                raise BadImage("a JPEG scan without a frame")
+            if frame is None or start == stop:
+                raise BadImage("a JPEG scan without a frame, or without components")
             several = bool(flags & ImageFlag.PROGRESSIVE) or image[start] < frame[2]
             flags |= _scans_end(image, stop, several=several)
     if frame is None:

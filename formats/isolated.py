@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, ParamSpec, TypeVar
 
 from .errors import ShardDamaged
-from .pool import SPAWN, become_worker, main_module_hidden
+from .pool import PROCESS_TABLE, SPAWN, become_worker, main_module_hidden
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,8 +35,9 @@ def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P
     finally:
         ours.close()
         process.kill()
-        process.join()
-        process.close()
+        with PROCESS_TABLE:
+            process.join()
+            process.close()
     if failed:
         raise value
     return value  # type: ignore[no-any-return]
@@ -47,8 +48,9 @@ def _received(ours: Connection, process: BaseProcess, seconds: float) -> tuple[b
         raise ChildDied(f"no answer within {seconds:.0f} seconds")
     try:
         answer: tuple[bool, Any] = ours.recv()
-    except EOFError:
-        process.join()
+    except (EOFError, OSError):  # it ended before, or in the middle of, its answer
+        with PROCESS_TABLE:
+            process.join()
         raise ChildDied(_how_it_ended(process.exitcode or 0)) from None
     return answer
 

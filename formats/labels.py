@@ -69,7 +69,7 @@ class LabelSpace:
     def digest(self) -> str:
         """SHA-256 over the ordered class names; equal spaces have equal digests."""
         names = "".join(c.name + "\n" for c in self.classes)
-        return "sha256:" + hashlib.sha256(names.encode()).hexdigest()
+        return "sha256:" + hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
 
     def mapping(self, space: str) -> npt.NDArray[np.int64]:
         """``mapping(space)[label]`` is the label in ``space``; index -1 (unlabelled) stays -1.

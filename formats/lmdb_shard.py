@@ -125,7 +125,8 @@ class _Environments:
         self._lock = threading.Lock()  # another thread may have held it when the process forked
 
     def acquire(self, path: Path) -> tuple[tuple[int, int], Any]:
-        status = path.stat()
+        with path.open("rb") as file:  # what cannot be opened is no damage, as LMDB would have it
+            status = os.fstat(file.fileno())
         identity = (status.st_dev, status.st_ino)
         with self._lock:
             environment, users = self._open.get(identity, (None, 0))
@@ -169,11 +170,18 @@ class LmdbShardReader(ShardReader):
         except lmdb.Error as error:
             _environments.release(self._identity)
             raise ShardDamaged(f"cannot be read: {error}", path=path) from error
+        if self._count >= 1 << 63:
+            self.close()
+            raise ShardDamaged(f"claims {self._count} records", path=path)
 
     def __len__(self) -> int:
         return self._count
 
     def stored(self, ordinal: int) -> Stored:
+        if not 0 <= ordinal < self._count:
+            raise ShardDamaged(f"has no record {ordinal}", path=self.path)
+        if self._closed:
+            raise ValueError(f"{self.path} is closed")
         with self._lock:
             try:
                 value = self._transaction.get(ordinal.to_bytes(8, "big"))

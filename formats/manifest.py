@@ -8,15 +8,16 @@ string to pin: whoever knows it knows every byte of the dataset.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from .canonical import canonical_json, parse_canonical_json, sha256_of
 from .errors import ManifestDamaged, UnknownVersion
 from .labels import LabelSpace
 from .plan import FORMAT_VERSION
+from .shard import CONTAINERS
 
 MANIFEST_NAME = "manifest.json"
 PROVENANCE_NAME = "provenance.json"
@@ -138,7 +139,10 @@ class Manifest:
         issues = _issues(value)
         if issues:
             raise ManifestDamaged("; ".join(issues), path=path)
-        return cls._from_valid(value)
+        manifest = cls._from_valid(value)
+        if manifest.to_bytes() != data:
+            raise ManifestDamaged("holds parts that this release does not know", path=path)
+        return manifest
 
     @classmethod
     def _from_valid(cls, value: dict[str, Any]) -> Manifest:
@@ -161,12 +165,14 @@ def read_manifest(dataset: Path) -> Manifest:
     """The manifest of a dataset folder. Raises ManifestDamaged, UnknownVersion, OSError."""
     path = dataset / MANIFEST_NAME
     try:
-        size = path.stat().st_size
+        status = path.stat()
     except FileNotFoundError as error:
         message = "no manifest.json: not a dataset, or its conversion has not finished"
         raise ManifestDamaged(message, path=dataset) from error
-    if size > MAX_MANIFEST_BYTES:
-        raise ManifestDamaged(f"has {size} bytes, more than any manifest", path=path)
+    if not stat.S_ISREG(status.st_mode):  # a fifo would be waited for
+        raise ManifestDamaged("is not a regular file", path=path)
+    if status.st_size > MAX_MANIFEST_BYTES:
+        raise ManifestDamaged(f"has {status.st_size} bytes, more than any manifest", path=path)
     return Manifest.parse(path.read_bytes(), path)
 
 
@@ -206,14 +212,6 @@ def _issues(value: dict[str, Any]) -> list[str]:
 
 
 def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    kinds: dict[str, type] = {
-        "source": dict,
-        "plan": dict,
-        "writer": dict,
-        "content_root": str,
-        "container": str,
-    }
-    checks = [(name, kind.__name__, type(value.get(name)) is kind) for name, kind in kinds.items()]
     dataset = {
         "split": str,
         "records": int,
@@ -222,35 +220,43 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
         "class_sorted": bool,
         "skipped": int,
     }
-    checks.append(("dataset", "complete", _has_exactly(value.get("dataset"), dataset)))
-    checks.append(("labels", "complete", _labels_ok(value.get("labels"))))
+    plan = {"order": str, "seed": int, "sha256": str}
+    checks = [
+        ("dataset", "complete", _has_exactly(value.get("dataset"), dataset)),
+        ("labels", "complete", _labels_ok(value.get("labels"))),
+        ("source", "complete", _holds(value.get("source"), {"layout": str})),
+        ("plan", "complete", _holds(value.get("plan"), plan)),
+        ("writer", "complete", _holds(value.get("writer"), {})),
+        ("container", "one of " + ", ".join(CONTAINERS), value.get("container") in CONTAINERS),
+        ("content_root", "a digest", isinstance(value.get("content_root"), str)),
+    ]
     for name in ("tables", "shards"):
         part = value.get(name)
         checks.append((name, "a list of files", isinstance(part, list) and all(map(_file_ok, part))))
     return checks
 
 
-def _has_exactly(value: object, kinds: dict[str, type]) -> bool:
-    if not isinstance(value, dict) or value.keys() != kinds.keys():
+def _holds(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
+
+
+def _has_exactly(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
+    if not _holds(value, kinds) or value.keys() != kinds.keys():
         return False
-    natural: Callable[[object], bool] = lambda v: type(v) is not int or 0 <= v < 1 << 63  # noqa: E731
-    return all(type(value[name]) is kind and natural(value[name]) for name, kind in kinds.items())
+    return all(0 <= part < 1 << 63 for part in value.values() if type(part) is int)
 
 
 def _labels_ok(value: object) -> bool:
     fields = {"name", "words", "ilsvrc2012_id"}
-    if not isinstance(value, dict) or value.get("space") != "sorted_wnid0":
+    if not _has_exactly(value, {"space": str, "classes": list, "sha256": str}):
         return False
-    classes = value.get("classes")
-    return isinstance(classes, list) and all(
-        isinstance(c, dict) and c.keys() == fields and isinstance(c["name"], str) for c in classes
+    return value["space"] == "sorted_wnid0" and all(
+        isinstance(c, dict) and c.keys() == fields and isinstance(c["name"], str) for c in value["classes"]
     )
 
 
 def _file_ok(value: object) -> bool:
     """A name that stays in the folder, a size, a digest, a count."""
-    kinds = {"name": str, "size": int, "sha256": str, "records": int}
-    if not _has_exactly(value, kinds):
+    if not _has_exactly(value, {"name": str, "size": int, "sha256": str, "records": int}):
         return False
-    file: dict[str, Any] = value  # type: ignore[assignment]
-    return bool(FILE_NAME.fullmatch(file["name"]) and SHA256.fullmatch(file["sha256"]))
+    return bool(FILE_NAME.fullmatch(value["name"]) and SHA256.fullmatch(value["sha256"]))

@@ -19,6 +19,10 @@ T = TypeVar("T")
 
 SPAWN = multiprocessing.get_context("spawn")
 
+# To hold while starting or joining a process. multiprocessing reaps finished children at both, and
+# two threads that do so at once take the exit code from each other.
+PROCESS_TABLE = threading.Lock()
+
 
 def usable_cpus() -> int:
     """The CPUs that this process may use."""
@@ -49,14 +53,15 @@ def _wait_for_end(leash: Connection) -> None:
 def main_module_hidden() -> Iterator[None]:
     """While starting a process: spawn would run the user's script in it, which needs nothing of it."""
     main = sys.modules["__main__"]
-    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
-    for name in hidden:
-        setattr(main, name, None)
-    try:
-        yield
-    finally:
-        for name, value in hidden.items():
-            setattr(main, name, value)
+    with PROCESS_TABLE:  # two threads at it would hide, and then restore, what the other has hidden
+        hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+        for name in hidden:
+            setattr(main, name, None)
+        try:
+            yield
+        finally:
+            for name, value in hidden.items():
+                setattr(main, name, value)
 
 
 class WorkerPool(ProcessPoolExecutor):

@@ -94,7 +94,7 @@ def refuse_busy(output: Path) -> None:
     """Raise OutputBusy at once where another process holds the output, before any work is done."""
     try:
         descriptor = os.open(output / WORKPLACE_NAME / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

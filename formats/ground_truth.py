@@ -1,0 +1,133 @@
+"""Which class a validation image is of: every authority found is asked, and all must agree."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .devkit import Devkit
+from .errors import LabelConflict, SourceDamaged
+from .labels import LabelSpace
+from .source import Entries
+from .text_file import read_small_file, text_lines
+
+VAL_IMAGES = 50_000
+FIRST_VAL = "ILSVRC2012_val_00000001"
+FIRST_VAL_ID, FIRST_VAL_LABEL = 490, 65  # n01751748, sea snake: tells ids and labels from each other
+
+_CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Someone who says which class the images are of: labels in sorted_wnid0 by image name (stem)."""
+
+    name: str
+    labels: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """What all the authorities say."""
+
+    authorities: tuple[Authority, ...]
+    space: LabelSpace
+
+    def label_of(self, image: str, folder: str | None = None) -> int:
+        """The label of an image by its stem; ``folder`` is the class whose folder it lies in, if any.
+
+        Raises LabelConflict naming every opinion unless all have one and it is the same.
+        """
+        opinions = {authority.name: authority.labels.get(image) for authority in self.authorities}
+        if folder is not None:
+            opinions["its folder"] = self.space.label_of[folder]
+        labels = set(opinions.values())
+        label = labels.pop() if len(labels) == 1 else None
+        if label is None:
+            said = ", ".join(f"{name} says {self._class(label)}" for name, label in opinions.items())
+            raise LabelConflict(f"{said}; take away what is wrong", key=image)
+        return label
+
+    def _class(self, label: int | None) -> str:
+        return "nothing" if label is None else f"{self.space.classes[label].name} ({label})"
+
+
+def devkit_authority(devkit: Devkit, space: LabelSpace) -> Authority:
+    """The devkit's ground truth: line *i* is of the validation image that has number *i*.
+
+    ``space`` is the devkit's own, as it is wherever a devkit was found.
+    """
+    truth = devkit.ground_truth
+    if space.is_official and len(truth) == VAL_IMAGES and truth[0] != FIRST_VAL_ID:
+        raise LabelConflict(f"the devkit says {truth[0]}, but it is {FIRST_VAL_ID}", key=FIRST_VAL)
+    label_of = space.label_of_id
+    named = ((f"ILSVRC2012_val_{i:08d}", label_of[number]) for i, number in enumerate(truth, start=1))
+    return Authority("the devkit", dict(named))
+
+
+def kaggle_authority(path: Path, space: LabelSpace) -> Authority:
+    """``LOC_val_solution.csv``: the first word of an image's prediction string is its wnid."""
+    rows = csv.reader(text_lines(read_small_file(path), path))
+    try:
+        if next(rows, None) != ["ImageId", "PredictionString"]:
+            raise SourceDamaged("does not begin with ImageId,PredictionString; download it again", path=path)
+        return Authority(path.name, _unique(_kaggle_labels(rows, path, space), path))
+    except csv.Error as error:
+        raise SourceDamaged(f"is no CSV file ({error}); download it again", path=path) from None
+
+
+def _kaggle_labels(rows: Iterable[list[str]], path: Path, space: LabelSpace) -> Iterator[tuple[str, int]]:
+    for row in rows:
+        wnid = row[1].partition(" ")[0] if len(row) == 2 else ""
+        if not wnid:
+            raise SourceDamaged(f"the row {','.join(row)!r} names no class; download it again", path=path)
+        if wnid not in space.label_of:
+            raise LabelConflict(f"says {wnid}, which is none of the classes", path=path, key=row[0])
+        yield row[0], space.label_of[wnid]
+
+
+def is_caffe_list(path: Path) -> bool:
+    """Whether this val.txt is Caffe's: other datasets have a file of that name, too."""
+    with path.open("rb") as file:
+        return _CAFFE_LINE.fullmatch(file.readline(4096).decode(errors="replace").strip()) is not None
+
+
+def caffe_authority(path: Path, space: LabelSpace) -> Authority:
+    """Caffe's ``val.txt``: an image and its label in sorted_wnid0 a line."""
+    return Authority(path.name, _unique(_caffe_labels(path, space), path))
+
+
+def _caffe_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, int]]:
+    for line in text_lines(read_small_file(path), path):
+        match = _CAFFE_LINE.fullmatch(line.strip())
+        if match is None:
+            raise SourceDamaged(f"the line {line!r} is no image and its label; download it again", path=path)
+        if int(match[2]) >= len(space):
+            raise LabelConflict(
+                f"says {match[2]}, but there are {len(space)} classes", path=path, key=match[1]
+            )
+        yield match[1], int(match[2])
+
+
+def _unique(labels: Iterable[tuple[str, int]], path: Path) -> dict[str, int]:
+    unique: dict[str, int] = {}
+    for image, label in labels:
+        if image in unique:
+            raise SourceDamaged("names this image twice; download it again", path=path, key=image)
+        unique[image] = label
+    return unique
+
+
+def check_sentinel(entries: Entries, space: LabelSpace) -> None:
+    """Raises LabelConflict where official validation images bear labels of another space."""
+    if not (space.is_official and len(entries) == VAL_IMAGES):
+        return
+    for label in entries["label"][entries["key"] == FIRST_VAL.encode()].tolist():
+        if label != FIRST_VAL_LABEL:
+            raise LabelConflict(
+                f"has label {label}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; the labels are of another space",
+                key=FIRST_VAL,
+            )

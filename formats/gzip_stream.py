@@ -1,0 +1,53 @@
+"""A gzip file's content, inflated forwards and never beyond a limit."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from .archive_file import naming
+from .errors import SourceDamaged
+
+_PIECE = 1 << 20
+
+
+class GzipStream(AbstractContextManager["GzipStream"]):
+    """Reads like an ArchiveFile, at rising offsets only. Raises SourceDamaged beyond ``limit`` bytes."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path, self._limit, self._at = path, limit, 0
+
+    def __enter__(self) -> GzipStream:
+        self._file = gzip.open(self.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def end(self) -> int:
+        """Behind the limit, so that whoever reads to the end passes it; the content may end before."""
+        return self._limit + 1
+
+    def read_at(self, length: int, offset: int) -> bytes:
+        """The bytes there, fewer where the content ends. Raises ValueError for a step back."""
+        if offset < self._at:
+            raise ValueError("a stream cannot be read backwards")
+        while self._at < offset and self._read(min(_PIECE, offset - self._at)):
+            pass
+        return self._read(length) if self._at == offset else b""
+
+    def _read(self, length: int) -> bytes:
+        try:
+            with naming(self.path):
+                data = self._file.read(length)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise SourceDamaged(f"cannot be inflated ({error}); download it again", path=self.path) from None
+        self._at += len(data)
+        if self._at > self._limit:
+            raise SourceDamaged(
+                f"inflates to more than {self._limit} bytes; it is not the official file", path=self.path
+            )
+        return data

@@ -1,0 +1,130 @@
+"""Images in folders: an extracted ILSVRC12, Kaggle's packing of it, and any folders of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from .entry_table import EntryTable
+from .errors import LabelConflict, SourceDamaged
+from .evidence import Evidence
+from .keys import record_key
+from .labels import UNLABELLED, LabelSpace
+from .recognised_source import Found, RecognisedSource
+from .source import SPLITS
+from .tree_reader import TreeReader
+from .tree_walk import FoundFile, files_below, files_in, folders_in
+
+CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
+_IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
+
+def kaggle_tree(path: Path, *, check_md5: bool = False) -> Tree | None:
+    """Kaggle's tree, given as the folder that holds ILSVRC, as ILSVRC, or as CLS-LOC in it."""
+    for top in (path, path.parent, *path.parents[2:3]):
+        data = top / CLS_LOC
+        if path in (top, top / "ILSVRC", data) and data.is_dir():
+            return _tree("Kaggle tree", data, Evidence.beside(top), (top,), check_md5)
+    return None
+
+
+def extracted_tree(path: Path, *, check_md5: bool = False) -> Tree | None:
+    """A folder with ``train``, ``val`` or ``test`` in it."""
+    return _tree("extracted tree", path, Evidence.beside(path), (path,), check_md5)
+
+
+def class_folders(path: Path, split: str) -> Tree | None:
+    """A folder of class folders, which is then that split."""
+    if not folders_in(path):
+        return None
+    return Tree(layout="class folders", evidence=Evidence(), root=path, folders={split: ""})
+
+
+def _tree(
+    layout: str, root: Path, evidence: Evidence, beside: tuple[Path, ...], check_md5: bool
+) -> Tree | None:
+    present = folders_in(root)
+    folders = {split: split for split in SPLITS if split in present}
+    if folders.get("test") and folders_in(root / "test") == ["test"]:
+        folders["test"] = "test/test"  # the official archive has a folder test in it
+    if not folders:
+        return None
+    return Tree(
+        layout=layout, evidence=evidence, beside=beside, check_md5=check_md5, root=root, folders=folders
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree(RecognisedSource):
+    """``folders`` has the folder of each split, relative to ``root``."""
+
+    root: Path
+    folders: Mapping[str, str]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(split for split in SPLITS if split in self.folders)
+
+    @cached_property
+    def labels(self) -> LabelSpace:
+        return self.evidence.space or LabelSpace.of(c for classes in self._classes.values() for c in classes)
+
+    @cached_property
+    def _classes(self) -> dict[str, list[str]]:
+        """The class folders of each split, none where it is flat."""
+        return {split: folders_in(self.root / folder) for split, folder in self.folders.items()}
+
+    def find(self, split: str) -> Found:
+        table = EntryTable(self.root)
+        if self._classes[split]:
+            self._list_classes(split, table)
+        else:
+            self._list_flat(split, table)
+        return Found(table.finish(), TreeReader(self.root))
+
+    def _list_classes(self, split: str, table: EntryTable) -> None:
+        self._refuse_loose_images(split)
+        truth = self.ground_truth(flat=False) if split == "val" else None
+        for name in self._classes[split]:
+            folder = self.root / self.folders[split] / name
+            if name not in self.labels.label_of:
+                raise LabelConflict(
+                    f"{name} is none of the {len(self.labels)} classes; rename it", path=folder
+                )
+            label = self.labels.label_of[name]
+            for file in files_below(folder):
+                if truth is not None:
+                    label = truth.label_of(_stem(file), folder=name)
+                self._append(table, split, f"{name}/{file.path}", file, label)
+
+    def _list_flat(self, split: str, table: EntryTable) -> None:
+        if split == "train":
+            self._refuse_loose_images(split)
+            return
+        truth = self.ground_truth(flat=True) if split == "val" else None
+        for file in files_in(self.root / self.folders[split]):
+            label = UNLABELLED if truth is None else truth.label_of(_stem(file))
+            self._append(table, split, file.path, file, label)
+
+    def _append(self, table: EntryTable, split: str, path: str, file: FoundFile, label: int) -> None:
+        folder = self.folders[split]
+        table.append(
+            record_key(path.partition("/")[0], path),
+            label,
+            length=file.size,
+            path=(f"{folder}/{path}" if folder else path).encode(),
+            mtime_ns=file.mtime_ns,
+        )
+
+    def _refuse_loose_images(self, split: str) -> None:
+        folder = self.root / self.folders[split]
+        for file in files_in(folder):
+            if file.path.lower().endswith(_IMAGE_SUFFIXES):
+                raise SourceDamaged("lies in no class folder; move it into one", path=folder / file.path)
+
+
+def _stem(file: FoundFile) -> str:
+    name = file.path.rpartition("/")[2]
+    return name.rpartition(".")[0] or name

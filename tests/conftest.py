@@ -1,0 +1,48 @@
+"""What holds for every test."""
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardprep.formats import make_sample
+
+
+def text_of(path: Path) -> str:
+    """A file of /proc, empty where its process or thread is gone meanwhile."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def children() -> set[int]:
+    """Our child processes, zombies too; without /proc only those that multiprocessing knows."""
+    if not Path("/proc/self/task").exists():
+        return {child.pid for child in multiprocessing.active_children() if child.pid}
+    lists = [text_of(thread / "children") for thread in Path("/proc/self/task").iterdir()]
+    pids = {int(pid) for pids in lists for pid in pids.split()}
+    return {pid for pid in pids if "resource_tracker" not in text_of(Path(f"/proc/{pid}/cmdline"))}
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_a_test() -> Iterator[None]:
+    """No process and no thread that a test started is there after it."""
+    processes_before, threads_before = children(), threads()
+    yield
+    assert children() <= processes_before, "a process outlived the test"
+    assert threads() <= threads_before, "a thread outlived the test"
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A miniature ILSVRC12 in its official packaging: 4 classes; 24 train, 10 val, 3 test images."""
+    folder = tmp_path_factory.mktemp("archives")
+    make_sample(folder, classes=4, train_per_class=6, val=10, test=3)
+    return folder

@@ -1,0 +1,80 @@
+"""Making, comparing and damaging datasets in tests."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from shardprep.formats import PlanOptions, convert
+from shardprep.formats.manifest import Manifest
+
+UNHASHED = {"provenance.json"}
+
+
+def converted(
+    source: Path, output: Path, *, split: str = "train", workers: int = 0, **options: object
+) -> Manifest:
+    """Convert one split in this process, or in workers; its manifest."""
+    plan_options = PlanOptions(**{"shard_size": 60_000, **options})  # type: ignore[arg-type]
+    (done,) = convert(source, output, split=split, plan_options=plan_options, workers=workers)
+    return done.manifest
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file below a folder with its SHA-256, but the provenance, which tells the time."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in UNHASHED
+    }
+
+
+def writable(path: Path) -> Path:
+    """Published files are read-only; damage needs leave."""
+    path.chmod(0o644)
+    return path
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    """Flip one bit, so that the byte surely changes."""
+    with writable(path).open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def unpack(archives: Path, root: Path) -> Path:
+    """The archives as the owner of an extracted tree has them: train/<wnid>, val flat, test flat."""
+    for split in ("train", "val", "test"):
+        with tarfile.open(archives / f"ILSVRC2012_img_{split}.tar") as outer:
+            for member in outer:
+                data = outer.extractfile(member)
+                if data is None:
+                    continue
+                if member.name.endswith(".tar"):
+                    with tarfile.open(fileobj=data) as inner:
+                        inner.extractall(root / split / member.name.removesuffix(".tar"), filter="data")
+                else:
+                    target = root / split / Path(member.name).name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(data.read())
+    return root
+
+
+def prep(
+    *words: object, check: bool = False, prefix: Iterable[str] = (), **kwargs: object
+) -> subprocess.CompletedProcess[str]:
+    """Run ``prep`` as a user does, in a process of its own."""
+    command = [*prefix, sys.executable, "-m", "shardprep.cli", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, **kwargs)  # type: ignore[call-overload]
+    if check and done.returncode:
+        raise AssertionError(done.stderr)
+    return done  # type: ignore[no-any-return]
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0

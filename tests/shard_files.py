@@ -1,0 +1,141 @@
+"""Shards made, read and damaged around the package, which must agree with what it does itself."""
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import h5py
+import lmdb
+import numpy as np
+
+from shardprep.formats.errors import CorruptRecord, ShardDamaged
+from shardprep.formats.index import index_dtype, write_table
+from shardprep.formats.plan import Extent
+from shardprep.formats.record import record_crc
+from shardprep.formats.shard import Stored, container, open_shard
+
+HEADER = struct.Struct("<BBHiI")  # of a value in LMDB, as the documentation has it
+A_PIXEL = (1, 1, 0, 3, 1)  # the index's width, height, flags, components, orientation
+
+
+def stored(key: str, label: int, image: bytes) -> Stored:
+    return Stored(key.encode(), label, record_crc(key.encode(), label, image), image)
+
+
+THREE = [stored("n1/a", 0, b"one"), stored("é", -1, bytes(range(60))), stored("n2/c", 999, b"\xff\xd8")]
+
+
+def extent(records: Sequence[Stored]) -> Extent:
+    payload = sum(len(r.image) for r in records)
+    return Extent(len(records), payload, max((len(r.key) for r in records), default=1))
+
+
+def write(path: Path, kind: str, records: Sequence[Stored]) -> Path:
+    with container(kind).write(path, extent(records)) as writer:
+        for record in records:
+            writer.append(record)
+    return path
+
+
+def read(path: Path, kind: str, records: int) -> list[Stored]:
+    with open_shard(path, kind, size=path.stat().st_size, records=records) as reader:
+        return [reader.checked(ordinal) for ordinal in range(len(reader))]
+
+
+def write_index(path: Path, records: Sequence[Stored]) -> Path:
+    rows = np.zeros(len(records), index_dtype(extent(records).key_bytes))
+    for ordinal, record in enumerate(records):
+        place = (record.key, record.label, 0, ordinal, len(record.image), record.crc32c)
+        rows[ordinal] = (*place, *A_PIXEL)
+    with path.open("wb") as file:
+        write_table(file, rows)
+    return path
+
+
+def columns(records: Sequence[Stored]) -> dict[str, np.ndarray]:
+    """What an HDF5 shard holds."""
+    ends = np.cumsum([0, *(len(r.image) for r in records)])
+    return {
+        "data": np.frombuffer(b"".join(r.image for r in records), "u1"),
+        "offsets": ends.astype("<i8"),
+        "labels": np.array([r.label for r in records], "<i4"),
+        "keys": np.array([r.key for r in records], f"S{extent(records).key_bytes}"),
+        "crc32c": np.array([r.crc32c for r in records], "<u4"),
+    }
+
+
+def values(records: Iterable[Stored]) -> dict[bytes, bytes]:
+    """What an LMDB shard holds."""
+    return {
+        ordinal.to_bytes(8, "big"): HEADER.pack(1, 0, len(r.key), r.label, r.crc32c) + r.key + r.image
+        for ordinal, r in enumerate(records)
+    }
+
+
+def write_around(path: Path, kind: str, records: Sequence[Stored]) -> Path:
+    """A shard made with nothing but its library's plainest use."""
+    if kind == "lmdb":
+        return write_lmdb(path, values(records))
+    with h5py.File(path, "w") as file:
+        for name, column in columns(records).items():
+            file[name] = column
+    return path
+
+
+def write_lmdb(path: Path, pairs: dict[bytes, bytes]) -> Path:
+    environment = lmdb.open(os.fspath(path), subdir=False, lock=False, map_size=16 << 20)
+    with environment, environment.begin(write=True) as transaction:
+        for key, value in pairs.items():
+            transaction.put(key, value)
+    return path
+
+
+def read_around(path: Path, kind: str) -> list[Stored]:
+    if kind == "lmdb":
+        environment = lmdb.open(os.fspath(path), subdir=False, lock=False, readonly=True)
+        with environment, environment.begin() as transaction:
+            pairs = [(bytes(key), bytes(value)) for key, value in transaction.cursor()]
+        assert [key for key, _ in pairs] == [i.to_bytes(8, "big") for i in range(len(pairs))]
+        return [_parsed(value) for _, value in pairs]
+    with h5py.File(path, "r") as file:
+        data, offsets, labels, keys, crcs = (file[name][()] for name in columns([]))
+    return [
+        Stored(bytes(keys[i]), int(labels[i]), int(crcs[i]), data[offsets[i] : offsets[i + 1]].tobytes())
+        for i in range(len(labels))
+    ]
+
+
+def _parsed(value: bytes) -> Stored:
+    _, _, key_bytes, label, crc32c = HEADER.unpack_from(value)
+    image = HEADER.size + key_bytes
+    return Stored(value[HEADER.size : image], label, crc32c, value[image:])
+
+
+def unseen_flips(
+    path: Path, kind: str, records: list[Stored], todo: list[tuple[int, int]], log: Path
+) -> list[str]:
+    """Flip each (position, bit) in turn; those that gave other records, or an unforeseen error.
+
+    Each flip is logged before it is read, so that the parent knows which one killed this process.
+    """
+    unseen = []
+    with path.open("r+b", buffering=0) as file, log.open("wb", buffering=0) as done:
+        for position, bit in todo:
+            done.write(b".")
+            original = os.pread(file.fileno(), 1, position)
+            os.pwrite(file.fileno(), bytes([original[0] ^ 1 << bit]), position)
+            outcome = _outcome(lambda: read(path, kind, len(records)))
+            os.pwrite(file.fileno(), original, position)
+            if outcome not in (records, "refused"):
+                unseen.append(f"{position}.{bit}: {outcome}")
+    return unseen
+
+
+def _outcome(call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except (ShardDamaged, CorruptRecord):
+        return "refused"
+    except Exception as error:  # anything else is a finding
+        return repr(error)

@@ -1,0 +1,206 @@
+"""What a user sees: one line per error, exit codes, JSON and nothing else, no traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from datasets import converted, flip, prep, tree
+
+from shardprep.cli.main import cli
+from shardprep.cli.options import parse_bytes
+
+
+def assert_one_line(text: str) -> None:
+    assert len(text.strip().splitlines()) == 1, text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_every_command_has_help(command: str) -> None:
+    done = prep(command, "--help")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: prep {command}")
+
+
+def test_convert_says_what_it_made(archives: Path, tmp_path: Path) -> None:
+    done = prep("convert", archives, tmp_path / "out", "--workers", "2", check=True)
+
+    assert "official-tars" in done.stdout or "official" in done.stdout
+    assert done.stdout.count("root ") == 6  # content_root and root of three splits
+    assert done.stderr == ""
+
+
+def test_convert_json_is_one_object_and_nothing_else(archives: Path, tmp_path: Path) -> None:
+    done = prep("convert", archives, tmp_path / "out", "--split", "val", "--json", check=True)
+
+    (split,) = json.loads(done.stdout)["splits"]
+    assert split["records"] == 10
+    assert split["root"].startswith("sha256:")
+    assert done.stderr == ""
+
+
+def test_inspect_tells_people_and_machines_the_same(archives: Path, tmp_path: Path) -> None:
+    manifest = converted(archives, tmp_path / "train")
+
+    text = prep("inspect", tmp_path / "train", check=True).stdout
+    summary = json.loads(prep("inspect", tmp_path / "train", "--json", check=True).stdout)
+
+    assert summary["records"] == manifest.records
+    assert manifest.root == summary["root"]
+    assert manifest.root in text
+    assert "shuffled, seed 0" in text
+    assert summary["oddities"]["PNG"] == 1
+    assert summary["oddities"]["CMYK"] == 1
+
+
+def test_inspect_of_an_unlabelled_split(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "test", split="test")
+
+    assert "no labels" in prep("inspect", tmp_path / "test", check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert"],
+        ["convert", "/nowhere", "out"],
+        ["convert", ".", "out", "--shard-size", "lots"],
+        ["convert", ".", "out", "--seed", "-1"],
+        ["verify", "/nowhere"],
+        ["verify", ".", "--level", "deep"],
+        ["nonsense"],
+        ["sample", "out", "--classes", "0"],
+        ["sample", "out", "--classes", "1001"],
+    ],
+)
+def test_wrong_usage_is_2(words: list[str], tmp_path: Path) -> None:
+    done = prep(*words, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_that_is_nothing_known_is_2(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+
+    done = prep("convert", tmp_path / "source", tmp_path / "out")
+
+    assert done.returncode == 2
+    assert_one_line(done.stderr)
+
+
+def test_damage_is_1_and_named(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "train")
+    victim = sorted((tmp_path / "train").glob("shard-*"))[0]
+    flip(victim, 5000)
+
+    done = prep("verify", tmp_path / "train")
+
+    assert done.returncode == 1
+    assert victim.name in done.stdout
+
+
+def test_what_cannot_be_written_is_3(archives: Path, tmp_path: Path) -> None:
+    done = prep("convert", archives, "/proc/shards")
+
+    assert done.returncode == 3
+    assert_one_line(done.stderr)
+
+
+def test_a_file_size_limit_is_3_and_resumable(archives: Path, tmp_path: Path) -> None:
+    words = ["convert", archives, tmp_path / "out", "--split", "val", "--shard-size", "100K"]
+
+    done = prep(*words, prefix=["prlimit", "--fsize=60000"])
+
+    assert done.returncode == 3
+    assert_one_line(done.stderr)
+    prep(*words, check=True)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_ends_all_at_once_and_is_resumable(
+    archives: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    out = tmp_path / "out"
+    words = ["convert", str(archives), str(out), "--split", "train", "--shard-size", "1", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardprep.cli", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not list(out.glob("shard-*")) and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=30)
+
+    assert process.returncode == code
+    assert_one_line(errors)
+    assert not processes_of_group(process.pid)
+    prep(*words, check=True)
+    converted(archives, tmp_path / "whole", shard_size=1)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def processes_of_group(group: int) -> list[int]:
+    """Processes of a group that are still there, after a moment to end."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if os.getpgid(int(entry.name)) == group:
+                        found.append(int(entry.name))
+                except ProcessLookupError:
+                    continue
+        if not found:
+            return []
+        time.sleep(0.05)
+    return found
+
+
+def test_output_to_a_closed_pipe_is_quiet(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "train")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardprep.cli", "inspect", str(tmp_path / "train")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=30)
+
+    assert "Traceback" not in errors
+
+
+def test_the_demo_does_all_of_it(tmp_path: Path) -> None:
+    done = prep("demo", tmp_path / "demo", check=True)
+
+    assert done.stdout.count("$ prep") >= 6
+    assert (tmp_path / "demo" / "lmdb" / "train" / "manifest.json").exists()
+    assert (tmp_path / "demo" / "hdf5" / "val" / "manifest.json").exists()
+
+
+def test_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    prep("demo", check=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("256MiB", 256 << 20), ("1GB", 10**9), ("1.5k", 1536), ("2 TiB", 2 << 40)]
+)
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert parse_bytes(text) == size

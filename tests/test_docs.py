@@ -1,0 +1,55 @@
+"""What the documentation says holds: examples, names, commands."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import shardprep.cli
+import shardprep.formats
+import shardprep.loaders
+from shardprep.cli.main import cli
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PACKAGES = (shardprep.cli, shardprep.formats, shardprep.loaders)
+
+MODULES = [
+    module.name
+    for package in PACKAGES
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + ".")
+    if not module.name.endswith(".__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_hold(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("package", [shardprep.formats, shardprep.loaders], ids=lambda p: p.__name__)
+def test_the_public_names_are_listed_in_order(package: object) -> None:
+    names = getattr(package, "__all__", [])
+    assert names == sorted(names)
+    assert all(hasattr(package, name) for name in names)
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_is_in_the_readme(name: str) -> None:
+    assert f"prep {name}" in README
+
+
+@pytest.mark.parametrize("words", sorted(set(re.findall(r"^\$? ?prep ([a-z-]+.*)$", README, re.M))))
+def test_every_option_the_readme_uses_exists(words: str) -> None:
+    command = cli.commands[words.split()[0]]
+    known = {name for p in command.params if isinstance(p, click.Option) for name in p.opts} | {"--help"}
+    assert {w.partition("=")[0] for w in words.split() if w.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", README))))
+def test_every_link_of_the_readme_leads_somewhere(link: str) -> None:
+    assert (ROOT / link).exists()

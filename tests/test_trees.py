@@ -1,0 +1,227 @@
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from source_builders import Miniature, contents, image, write
+
+from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.labels import official_words
+from shardprep.formats.recognise import recognise
+from shardprep.formats.source import MAX_IMAGE_BYTES
+
+MINI = Miniature()
+IMAGE = Path("train/n01440764/n01440764_7.JPEG")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    MINI.write_devkit(tmp_path / "tree")
+    return MINI.write_tree(tmp_path / "tree")
+
+
+def test_folders_below_a_class_are_entered_and_litter_is_not(tmp_path: Path) -> None:
+    for name in (
+        "cat/1.jpg",
+        "cat/black/old/2.jpg",
+        "cat/.DS_Store",
+        "cat/Thumbs.db",
+        ".git/x",
+        "dog/desktop.ini",
+    ):
+        write(tmp_path / name, image(name))
+    listing = recognise(tmp_path).listing("train")
+    assert contents(listing) == {name: (0, image(name)) for name in ("cat/1.jpg", "cat/black/old/2.jpg")}
+    assert [c.name for c in listing.labels.classes] == ["cat", "dog"]
+    assert listing.expected is None
+
+
+def test_class_folders_alone_are_train_or_the_split_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    assert recognise(tmp_path).splits == ("train",)
+    assert recognise(tmp_path, split="val").splits == ("val",)
+    assert [*contents(recognise(tmp_path, split="val").listing("val"))] == ["cat/1.jpg"]
+
+
+def test_splits_of_class_folders_share_their_label_space(tmp_path: Path) -> None:
+    for name in ("train/dog/1.jpg", "val/cat/1.jpg", "test/dog/2.jpg"):
+        write(tmp_path / name, b"x")
+    source = recognise(tmp_path)
+    assert source.description == "extracted tree: train, val, test (2 classes)"
+    assert {split: contents(source.listing(split)) for split in source.splits} == {
+        "train": {"dog/1.jpg": (1, b"x")},
+        "val": {"cat/1.jpg": (0, b"x")},
+        "test": {"dog/2.jpg": (1, b"x")},
+    }
+
+
+def test_all_official_class_folders_make_the_official_number_expected(tmp_path: Path) -> None:
+    for wnid in official_words():
+        (tmp_path / "train" / wnid).mkdir(parents=True)
+    listing = recognise(tmp_path).listing("train")
+    assert listing.expected == 1_281_167
+    assert listing.shortfall.endswith("997 more classes differ")
+
+
+def test_flat_val_without_labels_is_an_error_that_says_what_to_add(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path)
+    with pytest.raises(SourceIncomplete, match=r"LOC_val_solution\.csv or Caffe's val\.txt"):
+        recognise(tmp_path).listing("val")
+
+
+def test_val_in_class_folders_needs_no_other_labels(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path, foldered_val=True)
+    assert contents(recognise(tmp_path).listing("val")) == MINI.records["val"]
+
+
+def test_a_list_that_is_not_caffes_is_left_alone(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path, foldered_val=True)
+    write(tmp_path / "val.txt", b"val/cat/1.jpg\n")
+    assert contents(recognise(tmp_path).listing("val")) == MINI.records["val"]
+
+
+def test_a_class_folder_that_the_devkit_does_not_know_is_a_conflict(tree: Path) -> None:
+    write(tree / "train/n01443537/n01443537_1.JPEG", b"x")
+    with pytest.raises(LabelConflict, match="n01443537 is none of the 3 classes"):
+        recognise(tree).listing("train")
+
+
+def test_the_test_images_may_lie_in_a_folder_of_their_own(tree: Path) -> None:
+    (tree / "test").rename(tree / "moved")
+    (tree / "test").mkdir()
+    (tree / "moved").rename(tree / "test/test")
+    assert contents(recognise(tree).listing("test")) == MINI.records["test"]
+
+
+def test_an_image_beside_the_class_folders_is_an_error_and_a_note_is_not(tree: Path) -> None:
+    write(tree / "train/README.txt", b"hello")
+    assert len(recognise(tree).listing("train").entries) == 6
+    write(tree / "train/lost.JPEG", b"x")
+    with pytest.raises(SourceDamaged, match=r"lost\.JPEG: lies in no class folder"):
+        recognise(tree).listing("train")
+
+
+def test_a_flat_train_folder_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "train/1.jpg", b"x")
+    with pytest.raises(SourceDamaged, match="lies in no class folder"):
+        recognise(tmp_path).listing("train")
+
+
+def test_one_image_in_two_folders_is_an_error(tree: Path) -> None:
+    write(tree / "train/n01440764/copy" / IMAGE.name, b"x")
+    with pytest.raises(SourceDamaged, match="n01440764/n01440764_7: two images"):
+        recognise(tree).listing("train")
+
+
+def test_a_file_too_large_to_be_an_image_is_an_error(tree: Path) -> None:
+    os.truncate(tree / IMAGE, MAX_IMAGE_BYTES + 1)
+    with pytest.raises(SourceDamaged, match="n01440764_7: has 67108865 bytes"):
+        recognise(tree).listing("train")
+
+
+@pytest.mark.parametrize("target", ["train/n01440764/link", "train/link", "val/link.JPEG", "link"])
+def test_a_link_in_the_tree_is_an_error(target: str, tree: Path) -> None:
+    (tree / target).symlink_to(tree / "train/n02100735")
+    with pytest.raises(SourceDamaged, match="symbolic link"):
+        [recognise(tree).listing(split) for split in ("train", "val")]
+
+
+@pytest.mark.parametrize("target", ["train/n01440764/fifo", "train/fifo"])
+def test_a_fifo_in_the_tree_is_an_error_and_not_waited_for(target: str, tree: Path) -> None:
+    os.mkfifo(tree / target)
+    with pytest.raises(SourceDamaged, match="neither a file nor a folder"):
+        recognise(tree).listing("train")
+
+
+def test_the_source_itself_may_be_a_link(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tree)
+    assert contents(recognise(tmp_path / "link").listing("train")) == MINI.records["train"]
+
+
+def test_a_name_that_is_not_utf8_is_an_error(tree: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tree / "train/n01440764") + b"/\xff.JPEG")).write_bytes(b"x")
+    with pytest.raises(SourceDamaged, match=r"xff\.JPEG' in this folder is not UTF-8"):
+        recognise(tree).listing("train")
+
+
+def test_very_deep_folders_are_walked(tmp_path: Path) -> None:
+    deep = tmp_path / "cat" / "/".join("d" * 400)
+    write(deep / "1.jpg", b"x")
+    assert len(recognise(tmp_path).listing("train").entries) == 1
+
+
+@pytest.mark.parametrize("given", [".", "ILSVRC", "ILSVRC/Data/CLS-LOC"])
+def test_kaggles_tree_may_be_given_at_three_levels(given: str, tmp_path: Path) -> None:
+    MINI.write_kaggle(tmp_path)
+    source = recognise(tmp_path / given)
+    assert source.description == "Kaggle tree: train, val, test (3 classes)"
+    assert {split: contents(source.listing(split)) for split in source.splits} == MINI.records
+
+
+def test_kaggles_lists_say_how_many_images_there_should_be(tmp_path: Path) -> None:
+    data = MINI.write_kaggle(tmp_path) / "ILSVRC/Data/CLS-LOC"
+    (data / IMAGE).unlink()
+    (data / "test/ILSVRC2012_test_00000001.JPEG").unlink()
+    source = recognise(tmp_path)
+    train, val, test = (source.listing(split) for split in source.splits)
+    assert (train.expected, train.shortfall) == (6, "n01440764 has 1 of 2")
+    assert (val.expected, val.shortfall) == (4, "")
+    assert (test.expected, test.shortfall) == (2, "ILSVRC2012_test_00000001 is missing")
+
+
+def test_a_mapping_of_other_classes_than_the_devkits_is_a_conflict(tmp_path: Path) -> None:
+    MINI.write_kaggle(tmp_path)
+    MINI.write_devkit(tmp_path)
+    write(tmp_path / "LOC_synset_mapping.txt", b"n01440764 tench\n")
+    with pytest.raises(LabelConflict, match="n02100735"):
+        recognise(tmp_path).listing("train")
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, 3)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("change", [rewrite, shorten, link, fifo, folder, Path.unlink])
+def test_a_file_that_changed_since_it_was_listed_is_an_error(
+    change: Callable[[Path], None], tree: Path
+) -> None:
+    listing = recognise(tree).listing("train")
+    entry = listing.entries[listing.entries["key"] == b"n01440764/n01440764_7"][0]
+    with listing.reader as reader:
+        change(tree / IMAGE)
+        with pytest.raises(SourceDamaged, match=f"{IMAGE}: changed"):
+            reader.read(entry)
+
+
+def test_a_reader_travels_while_it_is_closed(tree: Path) -> None:
+    listing = recognise(tree).listing("val")
+    with pickle.loads(pickle.dumps(listing.reader)) as reader:
+        assert reader.read(listing.entries[0]) == image("ILSVRC2012_val_00000001")
+        assert reader.where(listing.entries[0]) == str(tree / "val/ILSVRC2012_val_00000001.JPEG")
+    with pytest.raises(ValueError, match="closed"):
+        listing.reader.read(listing.entries[0])
+
+
+def test_nothing_is_recognised_in_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no source that is known here"):
+        recognise(tmp_path)
