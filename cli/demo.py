@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
 from pathlib import Path
 
 import click
@@ -12,12 +12,12 @@ import click
 from .options import ANY_PATH
 
 STEPS = (
-    "sample {0}/archives",
-    "convert {0}/archives {0}/lmdb",
-    "convert {0}/archives {0}/hdf5 --format hdf5",
-    "verify {0}/lmdb/train --level decode",
-    "verify {0}/hdf5/val --level records",
-    "inspect {0}/lmdb/train",
+    "sample archives",
+    "convert archives lmdb",
+    "convert archives hdf5 --format hdf5",
+    "verify lmdb/train --level decode",
+    "verify hdf5/val --level records",
+    "inspect lmdb/train",
 )
 
 
@@ -30,13 +30,17 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
     Works in FOLDER, which must be empty or new, and keeps it; without FOLDER in a temporary folder
     that is removed at the end.
     """
-    if folder is not None and folder.exists() and any(folder.iterdir()):
-        raise click.UsageError(f"{folder} is not empty; name another folder")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise click.UsageError(f"{folder} is not empty; name another folder")
     place = tempfile.TemporaryDirectory(prefix="prep-demo-") if folder is None else nullcontext(str(folder))
     with place as path:
-        for step in STEPS:
-            _run(ctx, [word.format(path) for word in step.split(" ")])
-    kept = f"kept in {folder}" if folder else "removed; to keep it: prep demo FOLDER"
+        click.secho(f"$ cd {path}", bold=True)
+        with chdir(path):
+            for step in STEPS:
+                _run(ctx, step.split(" "))
+    kept = f"kept in {folder}" if folder else "removed again; to keep it: prep demo FOLDER"
     click.echo(f"\nThat was all of it, {kept}. Now the same with your own data:")
     click.echo("  prep convert /where/the/archives/are /where/the/shards/shall/be")
 

@@ -28,6 +28,15 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def open_regular(path: Path) -> int:
+    """A descriptor to read from. Raises SourceDamaged, and waits for nobody, where it is no file."""
+    fd = os.open(path, OPEN_FLAGS)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise SourceDamaged("is not a regular file; put the file itself there", path=path)
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What tells that a file is still the one that was listed."""
@@ -54,17 +63,11 @@ class ArchiveFile(AbstractContextManager["ArchiveFile"]):
         self._fd = -1
 
     def __enter__(self) -> ArchiveFile:
-        self._fd = os.open(self.path, OPEN_FLAGS)
-        try:
-            status = os.fstat(self._fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise SourceDamaged("is not a regular file; give the archive itself", path=self.path)
-            self.identity = Identity.of(status)
-            if self._expected not in (None, self.identity):
-                raise self._changed()
-        except BaseException:
+        self._fd = open_regular(self.path)
+        self.identity = Identity.of(os.fstat(self._fd))
+        if self._expected not in (None, self.identity):
             os.close(self._fd)
-            raise
+            raise self._changed()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

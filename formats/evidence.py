@@ -12,9 +12,11 @@ from .archive_file import naming
 from .devkit import FORMS, Devkit, read_devkit
 from .errors import LabelConflict, SourceDamaged
 from .ground_truth import (
+    FIRST_VAL,
     Authority,
     GroundTruth,
     caffe_authority,
+    check_sentinel,
     devkit_authority,
     is_caffe_list,
     kaggle_authority,
@@ -75,6 +77,9 @@ class Evidence:
             found.append(kaggle_authority(self.val_solution, space))
         if self.caffe_val:
             found.append(caffe_authority(self.caffe_val, space))
+        for one in found:
+            first = one.labels.get(FIRST_VAL)
+            check_sentinel(space, images=len(one.labels), first=first, said_by=one.name)
         return GroundTruth(tuple(found), space)
 
     def images(self, split: str) -> int | None:

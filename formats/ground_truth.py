@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .devkit import Devkit
+from .devkit import FORMS, Devkit
 from .errors import LabelConflict, SourceDamaged
 from .labels import LabelSpace
 from .source import Entries
@@ -62,7 +62,10 @@ def devkit_authority(devkit: Devkit, space: LabelSpace) -> Authority:
     """
     truth = devkit.ground_truth
     if space.is_official and len(truth) == VAL_IMAGES and truth[0] != FIRST_VAL_ID:
-        raise LabelConflict(f"the devkit says {truth[0]}, but it is {FIRST_VAL_ID}", key=FIRST_VAL)
+        raise LabelConflict(
+            f"the devkit says {truth[0]}, but its id is {FIRST_VAL_ID}; download {FORMS[0]} again",
+            key=FIRST_VAL,
+        )
     label_of = space.label_of_id
     named = ((f"ILSVRC2012_val_{i:08d}", label_of[number]) for i, number in enumerate(truth, start=1))
     return Authority("the devkit", dict(named))
@@ -91,6 +94,8 @@ def _kaggle_labels(rows: Iterable[list[str]], path: Path, space: LabelSpace) -> 
 
 def is_caffe_list(path: Path) -> bool:
     """Whether this val.txt is Caffe's: other datasets have a file of that name, too."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return _CAFFE_LINE.fullmatch(file.readline(4096).decode(errors="replace").strip()) is not None
 
@@ -121,13 +126,20 @@ def _unique(labels: Iterable[tuple[str, int]], path: Path) -> dict[str, int]:
     return unique
 
 
-def check_sentinel(entries: Entries, space: LabelSpace) -> None:
-    """Raises LabelConflict where official validation images bear labels of another space."""
-    if not (space.is_official and len(entries) == VAL_IMAGES):
-        return
-    for label in entries["label"][entries["key"] == FIRST_VAL.encode()].tolist():
-        if label != FIRST_VAL_LABEL:
-            raise LabelConflict(
-                f"has label {label}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; the labels are of another space",
-                key=FIRST_VAL,
-            )
+def check_sentinel(space: LabelSpace, *, images: int, first: int | None, said_by: str) -> None:
+    """Raises LabelConflict where the official validation images bear labels of another space.
+
+    ``first`` is the label of the first of them, None where it is not there.
+    """
+    if space.is_official and images == VAL_IMAGES and first not in (FIRST_VAL_LABEL, None):
+        raise LabelConflict(
+            f"{said_by} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; "
+            "the labels are of another space, or of other images",
+            key=FIRST_VAL,
+        )
+
+
+def check_entries(entries: Entries, space: LabelSpace) -> None:
+    """The same for a listing, whoever its labels are from."""
+    first = entries["label"][entries["key"] == FIRST_VAL.encode()].tolist()
+    check_sentinel(space, images=len(entries), first=first[0] if first else None, said_by="the source")

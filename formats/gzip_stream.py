@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from .archive_file import naming
+from .archive_file import naming, open_regular
 from .errors import SourceDamaged
 
 _PIECE = 1 << 20
@@ -20,11 +21,13 @@ class GzipStream(AbstractContextManager["GzipStream"]):
         self.path, self._limit, self._at = path, limit, 0
 
     def __enter__(self) -> GzipStream:
-        self._file = gzip.open(self.path)
+        self._packed = os.fdopen(open_regular(self.path), "rb")
+        self._file = gzip.GzipFile(fileobj=self._packed)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+        self._packed.close()
 
     @property
     def end(self) -> int:

@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, ParamSpec, TypeVar
 
 from .errors import ShardDamaged
-from .pool import PROCESS_TABLE, SPAWN, become_worker, main_module_hidden
+from .pool import PROCESS_TABLE, SPAWN, become_worker, starting_process
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P
     """
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=_answer, args=(theirs, call, args, kwargs), daemon=True)
-    with main_module_hidden():
+    with starting_process():
         process.start()
     theirs.close()
     try:

@@ -57,18 +57,21 @@ class LmdbShardWriter(ShardWriter):
     def __init__(self, path: Path, extent: Extent) -> None:
         self._path = path
         self._count = 0
-        self._environment = lmdb.open(
-            os.fspath(path),
-            subdir=False,
-            map_size=map_size(extent),
-            lock=False,
-            sync=False,
-            metasync=False,
-            meminit=True,
-            writemap=False,
-            max_dbs=0,
-            mode=0o644,
-        )
+        try:
+            self._environment = lmdb.open(
+                os.fspath(path),
+                subdir=False,
+                map_size=map_size(extent),
+                lock=False,
+                sync=False,
+                metasync=False,
+                meminit=True,
+                writemap=False,
+                max_dbs=0,
+                mode=0o644,
+            )
+        except lmdb.Error as error:
+            raise self._explained(error) from error
         self._transaction: Any = None
 
     def append(self, stored: Stored) -> None:

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,18 +51,39 @@ def _wait_for_end(leash: Connection) -> None:
 
 
 @contextmanager
-def main_module_hidden() -> Iterator[None]:
-    """While starting a process: spawn would run the user's script in it, which needs nothing of it."""
-    main = sys.modules["__main__"]
-    with PROCESS_TABLE:  # two threads at it would hide, and then restore, what the other has hidden
-        hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
-        for name in hidden:
-            setattr(main, name, None)
-        try:
-            yield
-        finally:
-            for name, value in hidden.items():
-                setattr(main, name, value)
+def starting_process(*, main_visible: bool = False) -> Iterator[None]:
+    """Hold this while a process is spawned, from any thread.
+
+    Unless ``main_visible``, the child does not import the main module: a user's script would run
+    again in it. SIGINT is blocked in the child from its first instruction on: Ctrl-C reaches all of a
+    terminal's processes, also one that is only importing, and would be a traceback there.
+    """
+    resource_tracker.ensure_running()  # its own start would unblock the signal again
+    with PROCESS_TABLE, _sigint_blocked(), _main_module(visible=main_visible):
+        yield
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def _main_module(*, visible: bool) -> Iterator[None]:
+    names = vars(sys.modules["__main__"])
+    known: dict[str, Any] = {name: names[name] for name in ("__file__", "__spec__") if name in names}
+    if not visible:
+        names.update(__file__=None, __spec__=None)
+    try:
+        yield
+    finally:
+        if not visible:
+            del names["__file__"], names["__spec__"]
+            names.update(known)
 
 
 class WorkerPool(ProcessPoolExecutor):
@@ -77,7 +99,7 @@ class WorkerPool(ProcessPoolExecutor):
         super().__init__(workers, mp_context=SPAWN, initializer=become_worker, initargs=(end,))
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        with main_module_hidden():
+        with starting_process():
             return super().submit(fn, *args, **kwargs)
 
     def __exit__(

@@ -13,7 +13,7 @@ from .boxes import find_boxes, read_boxes
 from .errors import SourceIncomplete, UsageError
 from .evidence import WANTED_FOR_VAL, Evidence
 from .expected import expected_images, shortfall
-from .ground_truth import GroundTruth, check_sentinel
+from .ground_truth import GroundTruth, check_entries
 from .labels import LabelSpace
 from .official_archives import archive_of, check_md5
 from .source import Archive, Box, ByteReader, Entries, Listing, Source
@@ -58,7 +58,7 @@ class RecognisedSource(Source):
             raise UsageError(f"the source has no split {split!r}, only {', '.join(self.splits)}")
         found = self.find(split)
         if split == "val":
-            check_sentinel(found.entries, self.labels)
+            check_entries(found.entries, self.labels)
         expected = expected_images(split, self.labels, self.evidence, official_packing=self.official_packing)
         return Listing(
             split=split,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
-from .archive_file import OPEN_FLAGS, naming
+from .archive_file import naming, open_regular
 from .errors import SourceDamaged
 
-MAX_TEXT_BYTES = 64 << 20  # the largest official one, the ground truth of val with boxes, has 3 MB
+MAX_TEXT_BYTES = 64 << 20  # the largest, LOC_val_solution.csv, has 50,000 lines
 
 
 def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     """Raises SourceDamaged for more than ``limit`` bytes and for what is not a regular file."""
-    with naming(path), os.fdopen(os.open(path, OPEN_FLAGS), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise SourceDamaged("is not a regular file", path=path)
+    with naming(path), os.fdopen(open_regular(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise SourceDamaged(f"has more than {limit} bytes, which is not what its name promises", path=path)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from .errors import SourceDamaged
 
 _LITTER = {"Thumbs.db", "desktop.ini"}
+_IS_LINK = "is a symbolic link, and only SOURCE itself may be one; put here what it points to"
 
 
 class FoundFile(NamedTuple):
@@ -25,6 +26,8 @@ def list_folder(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
 
     Raises SourceDamaged for links, fifos, sockets and devices, and for names that are not UTF-8.
     """
+    if Path(folder).is_symlink():
+        raise SourceDamaged(_IS_LINK, path=folder)
     with os.scandir(folder) as scan:
         found = [entry for entry in scan if not entry.name.startswith(".") and entry.name not in _LITTER]
     for entry in found:
@@ -39,9 +42,7 @@ def _check(entry: os.DirEntry[str]) -> None:
             path=Path(entry.path).parent,
         )
     if entry.is_symlink():
-        raise SourceDamaged(
-            "is a symbolic link, and only SOURCE itself may be one; put the file here", path=entry.path
-        )
+        raise SourceDamaged(_IS_LINK, path=entry.path)
     if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
         raise SourceDamaged("is neither a file nor a folder; take it away", path=entry.path)
 

@@ -45,9 +45,8 @@ def class_folders(path: Path, split: str) -> Tree | None:
 def _tree(
     layout: str, root: Path, evidence: Evidence, beside: tuple[Path, ...], check_md5: bool
 ) -> Tree | None:
-    present = folders_in(root)
-    folders = {split: split for split in SPLITS if split in present}
-    if folders.get("test") and folders_in(root / "test") == ["test"]:
+    folders = {split: split for split in SPLITS if (root / split).is_dir()}
+    if (root / "test/test").is_dir() and folders_in(root / "test") == ["test"]:
         folders["test"] = "test/test"  # the official archive has a folder test in it
     if not folders:
         return None

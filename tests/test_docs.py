@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from datasets import prep
 
 import shardprep.cli
 import shardprep.formats
@@ -36,6 +37,19 @@ def test_the_public_names_are_listed_in_order(package: object) -> None:
     names = getattr(package, "__all__", [])
     assert names == sorted(names)
     assert all(hasattr(package, name) for name in names)
+
+
+def masked(transcript: str) -> list[str]:
+    """Lines without what differs from machine to machine: digests, sizes, the temporary folder."""
+    for pattern in (r"[0-9a-f]{64}", r"prep-demo-\w+", r"\d[\d,.]* [KM]?B\b", r" +(?=\d|#)"):
+        transcript = re.sub(pattern, "#", transcript)
+    return transcript.splitlines()
+
+
+def test_the_demo_prints_what_the_readme_shows() -> None:
+    shown = README.split("<!-- demo transcript -->\n```console\n")[1].split("```")[0]
+
+    assert masked(prep("demo", check=True).stdout) == masked(shown)
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))

@@ -85,7 +85,9 @@ def test_a_damaged_file_is_read_or_an_error_and_nothing_worse() -> None:
 
 def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mat_file, "MAX_INFLATED_BYTES", 1 << 20)
-    bomb = zlib.compress(bytes(8 << 20))
-    data = Miniature().meta()[:128] + struct.pack("<II", 15, len(bomb)) + bomb
-    with pytest.raises(ValueError, match="1048576 bytes"):
-        read_struct_array(data, "synsets")
+    head, bomb = Miniature().meta()[:128], zlib.compress(bytes(8 << 20))
+    packed = struct.pack("<II", 15, len(bomb)) + bomb
+    plain = struct.pack("<II", 14, 8 << 20) + bytes(8 << 20)
+    for data in (head + packed, head + plain):
+        with pytest.raises(ValueError, match="1048576 bytes"):
+            read_struct_array(data, "synsets")

@@ -95,7 +95,7 @@ def test_equal_records_are_equal_bytes_in_any_process(kind: str, tmp_path: Path)
     again = write(tmp_path / "again", kind, MANY).read_bytes()
     code = f"import sys, test_shards as t; t.write(t.Path(sys.argv[1]), {kind!r}, t.MANY)"
     for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.fspath(Path(__file__).parent)}
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run([sys.executable, "-c", code, tmp_path / seed], env=environment, check=True)
 
     assert {first} == {again, (tmp_path / "1").read_bytes(), (tmp_path / "2").read_bytes()}

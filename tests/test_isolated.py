@@ -1,0 +1,133 @@
+"""A call in a process of its own: however that process ends, it is told, and nothing is left."""
+
+import operator
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from isolated_calls import imported, killed_by, killed_in_the_middle_of_its_answer, raises, sleeps
+
+from shardprep.formats.errors import CorruptRecord, ShardDamaged
+from shardprep.formats.isolated import ChildDied, isolated
+
+SECONDS = 60.0
+
+
+def test_an_answer_comes_back() -> None:
+    assert isolated(SECONDS, divmod, 7, 2) == (3, 1)
+    assert isolated(SECONDS, int, "ff", base=16) == 255
+
+
+def test_a_large_answer_comes_back_whole() -> None:
+    assert isolated(SECONDS, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)
+
+
+def test_an_error_comes_back_as_itself() -> None:
+    error = CorruptRecord("does not match", path="folder", shard="shard-00000.lmdb", key="n1/a")
+
+    with pytest.raises(CorruptRecord) as raised:
+        isolated(SECONDS, raises, error)
+    assert vars(raised.value) == vars(error)
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT", "SIGKILL"])
+def test_death_by_a_signal_is_told(name: str) -> None:
+    with pytest.raises(ChildDied, match=f"crashed .{name}"):
+        isolated(SECONDS, killed_by, signal.Signals[name])
+
+
+@pytest.mark.parametrize("code", [0, 1, 77])
+def test_an_exit_without_an_answer_is_told(code: int) -> None:
+    with pytest.raises(ChildDied, match=f"exited with {code}"):
+        isolated(SECONDS, os._exit, code)
+
+
+def test_sys_exit_is_an_exit_without_an_answer() -> None:
+    with pytest.raises(ChildDied, match="exited with 3"):
+        isolated(SECONDS, sys.exit, 3)
+
+
+def test_death_while_answering_is_told() -> None:
+    with pytest.raises(ChildDied, match="SIGKILL"):
+        isolated(SECONDS, killed_in_the_middle_of_its_answer)
+
+
+def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(ChildDied, match="no answer within 3 seconds"):
+        isolated(3, sleeps, tmp_path / "pid")
+
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_a_process_that_was_stopped_is_ended() -> None:
+    with pytest.raises(ChildDied, match="no answer within 1 seconds"):
+        isolated(1, killed_by, signal.SIGSTOP)
+
+
+def test_a_dead_process_is_a_damaged_shard() -> None:
+    assert issubclass(ChildDied, ShardDamaged)
+
+
+def test_threads_do_not_take_each_others_processes() -> None:
+    main = sys.modules["__main__"]
+    before = getattr(main, "__file__", None), main.__spec__
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(isolated, SECONDS, os._exit, code) for code in range(12)]
+        answers = [str(future.exception()) for future in futures]
+
+    assert answers == [f"the process that reads it exited with {code}" for code in range(12)]
+    assert (getattr(main, "__file__", None), main.__spec__) == before
+
+
+def test_the_process_imports_nothing_of_its_caller() -> None:
+    assert isolated(SECONDS, imported, "pytest", "test_isolated") == []
+
+
+def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from shardprep.formats.isolated import isolated\nprint(isolated(60, divmod, 7, 2), flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
+
+    assert (done.stdout, done.stderr) == ("(3, 1)\n", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    code = f"""
+from pathlib import Path
+from isolated_calls import sleeps
+from shardprep.formats.isolated import isolated
+isolated(60, sleeps, Path({str(noted)!r}))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
+        wait_until(noted.exists)
+        parent.kill()
+
+    child = int(noted.read_text())
+    wait_until(lambda: not is_running(child))
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is not dead and waiting to be reaped."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
