@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import BytesIO
 from typing import IO
 
-import numpy as np
-import numpy.typing as npt
-
 from .labels import official_words
+from .mat_writer import Cell, write_struct_array
 from .sample_archives import add_member, tar_gz
 from .sample_plan import SamplePlan
 
 FOLDER = "ILSVRC2012_devkit_t12"
 FIRST_WNID_OF_THINGS = "n02666196"  # abacus: the 398 classes before it, by wnid, are animals
-MAT_HEADER = b"MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat".ljust(116)
+MAT_COMMENT = "MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat"
 
 README = """\
 This is a miniature of the ILSVRC2012 development kit, made by `prep sample`: its archives are packed as the
@@ -73,28 +70,14 @@ def _ids(leaves: list[Synset], *, animals: bool) -> tuple[int, ...]:
 
 def meta_mat(rows: list[Synset]) -> bytes:
     """A MATLAB 5 file with the struct array ``synsets`` of shape (n, 1)."""
-    import scipy.io
-
-    columns: dict[str, list[object]] = {
+    columns: dict[str, list[Cell]] = {
         "ILSVRC2012_ID": [float(i) for i in range(1, len(rows) + 1)],
         "WNID": [row.wnid for row in rows],
         "words": [row.words for row in rows],
         "gloss": [row.gloss for row in rows],
         "num_children": [float(len(row.children)) for row in rows],
-        "children": [np.array(row.children, np.float64).reshape(1, -1) for row in rows],
+        "children": [row.children for row in rows],
         "wordnet_height": [float(row.height) for row in rows],
         "num_train_images": [float(row.train_images) for row in rows],
     }
-    file = BytesIO()
-    # the stubs know of paths only
-    scipy.io.savemat(file, {"synsets": _struct_array(columns)}, do_compression=True)  # type: ignore[arg-type]
-    written = file.getvalue()
-    return MAT_HEADER + written[len(MAT_HEADER) :]  # the header has the time in it
-
-
-def _struct_array(columns: dict[str, list[object]]) -> npt.NDArray[np.void]:
-    rows = np.empty((len(columns["WNID"]), 1), dtype=[(name, object) for name in columns])
-    for name, values in columns.items():
-        for row, value in zip(rows, values, strict=True):
-            row[name][0] = value
-    return rows
+    return write_struct_array("synsets", columns, comment=MAT_COMMENT)
