@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from copy import copy
 from dataclasses import asdict, dataclass
@@ -123,9 +124,11 @@ def build_shard(job: ShardJob) -> BuiltShard:
     built = job.beside(".tmp")
     built.unlink(missing_ok=True)
     rows, skipped = _write(job, built)
-    flush_file(built)
-    sha256 = hash_file(built)
-    check_written(built, job.options.container, rows)
+    with ThreadPoolExecutor(1) as disk:  # the disk writes while we read back what it was given
+        flushed = disk.submit(flush_file, built)
+        sha256 = hash_file(built)
+        check_written(built, job.options.container, rows)
+        flushed.result()
     if job.expected_sha256 not in (None, sha256):
         raise _other_bytes(job)
     publish(built, job.output / job.shard.name)

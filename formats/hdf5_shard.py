@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .plan import Extent
 
 DATA_OFFSET = 1072  # where the first dataset of a file without options begins, in every HDF5 since 1.8
-WRITE_BYTES = 4 << 20
+WRITE_BYTES = 1 << 20
 COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c": "<u4"}
 
 

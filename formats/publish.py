@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 18  # fits the cache beside the hash; a buffer made once spares the page faults
 
 
 def flush_file(path: Path) -> None:
@@ -58,8 +58,9 @@ def hash_file(path: Path) -> str:
 def hash_descriptor(descriptor: int) -> str:
     """``sha256:<hex>`` of an open file from its beginning; does not move its position."""
     digest = hashlib.sha256()
+    buffer = memoryview(bytearray(READ_BYTES))
     position = 0
-    while chunk := os.pread(descriptor, READ_BYTES, position):
-        digest.update(chunk)
-        position += len(chunk)
+    while count := os.preadv(descriptor, [buffer], position):
+        digest.update(buffer[:count])
+        position += count
     return "sha256:" + digest.hexdigest()

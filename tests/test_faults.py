@@ -189,8 +189,8 @@ def test_verify_tells_what_it_could_not_read_from_what_is_damaged(whole: Path, t
             "-f",
             "-qq",
             "-o/dev/null",
-            "-etrace=pread64",
-            "-einject=pread64:error=EIO:when=1+",
+            "-etrace=pread64,preadv,preadv2",
+            "-einject=pread64,preadv,preadv2:error=EIO:when=1+",
         ],
     )
 
