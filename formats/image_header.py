@@ -7,6 +7,7 @@ costs a hundred times as much. What only decoding can find is left to ``prep ver
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntFlag
@@ -17,7 +18,6 @@ MAX_PIXELS = 1 << 26  # 64 Mpx decode to 200 MB; ILSVRC12's largest image has 40
 MAX_SCANS = 100  # libjpeg decodes every scan of a progressive file anew: thousands are an attack
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 PNG_COMPONENTS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by colour type; a palette (3) expands to RGB
 
 SOI, EOI, SOS, APP1, APP14 = 0xD8, 0xD9, 0xDA, 0xE1, 0xEE
@@ -71,18 +71,26 @@ def read_image_header(image: bytes) -> ImageInfo:
 
 
 def _read_png(image: bytes) -> ImageInfo:
-    if image[12:16] != b"IHDR" or len(image) < 33:
+    """Walks the chunks, each of which has a CRC-32 of its own."""
+    at = len(PNG_SIGNATURE)
+    header = b""
+    kind = b""
+    while kind != b"IEND":
+        length, kind = struct.unpack(">I4s", image[at : at + 8].ljust(8, b"\0"))
+        stop = at + 12 + length
+        if stop > len(image):
+            raise BadImage("truncated: the PNG has no end")
+        if zlib.crc32(image[at + 4 : stop - 4]) != int.from_bytes(image[stop - 4 : stop], "big"):
+            raise BadImage(f"a PNG chunk at byte {at} does not match its CRC")
+        header = header or image[at + 4 : stop - 4]
+        at = stop
+    if not header.startswith(b"IHDR") or len(header) != 17:
         raise BadImage("a PNG without its header")
-    end = image.rfind(PNG_END)
-    if end < 0:
-        raise BadImage("truncated: the PNG has no end")
-    width, height, _, colour = struct.unpack_from(">IIBB", image, 16)
+    width, height, _, colour = struct.unpack_from(">IIBB", header, 4)
     if colour not in PNG_COMPONENTS:
         raise BadImage(f"a PNG of unknown colour type {colour}")
-    flags = ImageFlag.PNG
-    if end + len(PNG_END) != len(image):
-        flags |= ImageFlag.TRAILING_BYTES
-    return ImageInfo(width, height, PNG_COMPONENTS[colour], flags)
+    trailing = ImageFlag.TRAILING_BYTES if at != len(image) else ImageFlag(0)
+    return ImageInfo(width, height, PNG_COMPONENTS[colour], ImageFlag.PNG | trailing)
 
 
 def _read_jpeg(image: bytes) -> ImageInfo:

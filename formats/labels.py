@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .canonical import sha256_of
 from .errors import UsageError
 
 UNLABELLED = -1
@@ -67,9 +67,8 @@ class LabelSpace:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the ordered class names; equal spaces have equal digests."""
-        names = "".join(c.name + "\n" for c in self.classes)
-        return "sha256:" + hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
+        """SHA-256 over the ordered class names; equal spaces, and only those, have equal digests."""
+        return sha256_of([c.name for c in self.classes])
 
     def mapping(self, space: str) -> npt.NDArray[np.int64]:
         """``mapping(space)[label]`` is the label in ``space``; index -1 (unlabelled) stays -1.

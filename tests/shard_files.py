@@ -112,24 +112,22 @@ def _parsed(value: bytes) -> Stored:
     return Stored(value[HEADER.size : image], label, crc32c, value[image:])
 
 
-def unseen_flips(
-    path: Path, kind: str, records: list[Stored], todo: list[tuple[int, int]], log: Path
-) -> list[str]:
-    """Flip each (position, bit) in turn; those that gave other records, or an unforeseen error.
+def try_flips(path: Path, kind: str, todo: list[tuple[int, int]], tried: Path, unseen: Path) -> None:
+    """Flip each (position, bit) of a shard of THREE in turn, and read it.
 
-    Each flip is logged before it is read, so that the parent knows which one killed this process.
+    ``tried`` grows by a byte before each, so that the parent knows which one killed this process;
+    ``unseen`` by a line for each that gave other records, or an unforeseen error.
     """
-    unseen = []
-    with path.open("r+b", buffering=0) as file, log.open("wb", buffering=0) as done:
+    with path.open("r+b", buffering=0) as file, tried.open("wb", buffering=0) as log:
         for position, bit in todo:
-            done.write(b".")
+            log.write(b".")
             original = os.pread(file.fileno(), 1, position)
             os.pwrite(file.fileno(), bytes([original[0] ^ 1 << bit]), position)
-            outcome = _outcome(lambda: read(path, kind, len(records)))
+            outcome = _outcome(lambda: read(path, kind, len(THREE)))
             os.pwrite(file.fileno(), original, position)
-            if outcome not in (records, "refused"):
-                unseen.append(f"{position}.{bit}: {outcome}")
-    return unseen
+            if outcome not in (THREE, "refused"):
+                with unseen.open("a") as found:
+                    found.write(f"{position}.{bit}: {outcome}\n")
 
 
 def _outcome(call: Callable[[], object]) -> object:
