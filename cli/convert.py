@@ -12,13 +12,13 @@ from ..formats import convert as convert_source
 from ..formats.plan import BAD_IMAGE_POLICIES, ORDERS
 from ..formats.shard import CONTAINERS
 from ..formats.source import SPLITS
-from .options import ANY_PATH, EXISTING, ByteSize, json_option, workers_option
+from .options import ANY_PATH, ByteSize, json_option, workers_option
 from .progress import TerminalProgress
 from .text import count_of, print_fields, print_json, size
 
 
 @click.command()
-@click.argument("source", type=EXISTING)
+@click.argument("source", type=ANY_PATH)
 @click.argument("output", type=ANY_PATH)
 @click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
 @click.option(
@@ -62,12 +62,16 @@ def convert(source: Path, output: Path, split: str | None, as_json: bool, **chos
     command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(
-        **{name: chosen[name] for name in ("container", "shard_size", "order", "seed", "on_bad_image")}
+        container=chosen["container"],
+        shard_size=chosen["shard_size"],
+        order=chosen["order"],
+        seed=chosen["seed"],
+        on_bad_image=chosen["on_bad_image"],
+        decode_check=chosen["decode_check"],
     )
     options = ConvertOptions(
         allow_partial=chosen["allow_partial"],
         restart=chosen["restart"],
-        decode=chosen["decode_check"],
         check_md5=chosen["check_md5"],
         allow_network_fs=chosen["allow_network_fs"],
     )

@@ -46,7 +46,7 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
 
 
 def _run(ctx: click.Context, words: Sequence[str]) -> None:
-    from .main import run
+    from .commands import run
 
     click.secho(f"\n$ prep {' '.join(words)}", bold=True)
     code = run(words)

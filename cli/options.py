@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,11 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("256MiB"), parse_bytes("1.5 GB"), parse_bytes("64K")
     (268435456, 1500000000, 65536)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*", text)
     units = {name.upper(): factor for name, factor in UNITS.items()}
     if not match or match[2].upper() not in units:
         raise ValueError(f"{text!r} is not a size such as 256MiB")
-    return int(float(match[1]) * units[match[2].upper()])
+    return int(Fraction(match[1]) * units[match[2].upper()])
 
 
 class ByteSize(click.ParamType[int]):
@@ -41,8 +43,23 @@ class ByteSize(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-EXISTING = click.Path(exists=True, path_type=Path)
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+class Folder(click.ParamType[Path]):
+    """A folder that is there. Unlike click's type, tells what must not be looked at from what is not there."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            self.fail(f"{path} does not exist", param, ctx)
+        if not stat.S_ISDIR(mode):
+            self.fail(f"{path} is not a folder", param, ctx)
+        return path
+
+
+FOLDER = Folder()
 ANY_PATH = click.Path(path_type=Path)
 
 Command = Callable[..., Any]
@@ -52,6 +69,6 @@ json_option: Callable[[Command], Command] = click.option(
 )
 workers_option: Callable[[Command], Command] = click.option(
     "--workers",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 4096),
     help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
 )

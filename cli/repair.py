@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..formats import repair as repair_dataset
-from .options import EXISTING, FOLDER, json_option, workers_option
+from .options import ANY_PATH, FOLDER, json_option, workers_option
 from .progress import TerminalProgress
 from .text import print_json
 from .verify import print_report
@@ -15,7 +15,7 @@ from .verify import print_report
 
 @click.command()
 @click.argument("dataset", type=FOLDER)
-@click.option("--source", type=EXISTING, required=True, help="What the dataset was converted from.")
+@click.option("--source", type=ANY_PATH, required=True, help="What the dataset was converted from.")
 @workers_option
 @json_option
 @click.pass_context

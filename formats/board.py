@@ -22,7 +22,8 @@ class Board:
 
     def __init__(self, path: Path, shards: Sequence[PlannedShard]) -> None:
         slots = 1 + max((s.number for s in shards), default=0)
-        with path.open("wb") as file:
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file:
             file.write(bytes(8 * slots))  # written, not cut to size: a hole could become SIGBUS
         self._counts = np.memmap(path, dtype=np.int64, mode="r", shape=(slots,))
         self._image_bytes = np.zeros(slots)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .archive_file import ArchiveFile
 from .box_xml import MAX_XML_BYTES, parse_box_xml
@@ -17,12 +18,18 @@ from .keys import official_key
 from .source import Box
 from .tar_walk import walk
 from .text_file import read_small_file
-from .tree_walk import files_below
+from .tree_walk import files_below, refuse_links
 
 MAX_BOXES_BYTES = 4 << 30  # inflated; 544,546 small files of train make about 1 GB
+_KAGGLE = ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 _ROW = np.dtype(
-    [("key", "S1"), ("name", "S1"), *((end, "<f8") for end in ("x_min", "y_min", "x_max", "y_max"))]
+    [
+        ("key", "S1"),
+        ("xml", "<i8"),
+        ("name", "S1"),
+        *((end, "<f8") for end in ("x_min", "y_min", "x_max", "y_max")),
+    ]
 )
 
 
@@ -33,42 +40,60 @@ class _Xml(NamedTuple):
 
 
 def find_boxes(folders: Iterable[Path], split: str) -> Path | None:
-    """Where the boxes of a split are given in the first of the folders that has them, if any has."""
+    """Where the boxes of a split are given in the first of the folders that has them, if any has.
+
+    Folders of annotations for other images than ILSVRC12's are none. Raises SourceDamaged for links.
+    """
     for folder in folders if split != "test" else ():
-        kaggle = [
-            folder / top / split
-            for top in ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
-        ]
+        kaggle = [folder / top / split for top in _KAGGLE]
         named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
         for path in (*kaggle, *named):
-            if path.is_dir() or path.name.endswith(_ARCHIVES):
+            if path.name.endswith(_ARCHIVES) or _is_official(path, folder):
                 return path
     return None
+
+
+def _is_official(path: Path, top: Path) -> bool:
+    """Whether it is a folder whose first XML is named for an image of ILSVRC12."""
+    if not path.is_dir():
+        return False
+    refuse_links(top, path)
+    first = next((file for file in files_below(path) if file.path.endswith(".xml")), None)
+    return first is not None and official_key(Path(first.path).stem) is not None
 
 
 def read_boxes(path: Path) -> Iterator[Box]:
     """Ordered by key and, within an image, as its XML has them.
 
-    Raises SourceDamaged for a damaged archive or XML, and for an XML whose own name is no image's;
-    the ``<filename>`` in it is often wrong and is not looked at.
+    Raises SourceDamaged for a damaged archive or XML, for two of one image, and for an XML whose own
+    name is no image's; the ``<filename>`` in it is often wrong and is not looked at.
     """
     table = GrowingTable(_ROW)
-    for xml in _xmls_of_folder(path) if path.is_dir() else _xmls_of_archive(path):
-        _append(table, xml)
+    for number, xml in enumerate(_xmls_of_folder(path) if path.is_dir() else _xmls_of_archive(path)):
+        _append(table, number, xml)
     rows = table.finish()
-    for row in rows[np.argsort(rows["key"], kind="stable")]:
-        key, name, *ends = row.item()
+    rows = rows[np.argsort(rows["key"], kind="stable")]
+    _refuse_repeated(rows, path)
+    for row in rows:
+        key, _, name, *ends = row.item()
         yield Box(key.decode(), name.decode(), *ends)
 
 
-def _append(table: GrowingTable, xml: _Xml) -> None:
+def _refuse_repeated(rows: npt.NDArray[np.void], path: Path) -> None:
+    before, after = rows[:-1], rows[1:]
+    repeated = after["key"][(before["key"] == after["key"]) & (before["xml"] != after["xml"])]
+    if len(repeated):
+        raise SourceDamaged("two XMLs are of this image; take one away", path=path, key=repeated[0].decode())
+
+
+def _append(table: GrowingTable, number: int, xml: _Xml) -> None:
     key = official_key(xml.stem)
     try:
         if key is None:
             raise ValueError("it is not named for an image of ILSVRC12")
         own_class, slash, _ = key.partition("/")
         for name, *box in parse_box_xml(xml.data, own_class if slash else None):
-            table.append((key.encode(), name.encode(), *box))
+            table.append((key.encode(), number, name.encode(), *box))
     except ValueError as error:
         raise SourceDamaged(f"{error}; copy it again, or take it away", path=xml.place) from error
 

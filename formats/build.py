@@ -46,7 +46,6 @@ class ShardJob:
     options: PlanOptions
     plan: str
     key_bytes: int
-    decode: bool = False
     expected_sha256: str | None = None
 
     @property
@@ -87,7 +86,6 @@ def shard_jobs(
     reader: ByteReader,
     output: Path,
     *,
-    decode: bool = False,
     expected: dict[str, str] | None = None,
 ) -> Iterator[ShardJob]:
     """The jobs of some of a plan's shards, made one at a time: a job holds its entries.
@@ -103,7 +101,6 @@ def shard_jobs(
             options=planned.options,
             plan=planned.digest,
             key_bytes=planned.key_bytes,
-            decode=decode,
             expected_sha256=(expected or {}).get(shard.name),
         )
 
@@ -147,6 +144,8 @@ def _other_bytes(job: ShardJob) -> ShardprepError:
 def trusted_commit(job: ShardJob) -> BuiltShard | None:
     """The commit record of a finished shard, if plan, size and SHA-256 all hold; else None."""
     final, rows = job.output / job.shard.name, job.beside(".rows")
+    if final.is_symlink():
+        return None
     try:
         commit = BuiltShard.from_json(parse_canonical_json(job.beside(".commit").read_bytes()))
         fits = commit.plan == job.plan and commit.size == final.stat().st_size
@@ -181,13 +180,18 @@ def _images(job: ShardJob, skipped: list[Skipped]) -> Iterator[_Image]:
         for done, entry in enumerate(job.entries):
             counter.set(done)
             try:
-                yield _checked(reader.read(entry), entry, decode=job.decode)
+                yield _checked(reader.read(entry), entry, decode=job.options.decode_check)
             except BadImage as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
                     raise bad from error
-                skipped.append(Skipped(str(bad.key), str(bad.path), bad.message))
+                skipped.append(Skipped(str(bad.key), _place(entry), bad.message))
         counter.set(len(job.entries))
+
+
+def _place(entry: np.void) -> str:
+    """Where in the source an entry lies, wherever the source does: what is written into a dataset."""
+    return entry["path"].decode() or f"at byte {entry['offset']}"
 
 
 def _checked(image: bytes, entry: np.void, *, decode: bool) -> _Image:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .board import BOARD_NAME, Board
+from .box_table import GatheredBoxes, gather
 from .build import BuiltShard, ShardJob, shard_jobs
 from .errors import PlanMismatch, SourceIncomplete, UsageError
 from .filesystem import check_space, refuse_network
@@ -40,12 +41,11 @@ class ConvertOptions:
     """How to convert: nothing here changes a byte of the output.
 
     ``allow_partial`` accepts a wrong number of images, ``restart`` discards unfinished work,
-    ``decode`` also decodes every image, ``check_md5`` also reads official archives whole.
+    ``check_md5`` also reads official archives whole, ``allow_network_fs`` builds LMDB even there.
     """
 
     allow_partial: bool = False
     restart: bool = False
-    decode: bool = False
     check_md5: bool = False
     allow_network_fs: bool = False
 
@@ -95,28 +95,27 @@ class _Conversion:
         listing = self.source.listing(split)
         _check_count(listing, allow_partial=self.options.allow_partial)
         planned = plan(listing, self.plan_options)
+        boxes = gathered_boxes(self.source, split, listing)
         if (output / MANIFEST_NAME).exists():
             return _already_there(output, planned, self.progress)
         self._check_output(output, planned)
         with Workplace(output) as workplace:
             if self.options.restart:
                 workplace.discard()
-            workplace.claim(_guard(planned, listing))
+            workplace.claim(_guard(planned, listing, boxes))
             built = self._build(planned, listing, workplace)
-            manifest = finish(workplace, planned, listing, built, self.source.boxes(split))
+            manifest = finish(workplace, planned, listing, built, boxes)
         return Converted(output, manifest, already_complete=False)
 
     def _check_output(self, output: Path, planned: Plan) -> None:
-        check_output(output)
+        check_output(output, self.source)
         if not self.options.allow_network_fs:
             refuse_network(output, planned.options.container)
         check_space(output, planned)
 
     def _build(self, planned: Plan, listing: Listing, workplace: Workplace) -> list[BuiltShard]:
         board = Board(workplace.folder / BOARD_NAME, planned.shards)
-        jobs = shard_jobs(
-            planned, planned.shards, listing.reader, workplace.output, decode=self.options.decode
-        )
+        jobs = shard_jobs(planned, planned.shards, listing.reader, workplace.output)
         records, total = len(planned.order), int(planned.entries["length"].sum())
         with self.progress.task(f"convert {planned.split}", records=records, size=total):
             return self.run(jobs, board)
@@ -132,8 +131,19 @@ def _check_count(listing: Listing, *, allow_partial: bool) -> None:
         )
 
 
-def check_output(output: Path) -> None:
-    """Refuse a folder that holds anything but our own unfinished work."""
+def gathered_boxes(source: Source, split: str, listing: Listing) -> GatheredBoxes | None:
+    """The boxes of a split, all read; None where there are none."""
+    boxes = source.boxes(split)
+    return None if boxes is None else gather(boxes, listing.labels)
+
+
+def check_output(output: Path, source: Source) -> None:
+    """Refuse a folder that is part of the source, or holds anything but our own unfinished work."""
+    for folder in source.folders:
+        if output.resolve().is_relative_to(folder):
+            raise UsageError(
+                "lies in the source, where the next run would find it; choose another", path=output
+            )
     if not output.exists():
         return
     if not output.is_dir():
@@ -155,12 +165,13 @@ def _already_there(output: Path, planned: Plan, progress: Progress) -> Converted
     progress.note(f"{output} is complete already; verifying it")
     report = verify(output, level="full", progress=progress)
     report.raise_for_findings()
-    with Workplace(output) as workplace:
-        workplace.remove()
+    if (output / WORKPLACE_NAME).exists():
+        with Workplace(output) as workplace:
+            workplace.remove()
     return Converted(output, manifest, already_complete=True)
 
 
-def _guard(planned: Plan, listing: Listing) -> dict[str, Any]:
+def _guard(planned: Plan, listing: Listing, boxes: GatheredBoxes | None) -> dict[str, Any]:
     """What must not differ when a conversion is resumed, under names for people."""
     times = hashlib.sha256()
     for start in range(0, len(planned.order), 1 << 16):
@@ -173,4 +184,5 @@ def _guard(planned: Plan, listing: Listing) -> dict[str, Any]:
         "split": planned.split,
         "source": [archives, times.hexdigest()],
         "images": planned.digest,
+        "boxes": boxes.digest if boxes else None,
     }

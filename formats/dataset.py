@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,38 +13,38 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ManifestDamaged
-from .index import BOXES_NAME, INDEX_NAME, Rows, map_table
+from .index import BOXES_NAME, INDEX_NAME, Rows, map_index, map_table
 from .manifest import Manifest, read_manifest
+from .open_shards import OpenShards
 from .publish import hash_file
 from .record import Record
-from .shard import ShardReader, open_shard
+from .shard import ShardReader
 
 
 class Dataset(AbstractContextManager["Dataset"]):
     """``len(ds)``, ``ds[i]``, iteration in stored order; ``ds.manifest``, ``ds.index``, ``ds.boxes``.
 
     Deterministic, thread-safe, picklable (as its path), usable after a fork. Shards are opened when
-    first read and stay open until :meth:`close`. Every read is checked against its CRC-32C: raises
-    CorruptRecord or ShardDamaged rather than return a damaged record.
+    first read, some dozens at a time. Every read is checked against its CRC-32C and the index: raises
+    CorruptRecord or ShardDamaged rather than return a damaged record, or another one.
     """
 
     def __init__(self, path: Path, *, labels: str = "sorted_wnid0") -> None:
         self.path = path
         self.label_space = labels
         self.manifest: Manifest = read_manifest(path)
-        self.index: Rows = self._table(INDEX_NAME)
+        self.index: Rows = self._table(INDEX_NAME, map_index)
         self._label_map = self.manifest.labels.mapping(labels).tolist()
-        self._readers: dict[int, ShardReader] = {}
-        self._lock = threading.Lock()
+        self._shards = OpenShards(path, self.manifest.container, self.manifest.shards)
 
-    def _table(self, name: str) -> Rows:
+    def _table(self, name: str, mapped: Callable[[Path], Rows] = map_table) -> Rows:
         entry = self.manifest.table(name)
         path = self.path / name
         if entry is None:
             raise ManifestDamaged(f"lists no {name}", path=self.path)
         if path.stat().st_size != entry.size or hash_file(path) != entry.sha256:
             raise ManifestDamaged("is not the table that was published; prep repair rebuilds it", path=path)
-        rows = map_table(path)
+        rows = mapped(path)
         if len(rows) != entry.records:
             raise ManifestDamaged(f"has {len(rows)} rows, not {entry.records}", path=path)
         return rows
@@ -63,7 +62,7 @@ class Dataset(AbstractContextManager["Dataset"]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"record {number} of {len(self)}")
         row = self.index[number]
-        record = self.shard(int(row["shard"])).read(int(row["ordinal"]))
+        record = self.shard(int(row["shard"])).read(int(row["ordinal"]), crc32c=int(row["crc32c"]))
         return record._replace(label=self._label_map[record.label])
 
     def __iter__(self) -> Iterator[Record]:
@@ -71,20 +70,11 @@ class Dataset(AbstractContextManager["Dataset"]):
 
     def shard(self, number: int) -> ShardReader:
         """The reader of a shard, opened when first asked for."""
-        with self._lock:
-            if number not in self._readers:
-                entry = self.manifest.shards[number]
-                self._readers[number] = open_shard(
-                    self.path / entry.name, self.manifest.container, size=entry.size, records=entry.records
-                )
-            return self._readers[number]
+        return self._shards[number]
 
     def close(self) -> None:
-        """Give back files and maps; the next read opens them again."""
-        with self._lock:
-            readers, self._readers = self._readers, {}
-        for reader in readers.values():
-            reader.close()
+        """Give back files and maps; the next read opens them again. No other thread may be reading."""
+        self._shards.close()
 
     def __exit__(self, *exc: object) -> None:
         self.close()

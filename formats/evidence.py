@@ -24,6 +24,7 @@ from .ground_truth import (
 from .labels import LabelSpace
 from .text_file import read_small_file, text_lines
 
+WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
 WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
 _IMAGE_SETS = {"train": "train_cls.txt", "val": "val.txt", "test": "test.txt"}
 
@@ -82,13 +83,16 @@ class Evidence:
             check_sentinel(space, images=len(one.labels), first=first, said_by=one.name)
         return GroundTruth(tuple(found), space)
 
-    def images(self, split: str) -> int | None:
-        """How many images the split should have by devkit or Kaggle's lists; None where nobody says."""
-        if self.devkit and split == "train":
-            return sum(self.devkit.train_images.values())
-        if self.devkit and split == "val":
-            return len(self.devkit.ground_truth)
-        return sum(self._listed(split).values()) or None
+    def images(self, split: str, space: LabelSpace) -> int | None:
+        """How many images the split should have by all that is said of it; None where nobody says."""
+        if split == "train":
+            return sum(self.train_images.values()) or None
+        named = len(self.val_images(space)) if split == "val" else 0
+        return named or sum(self._listed(split).values()) or None
+
+    def val_images(self, space: LabelSpace) -> list[str]:
+        """The validation images (stems, sorted) whose labels are known; none where nobody says."""
+        return sorted({image for one in self.ground_truth(space).authorities for image in one.labels})
 
     @property
     def train_images(self) -> Mapping[str, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import count
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -21,15 +21,20 @@ def expected_images(
     """The official number for the official classes, and for official archives that nobody explains."""
     if space.is_official or (official_packing and evidence.devkit is None):
         return OFFICIAL_IMAGES[split]
-    return evidence.images(split)
+    return evidence.images(split, space)
 
 
-def shortfall(split: str, entries: Entries, space: LabelSpace, per_class: Mapping[str, int]) -> str:
-    """A phrase that names what is missing or too much; empty where that cannot be told.
-
-    ``per_class`` is how many training images each class should have, empty where nobody says.
-    """
-    return _differing_classes(entries, space, per_class) if split == "train" else _first_gap(entries)
+def shortfall(
+    split: str, entries: Entries, space: LabelSpace, evidence: Evidence, expected: int | None
+) -> str:
+    """A phrase that names what is missing or too much; empty where nothing is, or nobody can tell."""
+    if expected in (None, len(entries)):
+        return ""
+    if split == "train":
+        return _differing_classes(entries, space, evidence.train_images)
+    named = evidence.val_images(space) if split == "val" else []
+    official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
+    return _first_missing(entries, named if len(named) == expected else official)
 
 
 def _differing_classes(entries: Entries, space: LabelSpace, per_class: Mapping[str, int]) -> str:
@@ -44,11 +49,7 @@ def _differing_classes(entries: Entries, space: LabelSpace, per_class: Mapping[s
     return ", ".join(wrong[:_NAMED] + more)
 
 
-def _first_gap(entries: Entries) -> str:
-    """The first official number that is skipped, if one is."""
-    keys = {key for key in entries["key"].tolist() if key.startswith(b"ILSVRC2012_")}
-    numbers = {int(key[-8:]) for key in keys}
-    missing = next(number for number in count(1) if number not in numbers)
-    if missing > len(numbers):
-        return ""
-    return f"{min(keys)[:-8].decode()}{missing:08d} is missing"
+def _first_missing(entries: Entries, wanted: Iterable[str]) -> str:
+    there = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
+    missing = next((image for image in wanted if image not in there), None)
+    return f"{missing} is missing" if missing else ""

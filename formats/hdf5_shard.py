@@ -127,9 +127,11 @@ class Hdf5ShardWriter(ShardWriter):
 class Hdf5ShardReader(ShardReader):
     """Takes the small columns and the place of ``data`` through libhdf5, images by ``pread``."""
 
+    _descriptor: int | None = None
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._open()
         except BaseException:

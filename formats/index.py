@@ -61,6 +61,14 @@ def write_table(file: BinaryIO, rows: npt.NDArray[np.void]) -> None:
     file.write(np.ascontiguousarray(rows).view(np.uint8).data)
 
 
+def map_index(path: Path) -> Rows:
+    """The index, mapped read-only. Raises ManifestDamaged where its columns are not an index's."""
+    rows = map_table(path)
+    if rows.dtype != index_dtype(rows.dtype[0].itemsize):
+        raise ManifestDamaged(f"has the columns {rows.dtype.names}, which are no index's", path=path)
+    return rows
+
+
 def map_table(path: Path) -> npt.NDArray[np.void]:
     """A table's rows, mapped read-only: opening costs no memory, pages come as they are read.
 

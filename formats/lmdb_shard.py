@@ -5,7 +5,9 @@ Any LMDB tool reads them; we only ever open a finished file, read-only and witho
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import struct
 import threading
 from pathlib import Path
@@ -25,6 +27,11 @@ VALUE_VERSION = 1
 # A commit writes all pages dirtied since the last: one large transaction holds the whole shard in
 # memory and runs at half the speed. The count is part of the format's determinism: never a time.
 RECORDS_PER_COMMIT = 256
+
+SYSTEM_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EROFS),
+)
 
 
 def value_of(stored: Stored) -> bytes:
@@ -47,6 +54,11 @@ def map_size(extent: Extent) -> int:
     return (bytes_needed(extent) + (1 << 20)) // (1 << 20) << 20
 
 
+def _system_error(error: lmdb.Error) -> int:
+    """The errno that an error ends with in words, 0 where it is LMDB's own."""
+    return next((n for n in SYSTEM_ERRORS if str(error).endswith(os.strerror(n))), 0)
+
+
 class LmdbShardWriter(ShardWriter):
     """Appends in order and commits at fixed record counts, so that equal records give equal bytes.
 
@@ -56,10 +68,11 @@ class LmdbShardWriter(ShardWriter):
 
     def __init__(self, path: Path, extent: Extent) -> None:
         self._path = path
+        self._extent = extent
         self._count = 0
         try:
             self._environment = lmdb.open(
-                os.fspath(path),
+                os.fsencode(path),  # py-lmdb refuses names that are not UTF-8 as text
                 subdir=False,
                 map_size=map_size(extent),
                 lock=False,
@@ -94,11 +107,21 @@ class LmdbShardWriter(ShardWriter):
             transaction.commit()
 
     def _explained(self, error: lmdb.Error) -> OSError | NoSpace:
-        """LMDB calls a short write an I/O error; it means that the disk is full."""
-        free = os.statvfs(self._path.parent)
-        if isinstance(error, lmdb.DiskError) and free.f_bavail * free.f_frsize < 1 << 20:
-            return NoSpace("the disk is full", path=self._path)
-        return OSError(5, f"LMDB: {error}", os.fspath(self._path))
+        number = _system_error(error) or errno.EIO
+        if number in (errno.EIO, errno.ENOSPC):  # LMDB calls a short write either, whatever cut it short
+            number = self._limit() or number
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return NoSpace("the disk is full; make room and run the same command again", path=self._path)
+        return OSError(number, f"LMDB: {error}", os.fspath(self._path))
+
+    def _limit(self) -> int:
+        """The errno of the limit that the next commit would hit, 0 for none."""
+        commits = max(1, self._extent.records // RECORDS_PER_COMMIT)
+        needed = bytes_needed(self._extent) // commits
+        disk, (largest, _) = os.statvfs(self._path.parent), resource.getrlimit(resource.RLIMIT_FSIZE)
+        if largest != resource.RLIM_INFINITY and self._path.stat().st_size + needed > largest:
+            return errno.EFBIG
+        return errno.ENOSPC if disk.f_bavail * disk.f_frsize < needed else 0
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:
@@ -150,9 +173,17 @@ class _Environments:
 def _open_finished(path: Path) -> Any:
     try:
         return lmdb.open(
-            os.fspath(path), subdir=False, readonly=True, lock=False, create=False, max_dbs=0, readahead=True
+            os.fsencode(path),
+            subdir=False,
+            readonly=True,
+            lock=False,
+            create=False,
+            max_dbs=0,
+            readahead=True,
         )
     except lmdb.Error as error:
+        if number := _system_error(error):
+            raise OSError(number, os.strerror(number), os.fspath(path)) from error
         raise ShardDamaged(f"is not an LMDB file: {error}", path=path) from error
 
 
@@ -161,6 +192,8 @@ _environments = _Environments()
 
 class LmdbShardReader(ShardReader):
     """Reads through a shared map; an image is copied out once, because a view would not outlive it."""
+
+    _closed = True
 
     def __init__(self, path: Path) -> None:
         self.path = path

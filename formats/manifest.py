@@ -206,6 +206,8 @@ def _issues(value: dict[str, Any]) -> list[str]:
         issues.append("a file is listed twice")
     if sum(s["records"] for s in value["shards"]) != value["dataset"]["records"]:
         issues.append("the shards' records do not add up")
+    if not value["dataset"]["records"]:
+        issues.append("it has no records")
     if LabelSpace.from_json(value["labels"]["classes"]).digest != value["labels"]["sha256"]:
         issues.append("the label space does not match its hash")
     return issues
@@ -220,7 +222,8 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
         "class_sorted": bool,
         "skipped": int,
     }
-    plan = {"order": str, "seed": int, "sha256": str}
+    plan = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str}
+    plan |= {"on_bad_image": str, "decode_check": bool}
     checks = [
         ("dataset", "complete", _has_exactly(value.get("dataset"), dataset)),
         ("labels", "complete", _labels_ok(value.get("labels"))),

@@ -19,7 +19,6 @@ from .source import SPLITS
 from .tar_reader import TarReader
 from .tar_walk import Member, walk
 
-LAYOUT = "official tars"
 ARCHIVES = {  # the patched test images are preferred to those of 2012
     "train": ("ILSVRC2012_img_train.tar",),
     "val": ("ILSVRC2012_img_val.tar",),
@@ -53,7 +52,7 @@ def _source(paths: Mapping[str, Path], folder: Path, check_md5: bool) -> Officia
     if not paths:
         return None
     return OfficialTars(
-        layout=LAYOUT,
+        layout="official-tars",
         paths=paths,
         evidence=Evidence.beside(folder),
         beside=(folder,),

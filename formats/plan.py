@@ -23,13 +23,17 @@ DEFAULT_SHARD_SIZE = 256 << 20
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the user chose that decides the bytes of the output. ``shard_size`` is in image bytes."""
+    """What the user chose that decides the bytes of the output.
+
+    ``shard_size`` is in image bytes. With ``decode_check`` an image that does not decode is a bad one, too.
+    """
 
     container: str = "lmdb"
     shard_size: int = DEFAULT_SHARD_SIZE
     order: str = "shuffled"
     seed: int = 0
     on_bad_image: str = "fail"
+    decode_check: bool = False
 
     def __post_init__(self) -> None:
         choices = {"container": CONTAINERS, "order": ORDERS, "on_bad_image": BAD_IMAGE_POLICIES}

@@ -7,7 +7,9 @@ from pathlib import Path
 from .archive_file import naming
 from .errors import UsageError
 from .evidence import WANTED_FOR_VAL
+from .mixed_source import merged
 from .official_tars import official_tars, single_tar
+from .recognised_source import RecognisedSource
 from .source import SPLITS, Source
 from .tar_header import BLOCK
 from .trees import class_folders, extracted_tree, kaggle_tree
@@ -22,7 +24,7 @@ The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"""
 
 
 def recognise(path: Path, *, split: str | None = None, check_md5: bool = False) -> Source:
-    """The source at a path, which may be a link; where it is several, the one that has ``split``.
+    """The source at a path, which may be a link; a split that is there twice is taken from its tar.
 
     Folders of classes alone are taken for ``split``, or for train. Nothing but folders and a first
     header is read. Raises UsageError where nothing is recognised, else DataError and OSError.
@@ -37,10 +39,10 @@ def recognise(path: Path, *, split: str | None = None, check_md5: bool = False) 
         found = [source]
     if not found:
         raise UsageError(_LOOKED_FOR, path=path)
-    return next((source for source in found if split in source.splits), found[0])
+    return merged(found)
 
 
-def _of_folder(path: Path, check_md5: bool) -> list[Source]:
+def _of_folder(path: Path, check_md5: bool) -> list[RecognisedSource]:
     every = (
         official_tars(path, check_md5=check_md5),
         kaggle_tree(path, check_md5=check_md5),
@@ -49,7 +51,7 @@ def _of_folder(path: Path, check_md5: bool) -> list[Source]:
     return [source for source in every if source is not None]
 
 
-def _of_file(path: Path, check_md5: bool) -> list[Source]:
+def _of_file(path: Path, check_md5: bool) -> list[RecognisedSource]:
     head = _first_block(path)
     if head.startswith((_GZIP, _ZIP)):
         raise UsageError("is compressed, and images are read in place; unpack it first", path=path)

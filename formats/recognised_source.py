@@ -55,11 +55,11 @@ class RecognisedSource(Source):
 
     def listing(self, split: str) -> Listing:
         if split not in self.splits:
-            raise UsageError(f"the source has no split {split!r}, only {', '.join(self.splits)}")
+            raise no_such_split(split, self.splits)
         found = self.find(split)
         if split == "val":
             check_entries(found.entries, self.labels)
-        expected = expected_images(split, self.labels, self.evidence, official_packing=self.official_packing)
+        expected = self.expected(split)
         return Listing(
             split=split,
             layout=self.layout,
@@ -68,8 +68,12 @@ class RecognisedSource(Source):
             reader=found.reader,
             archives=self._archives(found.archives),
             expected=expected,
-            shortfall="" if expected in (None, len(found.entries)) else self._shortfall(split, found.entries),
+            shortfall=shortfall(split, found.entries, self.labels, self.evidence, expected),
         )
+
+    def expected(self, split: str) -> int | None:
+        """How many images there should be, None where nobody says."""
+        return expected_images(split, self.labels, self.evidence, official_packing=self.official_packing)
 
     def boxes(self, split: str) -> Iterator[Box] | None:
         path = find_boxes(self.beside, split)
@@ -90,5 +94,6 @@ class RecognisedSource(Source):
         files = (*paths, devkit) if devkit and devkit.is_file() else paths
         return tuple(check_md5(path) if self.check_md5 else archive_of(path) for path in files)
 
-    def _shortfall(self, split: str, entries: Entries) -> str:
-        return shortfall(split, entries, self.labels, self.evidence.train_images)
+
+def no_such_split(split: str, splits: tuple[str, ...]) -> UsageError:
+    return UsageError(f"the source has no split {split!r}, only {', '.join(splits)}")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from .board import BOARD_NAME, Board
-from .build import shard_jobs
+from .box_table import GatheredBoxes
+from .build import BuiltShard, shard_jobs
+from .convert import gathered_boxes
 from .errors import OperationError, PlanMismatch
-from .finish import publish_tables
 from .manifest import Manifest, read_manifest
-from .plan import Plan, PlannedShard, PlanOptions, plan
+from .plan import Plan, PlanOptions, plan
 from .progress import Progress, Silent
 from .recognise import recognise
 from .run_jobs import run_jobs
-from .source import Listing, Source
+from .source import Listing
+from .tables import build_tables, publish_tables
 from .verify import Report, verify
 from .workplace import Workplace
 
@@ -45,8 +47,11 @@ def repair(
     recognised = recognise(Path(source), split=manifest.split)
     listing = recognised.listing(manifest.split)
     planned = _planned_again(listing, manifest, path)
+    boxes = gathered_boxes(recognised, manifest.split, listing)
     with Workplace(path) as workplace:
-        _rebuild(planned, manifest, damaged, recognised, listing, workplace, workers, progress)
+        repair = _Repair(planned, manifest, workplace, workers, progress)
+        repair.shards(damaged, listing)
+        repair.tables(damaged, boxes)
         workplace.remove()
     return verify(path, workers=workers, progress=progress)
 
@@ -62,28 +67,38 @@ def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
     return planned
 
 
-def _rebuild(
-    planned: Plan,
-    manifest: Manifest,
-    damaged: set[str],
-    source: Source,
-    listing: Listing,
-    workplace: Workplace,
-    workers: int | None,
-    progress: Progress,
-) -> None:
-    tables = {t.name for t in manifest.tables}
-    shards = planned.shards if damaged & tables else [s for s in planned.shards if s.name in damaged]
-    board = Board(workplace.folder / BOARD_NAME, shards)
-    expected = {s.name: s.sha256 for s in manifest.shards}
-    jobs = shard_jobs(planned, shards, listing.reader, workplace.output, expected=expected)
-    with progress.task("repair", records=_records(shards), size=sum(s.extent.payload_bytes for s in shards)):
-        built = run_jobs(jobs, board, workers=workers, progress=progress)
-    if damaged & tables:
-        published = publish_tables(workplace, planned, listing.labels, built, source.boxes(manifest.split))
-        if published != manifest.tables:
-            raise PlanMismatch("was made with other boxes than this source has", path=workplace.output)
+@dataclass
+class _Repair:
+    """Rebuilds in one workplace; what comes out otherwise than the manifest says is not published."""
 
+    planned: Plan
+    manifest: Manifest
+    workplace: Workplace
+    workers: int | None
+    progress: Progress
+    built: list[BuiltShard] = field(default_factory=list)
 
-def _records(shards: tuple[PlannedShard, ...] | list[PlannedShard]) -> int:
-    return sum(s.extent.records for s in shards)
+    def shards(self, damaged: set[str], listing: Listing) -> None:
+        """The damaged shards; all of them where a table is damaged, since its rows come from them."""
+        everything = bool(damaged & {t.name for t in self.manifest.tables})
+        shards = [s for s in self.planned.shards if everything or s.name in damaged]
+        board = Board(self.workplace.folder / BOARD_NAME, shards)
+        expected = {s.name: s.sha256 for s in self.manifest.shards}
+        jobs = shard_jobs(self.planned, shards, listing.reader, self.workplace.output, expected=expected)
+        records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
+        with self.progress.task("repair", records=records, size=size):
+            self.built = run_jobs(jobs, board, workers=self.workers, progress=self.progress)
+
+    def tables(self, damaged: set[str], boxes: GatheredBoxes | None) -> None:
+        """The damaged tables; each must be the manifest's before it is published."""
+        wanted = [t for t in self.manifest.tables if t.name in damaged]
+        if not wanted:
+            return
+        made = build_tables(self.workplace, self.planned, self.built, boxes)
+        for table in wanted:
+            if table not in made:
+                raise PlanMismatch(
+                    "was made from another source than this one: it comes out otherwise",
+                    path=self.workplace.output / table.name,
+                )
+        publish_tables(self.workplace, [t.name for t in wanted])

@@ -44,15 +44,20 @@ def _built(shard: BuiltShard, board: Board, progress: Progress) -> BuiltShard:
 def _run_in_pools(
     jobs: Iterator[ShardJob], workers: int, board: Board, progress: Progress
 ) -> list[BuiltShard]:
-    built: list[BuiltShard] = []
+    built: dict[int, BuiltShard] = {}
     while True:
         flying = _Flying(jobs, board, progress)
         try:
             with WorkerPool(workers) as pool:
-                return sorted(built + flying.run(pool, at_once=workers + 1), key=lambda b: b.name)
+                return in_order(built | flying.run(pool, at_once=workers + 1))
         except BrokenExecutor:
-            built += flying.done
-            built += [_build_alone(job, board) for job in flying.left()]
+            built |= flying.done
+            built |= {job.shard.number: _build_alone(job, board) for job in flying.left()}
+
+
+def in_order(built: dict[int, BuiltShard]) -> list[BuiltShard]:
+    """Shards by number, which is not the order of their names from 100,000 on."""
+    return [built[number] for number in sorted(built)]
 
 
 def _build_alone(job: ShardJob, board: Board) -> BuiltShard:
@@ -75,7 +80,7 @@ def _run(
 ) -> list[BuiltShard]:
     flying = _Flying(jobs, board, progress)
     try:
-        return sorted(flying.run(executor, at_once=at_once), key=lambda b: b.name)
+        return in_order(flying.run(executor, at_once=at_once))
     finally:
         flying.cancel()
 
@@ -89,14 +94,14 @@ class _Flying:
         self._progress = progress
         self._futures: dict[Future[BuiltShard], ShardJob] = {}
         self._unsent: list[ShardJob] = []
-        self.done: list[BuiltShard] = []
+        self.done: dict[int, BuiltShard] = {}
 
-    def run(self, executor: Executor, *, at_once: int) -> list[BuiltShard]:
+    def run(self, executor: Executor, *, at_once: int) -> dict[int, BuiltShard]:
         self._submit(executor, at_once)
         while self._futures:
             ready, _ = wait(self._futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in ready:
-                self.done.append(future.result())
+                self.done[self._futures[future].shard.number] = future.result()
                 del self._futures[future]
                 self._submit(executor, 1)
             self._progress.at(*self._board.total())

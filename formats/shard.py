@@ -61,21 +61,29 @@ class ShardReader(AbstractContextManager["ShardReader"]):
     def close(self) -> None:
         """Give back files and maps. Safe to call twice."""
 
-    def checked(self, ordinal: int) -> Stored:
-        """The record at an ordinal, matching its checksum."""
+    def checked(self, ordinal: int, *, crc32c: int | None = None) -> Stored:
+        """The record at an ordinal, matching its checksum, and the index's where that is given."""
         stored = self.stored(ordinal)
         if record_crc(stored.key, stored.label, stored.image) != stored.crc32c:
-            key = stored.key.decode("utf-8", "replace")
-            message = f"record {ordinal} does not match its CRC-32C; prep repair rebuilds the shard"
-            raise CorruptRecord(message, path=self.path.parent, shard=self.path.name, key=key)
+            raise self._corrupt(f"record {ordinal} does not match its CRC-32C", stored)
+        if crc32c not in (None, stored.crc32c):
+            raise self._corrupt(f"record {ordinal} is not the one in the index", stored)
         return stored
 
-    def read(self, ordinal: int) -> Record:
-        """The record at an ordinal, matching its checksum, for the user."""
-        stored = self.checked(ordinal)
+    def _corrupt(self, message: str, stored: Stored) -> CorruptRecord:
+        key = stored.key.decode("utf-8", "replace")
+        advice = f"{message}; prep repair rebuilds the shard"
+        return CorruptRecord(advice, path=self.path.parent, shard=self.path.name, key=key)
+
+    def read(self, ordinal: int, *, crc32c: int | None = None) -> Record:
+        """The record at an ordinal, checked in the same way, for the user."""
+        stored = self.checked(ordinal, crc32c=crc32c)
         return Record(stored.key.decode(), stored.label, stored.image)
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()
 
 

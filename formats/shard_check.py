@@ -7,9 +7,13 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from .build import index_row
 from .decode_check import check_decodes
 from .errors import BadImage, CorruptRecord, ShardDamaged
-from .index import Rows, map_table
+from .image_header import read_image_header
+from .index import Rows, map_index
 from .publish import hash_descriptor
 from .record import content_digest
 from .shard import ShardReader, Stored, container
@@ -20,6 +24,7 @@ class ShardCheck:
     """What to check of a shard; ``first`` is the index row of its first record. Picklable."""
 
     path: Path
+    number: int
     container: str
     records: int
     sha256: str
@@ -60,12 +65,10 @@ def check_shard(check: ShardCheck) -> Checked:
 def _check_records(reader: ShardReader, check: ShardCheck, found: Checked) -> None:
     if len(reader) != check.records:
         found.problems.append((None, f"has {len(reader)} records, not {check.records}"))
-    rows = None
-    if check.index is not None:
-        rows = map_table(check.index)[check.first : check.first + check.records]
+    rows = None if check.index is None else _rows_of(check, check.index)
     digests = []
     for ordinal in range(check.records):
-        stored = _check_record(reader, ordinal, rows, found)
+        stored = _check_record(reader, ordinal, check.number, rows, found)
         if stored is not None:
             digests.append(content_digest(stored.key, stored.label, stored.image))
             if check.decode:
@@ -73,7 +76,16 @@ def _check_records(reader: ShardReader, check: ShardCheck, found: Checked) -> No
     found.digests = b"".join(digests)
 
 
-def _check_record(reader: ShardReader, ordinal: int, rows: Rows | None, found: Checked) -> Stored | None:
+def _rows_of(check: ShardCheck, index: Path) -> Rows:
+    rows = map_index(index)[check.first : check.first + check.records]
+    if len(rows) != check.records:
+        raise ShardDamaged(f"the index has {len(rows)} rows for its {check.records} records")
+    return rows
+
+
+def _check_record(
+    reader: ShardReader, ordinal: int, shard: int, rows: Rows | None, found: Checked
+) -> Stored | None:
     key = None if rows is None else rows["key"][ordinal].decode("utf-8", "replace")
     try:
         stored = reader.checked(ordinal)
@@ -81,18 +93,20 @@ def _check_record(reader: ShardReader, ordinal: int, rows: Rows | None, found: C
         found.problems.append((key or error.key, error.message))
         return None
     if rows is not None:
-        row = rows[ordinal]
-        place = (
-            row["key"].item(),
-            int(row["label"]),
-            int(row["length"]),
-            int(row["crc32c"]),
-            int(row["ordinal"]),
-        )
-        if place != (stored.key, stored.label, len(stored.image), stored.crc32c, ordinal):
-            there = stored.key.decode("utf-8", "replace")
-            found.problems.append((key, f"record {ordinal} is not the index's: {there} lies there"))
+        _compare(stored, rows[ordinal], shard, ordinal, found)
     return stored
+
+
+def _compare(stored: Stored, row: np.void, shard: int, ordinal: int, found: Checked) -> None:
+    key = row["key"].decode("utf-8", "replace")
+    try:
+        expected = index_row(stored, read_image_header(stored.image), shard, ordinal)
+    except BadImage as error:
+        found.problems.append((key, error.message))
+        return
+    if row.item() != expected:
+        there = stored.key.decode("utf-8", "replace")
+        found.problems.append((key, f"record {ordinal} is not as the index says: {there} lies there"))
 
 
 def _check_decoding(stored: Stored, found: Checked) -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,8 @@ class Archive:
     verified: str = "no"
 
     def to_json(self) -> dict[str, Any]:
-        """What the manifest keeps of it (no time: that would make two runs differ)."""
-        return {"name": self.name, "size": self.size, "md5": self.md5, "verified": self.verified}
+        """What the manifest keeps of it: nothing that depends on when it was read, or how carefully."""
+        return {"name": self.name, "size": self.size}
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,6 @@ class Box:
 class Source(ABC):
     """A dataset as its owner has it: official archives, an extracted tree, class folders."""
 
-    layout: str
-
     @property
     @abstractmethod
     def splits(self) -> tuple[str, ...]:
@@ -111,6 +110,11 @@ class Source(ABC):
     @abstractmethod
     def description(self) -> str:
         """One line that says what was recognised, for the user."""
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders, absolute and without links, in which any new file may become an image."""
+        return ()
 
     @abstractmethod
     def listing(self, split: str) -> Listing:

@@ -35,6 +35,14 @@ def list_folder(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
     return sorted(found, key=lambda entry: entry.name)
 
 
+def refuse_links(top: Path, path: Path) -> None:
+    """Raises SourceDamaged where ``path``, or a folder on the way to it from ``top``, is a link."""
+    while path != top:
+        if path.is_symlink():
+            raise SourceDamaged(_IS_LINK, path=path)
+        path = path.parent
+
+
 def _check(entry: os.DirEntry[str]) -> None:
     if not entry.name.isascii() and not _is_utf8(entry.name):
         raise SourceDamaged(

@@ -8,17 +8,18 @@ from functools import cached_property
 from pathlib import Path
 
 from .entry_table import EntryTable
-from .errors import LabelConflict, SourceDamaged
+from .errors import LabelConflict, SourceDamaged, UsageError
 from .evidence import Evidence
 from .keys import record_key
 from .labels import UNLABELLED, LabelSpace
 from .recognised_source import Found, RecognisedSource
 from .source import SPLITS
 from .tree_reader import TreeReader
-from .tree_walk import FoundFile, files_below, files_in, folders_in
+from .tree_walk import FoundFile, files_below, files_in, folders_in, refuse_links
 
 CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
 _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_OTHER_NAMES = {"training": "train", "valid": "val", "validation": "val", "eval": "val", "testing": "test"}
 
 
 def kaggle_tree(path: Path, *, check_md5: bool = False) -> Tree | None:
@@ -26,45 +27,77 @@ def kaggle_tree(path: Path, *, check_md5: bool = False) -> Tree | None:
     for top in (path, path.parent, *path.parents[2:3]):
         data = top / CLS_LOC
         if path in (top, top / "ILSVRC", data) and data.is_dir():
-            return _tree("Kaggle tree", data, Evidence.beside(top), (top,), check_md5)
+            refuse_links(top, data)
+            return _tree("kaggle-tree", data, top, check_md5)
     return None
 
 
 def extracted_tree(path: Path, *, check_md5: bool = False) -> Tree | None:
     """A folder with ``train``, ``val`` or ``test`` in it."""
-    return _tree("extracted tree", path, Evidence.beside(path), (path,), check_md5)
+    return _tree("extracted-tree", path, path, check_md5)
 
 
 def class_folders(path: Path, split: str) -> Tree | None:
-    """A folder of class folders, which is then that split."""
-    if not folders_in(path):
+    """A folder of class folders, which is then that split.
+
+    Raises UsageError where they look like something else: splits, or whole datasets.
+    """
+    names = folders_in(path)
+    _refuse_misnamed_splits(path)
+    for name in names:
+        if folders_in(path / name) and not any(map(_is_image, files_in(path / name))):
+            raise UsageError(
+                "holds folders and no image, so it is no class; rename the splits to train, val and test, "
+                "or give the folder that holds the class folders",
+                path=path / name,
+            )
+    if not names:
         return None
-    return Tree(layout="class folders", evidence=Evidence(), root=path, folders={split: ""})
+    return Tree(layout="class-folders", evidence=Evidence(), root=path, locations={split: ""})
 
 
-def _tree(
-    layout: str, root: Path, evidence: Evidence, beside: tuple[Path, ...], check_md5: bool
-) -> Tree | None:
-    folders = {split: split for split in SPLITS if (root / split).is_dir()}
+def _tree(layout: str, root: Path, beside: Path, check_md5: bool) -> Tree | None:
+    locations = {split: split for split in SPLITS if (root / split).is_dir()}
+    if not locations:
+        return None
+    _refuse_misnamed_splits(root)
     if (root / "test/test").is_dir() and folders_in(root / "test") == ["test"]:
-        folders["test"] = "test/test"  # the official archive has a folder test in it
-    if not folders:
-        return None
+        locations["test"] = "test/test"  # the official archive has a folder test in it
     return Tree(
-        layout=layout, evidence=evidence, beside=beside, check_md5=check_md5, root=root, folders=folders
+        layout=layout,
+        evidence=Evidence.beside(beside),
+        beside=(beside,),
+        check_md5=check_md5,
+        root=root,
+        locations=locations,
     )
+
+
+def _refuse_misnamed_splits(root: Path) -> None:
+    """A folder that is surely meant as a split is not left out, nor made a class."""
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        lower = folder.name.lower()
+        meant = lower if lower in SPLITS else _OTHER_NAMES.get(lower)
+        if meant not in (None, folder.name):
+            raise UsageError(
+                f"is not how a split is called; rename it to {meant}, or move it away", path=folder
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree(RecognisedSource):
-    """``folders`` has the folder of each split, relative to ``root``."""
+    """``locations`` has the folder of each split, relative to ``root``."""
 
     root: Path
-    folders: Mapping[str, str]
+    locations: Mapping[str, str]
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in self.folders)
+        return tuple(split for split in SPLITS if split in self.locations)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return tuple(self.root.joinpath(*Path(place).parts[:1]) for place in self.locations.values())
 
     @cached_property
     def labels(self) -> LabelSpace:
@@ -73,7 +106,7 @@ class Tree(RecognisedSource):
     @cached_property
     def _classes(self) -> dict[str, list[str]]:
         """The class folders of each split, none where it is flat."""
-        return {split: folders_in(self.root / folder) for split, folder in self.folders.items()}
+        return {split: folders_in(self.root / folder) for split, folder in self.locations.items()}
 
     def find(self, split: str) -> Found:
         table = EntryTable(self.root)
@@ -87,13 +120,16 @@ class Tree(RecognisedSource):
         self._refuse_loose_images(split)
         truth = self.ground_truth(flat=False) if split == "val" else None
         for name in self._classes[split]:
-            folder = self.root / self.folders[split] / name
+            folder = self.root / self.locations[split] / name
             if name not in self.labels.label_of:
                 raise LabelConflict(
                     f"{name} is none of the {len(self.labels)} classes; rename it", path=folder
                 )
             label = self.labels.label_of[name]
-            for file in files_below(folder):
+            files = list(files_below(folder))
+            if not files and self.expected(split) is None:
+                raise SourceDamaged("this class has no image; add some, or remove the folder", path=folder)
+            for file in files:
                 if truth is not None:
                     label = truth.label_of(_stem(file), folder=name)
                 self._append(table, split, f"{name}/{file.path}", file, label)
@@ -103,12 +139,12 @@ class Tree(RecognisedSource):
             self._refuse_loose_images(split)
             return
         truth = self.ground_truth(flat=True) if split == "val" else None
-        for file in files_in(self.root / self.folders[split]):
+        for file in files_in(self.root / self.locations[split]):
             label = UNLABELLED if truth is None else truth.label_of(_stem(file))
             self._append(table, split, file.path, file, label)
 
     def _append(self, table: EntryTable, split: str, path: str, file: FoundFile, label: int) -> None:
-        folder = self.folders[split]
+        folder = self.locations[split]
         table.append(
             record_key(path.partition("/")[0], path),
             label,
@@ -118,10 +154,14 @@ class Tree(RecognisedSource):
         )
 
     def _refuse_loose_images(self, split: str) -> None:
-        folder = self.root / self.folders[split]
+        folder = self.root / self.locations[split]
         for file in files_in(folder):
-            if file.path.lower().endswith(_IMAGE_SUFFIXES):
+            if _is_image(file):
                 raise SourceDamaged("lies in no class folder; move it into one", path=folder / file.path)
+
+
+def _is_image(file: FoundFile) -> bool:
+    return file.path.lower().endswith(_IMAGE_SUFFIXES)
 
 
 def _stem(file: FoundFile) -> str:

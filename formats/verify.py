@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .content_root import content_root
-from .errors import DataError, ManifestDamaged, OperationError, ShardDamaged, UsageError
+from .errors import DataError, ManifestDamaged, OperationError, UsageError
 from .index import INDEX_NAME
 from .isolated import isolated
 from .manifest import MANIFEST_NAME, PROVENANCE_NAME, FileEntry, Manifest, read_manifest
@@ -23,8 +23,9 @@ from .workplace import WORKPLACE_NAME
 
 LEVELS = ("quick", "full", "records", "decode")
 
-# A damaged tree can lead its library in a circle; a thousand times the usual time is enough.
-SECONDS_PER_SHARD = 600.0
+# A damaged tree can lead its library in a circle, which must end; a slow disk must not look like one.
+PATIENCE_SECONDS = 600.0
+SLOWEST_BYTES_PER_SECOND = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +182,10 @@ class _Verification:
     def _collect(self, entry: FileEntry, future: Any, results: dict[str, Any]) -> None:
         try:
             results[entry.name] = future.result()
-        except ShardDamaged as error:
+        except DataError as error:
             self._found(entry.name, f"its container is unreadable: {error.message}")
+        except OperationError as error:
+            self.report.unchecked.append(Finding(entry.name, error.message))
         except OSError as error:
             self.report.unchecked.append(Finding(entry.name, error.strerror or str(error)))
 
@@ -190,7 +193,7 @@ class _Verification:
         checks = self._checks()
         digests: dict[str, bytes] = {}
         call: Callable[[FileEntry], Checked] = lambda e: isolated(  # noqa: E731
-            SECONDS_PER_SHARD, check_shard, checks[e.name]
+            PATIENCE_SECONDS + e.size / SLOWEST_BYTES_PER_SECOND, check_shard, checks[e.name]
         )
         for entry, checked in self._in_threads(self.report.level, shards, call):
             for key, problem in checked.problems:
@@ -203,9 +206,10 @@ class _Verification:
     def _checks(self) -> dict[str, ShardCheck]:
         intact = INDEX_NAME not in {f.file for f in self.report.findings}
         checks, first = {}, 0
-        for shard in self.manifest.shards:
+        for number, shard in enumerate(self.manifest.shards):
             checks[shard.name] = ShardCheck(
                 path=self.report.dataset / shard.name,
+                number=number,
                 container=self.manifest.container,
                 records=shard.records,
                 sha256=shard.sha256,
@@ -223,9 +227,19 @@ class _Verification:
 
 def _strangers(dataset: Path, manifest: Manifest) -> list[Finding]:
     """What lies in the folder without belonging there."""
-    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME, WORKPLACE_NAME}
+    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
+    if stat.S_ISDIR(_mode(dataset / WORKPLACE_NAME)):
+        known.add(WORKPLACE_NAME)  # of a conversion that was killed when its manifest was there already
     return [
         Finding(name, "does not belong to the dataset")
         for name in sorted(path.name for path in dataset.iterdir())
         if name not in known
     ]
+
+
+def _mode(path: Path) -> int:
+    """A path's file type and mode, links not followed; 0 where nothing is there."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
+import re
+import stat
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +20,7 @@ from .errors import OutputBusy, PlanMismatch, UsageError
 from .publish import flush_file, publish_bytes
 
 WORKPLACE_NAME = ".prep"
+OURS = re.compile(r"shard-\d{5,}\.(lmdb|h5)|(index|boxes)\.npy|(quarantine|provenance)\.json")
 
 
 class Workplace:
@@ -31,14 +34,17 @@ class Workplace:
     def __enter__(self) -> Self:
         if self.output.exists() and not self.output.is_dir():
             raise UsageError("is not a folder", path=self.output)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.output.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.folder.mkdir()
+        refuse_link(self.folder)
         flush_file(self.output)
         flush_file(self.output.parent)
         self._lock = self._take_lock(self.folder / "lock")
         return self
 
     def _take_lock(self, path: Path) -> int:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists() or os.fstat(descriptor).st_ino != path.stat().st_ino:
@@ -64,7 +70,7 @@ class Workplace:
         if not path.exists():
             publish_bytes(path, canonical_json(guard), self.folder)
             return
-        begun = parse_canonical_json(path.read_bytes())
+        begun = _parsed(path)
         differing = [name for name in guard if begun.get(name) != guard[name]]
         if differing:
             raise PlanMismatch(
@@ -75,19 +81,38 @@ class Workplace:
 
     def discard(self) -> None:
         """Remove all that an unfinished conversion left in the output, and nothing else."""
-        for path in self.output.glob("shard-[0-9][0-9][0-9][0-9][0-9].*"):
-            path.unlink()
-        for path in self.folder.iterdir():
-            if path.name != "lock":
+        for path in self.output.iterdir():
+            if OURS.fullmatch(path.name):
                 path.unlink()
+        self._clear()
         flush_file(self.output)
 
     def remove(self) -> None:
         """Remove the workplace, its lock last; the lock is still held."""
+        self._clear()
+        (self.folder / "lock").unlink()
+        self.folder.rmdir()
+
+    def _clear(self) -> None:
         for path in self.folder.iterdir():
             if path.name != "lock":
                 path.unlink()
-        shutil.rmtree(self.folder)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        begun: dict[str, Any] = parse_canonical_json(path.read_bytes())
+    except ValueError as error:
+        raise PlanMismatch(
+            f"cannot be read ({error}); add --restart to discard the unfinished conversion", path=path
+        ) from error
+    return begun
+
+
+def refuse_link(folder: Path) -> None:
+    """A workplace is a folder of ours. Whoever hands out a link in its place wants other files removed."""
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise UsageError("is not a folder but should be; remove it", path=folder)
 
 
 def refuse_busy(output: Path) -> None:

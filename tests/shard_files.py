@@ -9,14 +9,15 @@ import h5py
 import lmdb
 import numpy as np
 
+from shardprep.formats.build import index_row
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
+from shardprep.formats.image_header import read_image_header
 from shardprep.formats.index import index_dtype, write_table
 from shardprep.formats.plan import Extent
 from shardprep.formats.record import record_crc
 from shardprep.formats.shard import Stored, container, open_shard
 
 HEADER = struct.Struct("<BBHiI")  # of a value in LMDB, as the documentation has it
-A_PIXEL = (1, 1, 0, 3, 1)  # the index's width, height, flags, components, orientation
 
 
 def stored(key: str, label: int, image: bytes) -> Stored:
@@ -46,8 +47,7 @@ def read(path: Path, kind: str, records: int) -> list[Stored]:
 def write_index(path: Path, records: Sequence[Stored]) -> Path:
     rows = np.zeros(len(records), index_dtype(extent(records).key_bytes))
     for ordinal, record in enumerate(records):
-        place = (record.key, record.label, 0, ordinal, len(record.image), record.crc32c)
-        rows[ordinal] = (*place, *A_PIXEL)
+        rows[ordinal] = index_row(record, read_image_header(record.image), 0, ordinal)
     with path.open("wb") as file:
         write_table(file, rows)
     return path

@@ -159,6 +159,31 @@ def test_a_source_gives_the_boxes_that_lie_beside_it(tmp_path: Path) -> None:
     assert source.boxes("test") is None
 
 
+@pytest.mark.parametrize("place", ["Annotations/train", "ILSVRC/Annotations/CLS-LOC/train", "my_bbox_train"])
+def test_annotations_of_another_dataset_are_left_alone(place: str, tmp_path: Path) -> None:
+    write(tmp_path / "train/cat/holiday.jpg", b"x")
+    write(tmp_path / place / "cat/holiday.xml", b"not even XML")
+    assert recognise(tmp_path).boxes("train") is None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_two_annotations_of_one_image_are_an_error_that_names_it(packed: bool, tmp_path: Path) -> None:
+    once = xml(box_object(WNID, 0, 0, 9, 9))
+    files = {f"{folder}/{WNID}_7.xml": once for folder in ("a", "b")}
+    for name, data in files.items():
+        write(tmp_path / "folder" / name, data)
+    write(tmp_path / "a.tar", tar_of(files))
+    with pytest.raises(SourceDamaged, match=f"{WNID}/{WNID}_7: two XMLs are of this image"):
+        list(read_boxes(tmp_path / ("a.tar" if packed else "folder")))
+
+
+def test_a_folder_on_the_way_to_the_annotations_may_not_be_a_link(tmp_path: Path) -> None:
+    write(tmp_path / "moved/train" / f"{WNID}_7.xml", xml())
+    (tmp_path / "Annotations").symlink_to(tmp_path / "moved")
+    with pytest.raises(SourceDamaged, match="Annotations: is a symbolic link"):
+        find_boxes([tmp_path], "train")
+
+
 def test_an_annotation_of_no_official_image_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "holiday.xml", xml())
     with pytest.raises(SourceDamaged, match=r"holiday\.xml: it is not named for an image"):

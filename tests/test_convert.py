@@ -340,6 +340,16 @@ def test_an_output_that_is_something_else_is_refused(archives: Path, tmp_path: P
         converted(archives, output)
 
 
+@pytest.mark.parametrize("inside", ["", "out", "train/out"])
+def test_an_output_inside_the_source_is_refused(extracted: Path, tmp_path: Path, inside: str) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(extracted / "train", source / "train")
+    folders = tmp_path / "source" / "train" if inside != "train/out" else tmp_path / "source"
+
+    with pytest.raises(UsageError, match="source"):
+        convert(folders, folders / inside, split="train", workers=0)
+
+
 class TestBadImages:
     """What ``--on-bad-image`` does."""
 
@@ -395,10 +405,10 @@ class TestBadImages:
         at = data.index(b"\xff\xc4") + 5  # the first Huffman table's code counts
         data[at : at + 16] = b"\xff" * 16
         victim.write_bytes(data)
-        options = ConvertOptions(decode=True)
+        options = PlanOptions(decode_check=True)
 
         with pytest.raises(BadImage, match="decode"):
-            convert(source, tmp_path / "out", split="train", options=options, workers=0)
+            convert(source, tmp_path / "out", split="train", plan_options=options, workers=0)
 
 
 def test_a_wrong_number_of_images_is_an_error_unless_allowed(

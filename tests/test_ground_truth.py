@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,31 @@ def test_an_image_of_another_name_has_no_label(tmp_path: Path) -> None:
     write(tmp_path / "val/holiday.JPEG", b"x")
     with pytest.raises(LabelConflict, match="holiday: the devkit says nothing"):
         recognise(tmp_path).listing("val")
+
+
+@pytest.mark.parametrize(
+    "write_authority", [Miniature.write_devkit, Miniature.write_solution, Miniature.write_caffe]
+)
+@pytest.mark.parametrize("foldered", [False, True])
+@pytest.mark.parametrize("missing", [2, 4])
+def test_images_that_an_authority_names_and_are_not_there_are_missing(
+    missing: int, foldered: bool, write_authority: Callable[[Miniature, Path], None], tmp_path: Path
+) -> None:
+    MINI.write_tree(tmp_path, foldered_val=foldered)
+    write_authority(MINI, tmp_path)
+    name = f"ILSVRC2012_val_{missing:08d}"
+    next((tmp_path / "val").rglob(f"{name}.JPEG")).unlink()
+    listing = recognise(tmp_path).listing("val")
+    assert (len(listing.entries), listing.expected) == (3, 4)
+    assert listing.shortfall == f"{name} is missing"
+
+
+def test_a_missing_image_without_an_official_name_is_named_too(tmp_path: Path) -> None:
+    write(tmp_path / "train/cat/1.jpg", b"x")
+    write(tmp_path / "val/b.jpg", b"x")
+    write(tmp_path / "LOC_val_solution.csv", HEAD + b"b,cat\nc,cat\na,cat\n")
+    listing = recognise(tmp_path).listing("val")
+    assert (listing.expected, listing.shortfall) == (3, "a is missing")
 
 
 @pytest.mark.parametrize(

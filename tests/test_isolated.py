@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from isolated_calls import imported, killed_by, killed_in_the_middle_of_its_answer, raises, sleeps
 
-from shardprep.formats.errors import CorruptRecord, ShardDamaged
-from shardprep.formats.isolated import ChildDied, isolated
+from shardprep.formats.errors import CorruptRecord, OperationError, ShardDamaged
+from shardprep.formats.isolated import CRASHES, ChildDied, ChildLost, isolated
 
 SECONDS = 60.0
 
@@ -36,42 +36,51 @@ def test_an_error_comes_back_as_itself() -> None:
     assert vars(raised.value) == vars(error)
 
 
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT", "SIGKILL"])
-def test_death_by_a_signal_is_told(name: str) -> None:
-    with pytest.raises(ChildDied, match=f"crashed .{name}"):
-        isolated(SECONDS, killed_by, signal.Signals[name])
+@pytest.mark.parametrize("number", CRASHES)
+def test_a_crash_is_a_damaged_shard(number: signal.Signals) -> None:
+    with pytest.raises(ChildDied, match=f"crashed .{number.name}") as raised:
+        isolated(SECONDS, killed_by, number)
+    assert isinstance(raised.value, ShardDamaged)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 1])
+def test_a_death_that_another_process_wanted_tells_nothing_of_the_shard(number: int) -> None:
+    with pytest.raises(ChildLost, match=f"by signal {int(number)}$") as raised:
+        isolated(SECONDS, killed_by, number)
+    assert isinstance(raised.value, OperationError)
+
+
+def test_a_death_for_want_of_memory_is_told_as_that() -> None:
+    with pytest.raises(ChildLost, match="signal 9; out of memory"):
+        isolated(SECONDS, killed_by, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("code", [0, 1, 77])
 def test_an_exit_without_an_answer_is_told(code: int) -> None:
-    with pytest.raises(ChildDied, match=f"exited with {code}"):
+    with pytest.raises(ChildLost, match=f"exited with {code}"):
         isolated(SECONDS, os._exit, code)
 
 
 def test_sys_exit_is_an_exit_without_an_answer() -> None:
-    with pytest.raises(ChildDied, match="exited with 3"):
+    with pytest.raises(ChildLost, match="exited with 3"):
         isolated(SECONDS, sys.exit, 3)
 
 
 def test_death_while_answering_is_told() -> None:
-    with pytest.raises(ChildDied, match="SIGKILL"):
+    with pytest.raises(ChildLost, match="signal 9"):
         isolated(SECONDS, killed_in_the_middle_of_its_answer)
 
 
 def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(ChildDied, match="no answer within 3 seconds"):
+    with pytest.raises(ChildLost, match="no answer within 3 seconds"):
         isolated(3, sleeps, tmp_path / "pid")
 
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
 def test_a_process_that_was_stopped_is_ended() -> None:
-    with pytest.raises(ChildDied, match="no answer within 1 seconds"):
+    with pytest.raises(ChildLost, match="no answer within 1 seconds"):
         isolated(1, killed_by, signal.SIGSTOP)
-
-
-def test_a_dead_process_is_a_damaged_shard() -> None:
-    assert issubclass(ChildDied, ShardDamaged)
 
 
 def test_threads_do_not_take_each_others_processes() -> None:

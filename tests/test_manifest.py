@@ -13,6 +13,7 @@ from shardprep.formats.canonical import canonical_json, sha256_of
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.labels import ImageClass, LabelSpace
 from shardprep.formats.manifest import KNOWN_KEYS, MAX_MANIFEST_BYTES, FileEntry, Manifest, read_manifest
+from shardprep.formats.plan import PlanOptions
 from shardprep.formats.shard import CONTAINERS
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -25,7 +26,7 @@ SMALL = Manifest(
     skipped=0,
     labels=LabelSpace((ImageClass("n01440764", "tench", 449), ImageClass("n01443537"))),
     source={"layout": "official", "archives": []},
-    plan={"order": "key", "seed": 0, "sha256": DIGEST},
+    plan=PlanOptions(order="key").__dict__ | {"sha256": DIGEST},
     container="lmdb",
     writer={"page_size": 4096},
     tables=(FileEntry("index.npy", 200, DIGEST, 3),),
@@ -42,10 +43,12 @@ parts = st.dictionaries(texts, st.none() | st.booleans() | natural | texts | st.
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     names = draw(
-        st.lists(st.from_regex(r"[a-z0-9_-][a-z0-9._-]{0,20}", fullmatch=True), unique=True, max_size=6)
+        st.lists(
+            st.from_regex(r"[a-z0-9_-][a-z0-9._-]{0,20}", fullmatch=True), unique=True, min_size=1, max_size=6
+        )
     )
-    files = [FileEntry(name, draw(natural), draw(digests), draw(st.integers(0, 1 << 40))) for name in names]
-    split_at = draw(st.integers(0, len(files)))
+    files = [FileEntry(name, draw(natural), draw(digests), draw(st.integers(1, 1 << 40))) for name in names]
+    split_at = draw(st.integers(0, len(files) - 1))
     class_ids = st.none() | st.integers(1, 1000)
     classes = draw(st.lists(st.builds(ImageClass, texts, st.none() | texts, class_ids), max_size=4))
     return Manifest(
@@ -57,7 +60,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         skipped=draw(natural),
         labels=LabelSpace(tuple(classes)),
         source={**draw(parts), "layout": draw(texts)},
-        plan={**draw(parts), "order": draw(texts), "seed": draw(natural), "sha256": draw(digests)},
+        plan=draw(parts) | PlanOptions(seed=draw(natural)).__dict__ | {"sha256": draw(digests)},
         container=draw(st.sampled_from(CONTAINERS)),
         writer=draw(parts),
         tables=tuple(files[:split_at]),

@@ -33,6 +33,11 @@ def test_on_request_archives_are_known_by_md5(tars: Path) -> None:
     ]
 
 
+def test_what_was_checked_of_an_archive_is_not_in_the_manifest(tars: Path) -> None:
+    quick, careful = (recognise(tars, check_md5=check).listing("val").archives for check in (False, True))
+    assert [a.to_json() for a in quick] == [a.to_json() for a in careful]
+
+
 def test_an_archive_of_another_size_is_not_verified(tars: Path) -> None:
     with (tars / TRAIN).open("ab") as file:
         file.write(bytes(512))

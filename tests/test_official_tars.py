@@ -45,13 +45,13 @@ def all_headers(train: bytes) -> list[int]:
 def test_images_are_read_in_place_with_key_and_label(split: str, tars: Path) -> None:
     listing = recognise(tars).listing(split)
     assert contents(listing) == MINI.records[split]
-    assert (listing.layout, listing.split) == ("official tars", split)
+    assert (listing.layout, listing.split) == ("official-tars", split)
     assert listing.expected == {"train": 6, "val": 4, "test": None}[split]
     assert listing.shortfall == ""
 
 
 def test_the_description_says_what_was_found(tars: Path) -> None:
-    assert recognise(tars).description == "official tars: train, val, test with devkit (3 classes)"
+    assert recognise(tars).description == "official-tars: train, val, test with devkit (3 classes)"
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
@@ -86,6 +86,10 @@ def test_the_patched_test_images_are_preferred(tars: Path) -> None:
     name = "ILSVRC2012_img_test_v10102019.tar"
     (tars / name).write_bytes((tars / TEST).read_bytes())
     assert recognise(tars).listing("test").archives[0].name == name
+
+
+def test_a_new_file_beside_the_archives_becomes_no_image(tars: Path) -> None:
+    assert recognise(tars).folders == ()
 
 
 def test_the_listing_names_the_archives_it_is_from(tars: Path) -> None:

@@ -1,13 +1,14 @@
 import gzip
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from source_builders import DEVKIT, TRAIN, Miniature, contents, tar_of, write
+from source_builders import DEVKIT, TEST, TRAIN, Miniature, contents, tar_of, write
 
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.recognise import recognise
 
 LAYOUTS: dict[str, Callable[[Miniature, Path], Path]] = {
@@ -50,13 +51,45 @@ def test_labels_know_the_devkits_ids_in_every_layout(tmp_path: Path) -> None:
         assert space.mapping("ilsvrc2012_id").tolist() == [2, 3, 1, -1]
 
 
-def test_a_folder_with_both_gives_the_one_that_has_the_split(tmp_path: Path) -> None:
-    mini = Miniature()
-    mini.write_tars(tmp_path)
-    mini.write_tree(tmp_path)
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Train is extracted; val and test are still in their archives, too."""
+    Miniature().write_tree(Miniature().write_tars(tmp_path))
     (tmp_path / TRAIN).unlink()
-    assert recognise(tmp_path).description.startswith("official tars: val, test")
-    assert recognise(tmp_path, split="train").description.startswith("extracted tree: train")
+    return tmp_path
+
+
+def test_each_split_is_taken_from_the_layout_that_has_it_and_from_tars_where_both_do(mixed: Path) -> None:
+    source = recognise(mixed)
+    assert source.description == (
+        "train of extracted-tree, val of official-tars, test of official-tars (3 classes)"
+    )
+    assert {split: contents(source.listing(split)) for split in source.splits} == Miniature().records
+    assert [source.listing(split).layout for split in source.splits] == [
+        "extracted-tree",
+        "official-tars",
+        "official-tars",
+    ]
+    assert mixed.resolve() / "train" in source.folders
+    assert source.boxes("val") is None
+
+
+def test_a_folder_that_the_tars_have_all_splits_of_is_ignored(tmp_path: Path) -> None:
+    Miniature().write_tree(Miniature().write_tars(tmp_path))
+    assert recognise(tmp_path).description == "official-tars: train, val, test with devkit (3 classes)"
+
+
+def test_splits_of_two_layouts_that_differ_in_their_classes_are_a_conflict(mixed: Path) -> None:
+    (mixed / DEVKIT).unlink()
+    with pytest.raises(LabelConflict, match=r"train \(extracted-tree\) has 3 classes, val \(official-tars\)"):
+        recognise(mixed, split="train").listing("train")
+
+
+def test_a_split_that_no_layout_has_is_wrong_usage(mixed: Path) -> None:
+    (mixed / TEST).unlink()
+    shutil.rmtree(mixed / "test")
+    with pytest.raises(UsageError, match="no split 'test', only train, val"):
+        recognise(mixed).listing("test")
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", "empty", "some.tar"])

@@ -25,6 +25,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from shardprep.formats.index import index_dtype, write_table
     from shardprep.formats.labels import LabelSpace, official_words
     from shardprep.formats.manifest import FileEntry, Manifest
+    from shardprep.formats.plan import PlanOptions
     from shardprep.formats.publish import hash_file
 
     folder = tmp_path_factory.mktemp("large")
@@ -48,8 +49,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         class_sorted=False,
         skipped=0,
         labels=LabelSpace.of(official_words()),
-        source={"layout": "official tars"},
-        plan={"order": "shuffled", "seed": 0, "sha256": "sha256:" + "0" * 64},
+        source={"layout": "official-tars"},
+        plan=PlanOptions().__dict__ | {"sha256": "sha256:" + "0" * 64},
         container="lmdb",
         writer={},
         tables=(index,),

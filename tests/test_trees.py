@@ -29,10 +29,12 @@ def test_folders_below_a_class_are_entered_and_litter_is_not(tmp_path: Path) -> 
         "cat/Thumbs.db",
         ".git/x",
         "dog/desktop.ini",
+        "dog/3.jpg",
     ):
         write(tmp_path / name, image(name))
     listing = recognise(tmp_path).listing("train")
-    assert contents(listing) == {name: (0, image(name)) for name in ("cat/1.jpg", "cat/black/old/2.jpg")}
+    labels = {"cat/1.jpg": 0, "cat/black/old/2.jpg": 0, "dog/3.jpg": 1}
+    assert contents(listing) == {name: (label, image(name)) for name, label in labels.items()}
     assert [c.name for c in listing.labels.classes] == ["cat", "dog"]
     assert listing.expected is None
 
@@ -48,12 +50,55 @@ def test_splits_of_class_folders_share_their_label_space(tmp_path: Path) -> None
     for name in ("train/dog/1.jpg", "val/cat/1.jpg", "test/dog/2.jpg"):
         write(tmp_path / name, b"x")
     source = recognise(tmp_path)
-    assert source.description == "extracted tree: train, val, test (2 classes)"
+    assert source.description == "extracted-tree: train, val, test (2 classes)"
     assert {split: contents(source.listing(split)) for split in source.splits} == {
         "train": {"dog/1.jpg": (1, b"x")},
         "val": {"cat/1.jpg": (0, b"x")},
         "test": {"dog/2.jpg": (1, b"x")},
     }
+
+
+def test_a_class_folder_without_an_image_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write(tmp_path / "train/cat/1.jpg", b"x")
+    (tmp_path / "train/dog/old").mkdir(parents=True)
+    with pytest.raises(SourceDamaged, match="train/dog: this class has no image"):
+        recognise(tmp_path).listing("train")
+
+
+def test_an_empty_class_folder_is_counted_where_the_devkit_knows_how_many_there_are(tree: Path) -> None:
+    for path in (tree / "train/n02119789").iterdir():
+        path.unlink()
+    listing = recognise(tree).listing("train")
+    assert (len(listing.entries), listing.expected, listing.shortfall) == (3, 6, "n02119789 has 0 of 3")
+
+
+@pytest.mark.parametrize("parent", ["dataset/train", "dataset/a", "a/b"])
+def test_a_folder_of_datasets_is_not_taken_for_a_folder_of_classes(parent: str, tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    write(tmp_path / parent / "cat/1.jpg", b"x")
+    write(tmp_path / Path(parent).parent / "LOC_val_solution.csv", b"x")
+    with pytest.raises(UsageError, match="holds folders and no image, so it is no class; rename"):
+        recognise(tmp_path)
+
+
+@pytest.mark.parametrize("beside", ["train", "training", "cat"])
+@pytest.mark.parametrize("name", ["valid", "validation", "eval", "Val"])
+def test_a_split_under_another_name_is_neither_left_out_nor_a_class(
+    name: str, beside: str, tmp_path: Path
+) -> None:
+    write(tmp_path / beside / "cat/1.jpg", b"x")
+    write(tmp_path / name / "cat/1.jpg", b"x")
+    with pytest.raises(UsageError, match=r"is not how a split is called; rename it to (val|train)"):
+        recognise(tmp_path)
+
+
+def test_the_folders_in_which_a_new_file_may_become_an_image_are_told(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path / "tree")
+    write(tmp_path / "classes/cat/1.jpg", b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "tree")
+    splits = tuple(tmp_path.resolve() / "tree" / split for split in ("train", "val", "test"))
+    assert recognise(tmp_path / "link").folders == splits
+    assert recognise(tmp_path / "classes").folders == (tmp_path.resolve() / "classes",)
 
 
 def test_all_official_class_folders_make_the_official_number_expected(tmp_path: Path) -> None:
@@ -153,7 +198,7 @@ def test_a_name_that_is_not_utf8_is_an_error(tree: Path) -> None:
 
 
 def test_very_deep_folders_are_walked(tmp_path: Path) -> None:
-    deep = tmp_path / "cat" / "/".join("d" * 400)
+    deep = tmp_path / "train/cat" / "/".join("d" * 400)
     write(deep / "1.jpg", b"x")
     assert len(recognise(tmp_path).listing("train").entries) == 1
 
@@ -162,7 +207,7 @@ def test_very_deep_folders_are_walked(tmp_path: Path) -> None:
 def test_kaggles_tree_may_be_given_at_three_levels(given: str, tmp_path: Path) -> None:
     MINI.write_kaggle(tmp_path)
     source = recognise(tmp_path / given)
-    assert source.description == "Kaggle tree: train, val, test (3 classes)"
+    assert source.description == "kaggle-tree: train, val, test (3 classes)"
     assert {split: contents(source.listing(split)) for split in source.splits} == MINI.records
 
 
@@ -175,6 +220,15 @@ def test_kaggles_lists_say_how_many_images_there_should_be(tmp_path: Path) -> No
     assert (train.expected, train.shortfall) == (6, "n01440764 has 1 of 2")
     assert (val.expected, val.shortfall) == (4, "")
     assert (test.expected, test.shortfall) == (2, "ILSVRC2012_test_00000001 is missing")
+
+
+@pytest.mark.parametrize("link", ["ILSVRC", "ILSVRC/Data", "ILSVRC/Data/CLS-LOC"])
+def test_a_folder_on_the_way_into_kaggles_tree_may_not_be_a_link(link: str, tmp_path: Path) -> None:
+    MINI.write_kaggle(tmp_path / "kaggle")
+    (tmp_path / "kaggle" / link).rename(tmp_path / "moved")
+    (tmp_path / "kaggle" / link).symlink_to(tmp_path / "moved")
+    with pytest.raises(SourceDamaged, match=f"{link}: is a symbolic link"):
+        recognise(tmp_path / "kaggle")
 
 
 def test_a_mapping_of_other_classes_than_the_devkits_is_a_conflict(tmp_path: Path) -> None:
