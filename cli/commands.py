@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from traceback import walk_tb
 
 import click
 
@@ -29,12 +28,9 @@ ADVICE = {
     errno.EFBIG: "the file would get larger than the system allows; raise ulimit -f",
     errno.EMFILE: "too many open files; raise ulimit -n",
 }
-SHARED_MEMORY = "shared memory (/dev/shm), which workers need: {}; mend that, or use --workers 0"
 
 
-@click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, no_args_is_help=False
-)
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("shardprep"), prog_name="prep")
 def cli() -> None:
     """From the official archives of an image dataset to verified shards to the training step.
@@ -60,6 +56,9 @@ def run(words: Sequence[str]) -> int:
         return 0
     except click.exceptions.Exit as ended:
         return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return error.exit_code
     except click.ClickException as error:
         return failed(_with_hint(error), error.exit_code)
     except ShardprepError as error:
@@ -84,17 +83,10 @@ def could_not(error: OSError) -> int:
 
 def explain(error: OSError) -> str:
     """An operating system's error as one line that names the file and what to do."""
-    if _made_semaphore(error):
-        return SHARED_MEMORY.format(error.strerror)
     if isinstance(error, BrokenPipeError):
         return "a process that was started for the work ended at once; run the same command again"
     text = ADVICE.get(error.errno or 0) or error.strerror or str(error)
     return ": ".join(str(part) for part in (error.filename, text) if part)
-
-
-def _made_semaphore(error: OSError) -> bool:
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_globals["__name__"] == "multiprocessing.synchronize"
 
 
 def flush(code: int) -> int:

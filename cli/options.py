@@ -60,7 +60,7 @@ class Folder(click.ParamType[Path]):
 
 
 FOLDER = Folder()
-ANY_PATH = click.Path(path_type=Path)
+ANY_PATH = click.Path(readable=False, path_type=Path)
 
 Command = Callable[..., Any]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .child import isolated
 from .content_root import content_root
 from .errors import DataError, ManifestDamaged, OperationError, UsageError
 from .index import INDEX_NAME
-from .isolated import isolated
 from .manifest import MANIFEST_NAME, PROVENANCE_NAME, FileEntry, Manifest, read_manifest
 from .pool import usable_cpus
 from .progress import Progress, Silent

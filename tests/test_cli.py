@@ -81,7 +81,6 @@ def test_inspect_of_an_unlabelled_split(archives: Path, tmp_path: Path) -> None:
         ["inspect", "/nowhere"],
         ["inspect", "/dev/null"],
         ["repair", "/nowhere", "--source", "."],
-        [],
         ["nonsense"],
         ["sample", "out", "--classes", "0"],
         ["sample", "out", "--classes", "1001"],
@@ -163,21 +162,26 @@ def test_an_interruption_ends_all_at_once_and_is_resumable(
 
 
 def processes_of_group(group: int) -> list[int]:
-    """Processes of a group that are still there, after a moment to end."""
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if os.getpgid(int(entry.name)) == group:
-                        found.append(int(entry.name))
-                except ProcessLookupError:
-                    continue
-        if not found:
-            return []
+    """Processes of a group that are still running, after a moment to end."""
+    deadline = time.monotonic() + 5
+    while found := [pid for pid in map(int, numbers_in_proc()) if is_of_group(pid, group)]:
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.05)
     return found
+
+
+def numbers_in_proc() -> list[str]:
+    return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def is_of_group(pid: int, group: int) -> bool:
+    """Whether a process is of that group, and not dead and waiting to be reaped."""
+    try:
+        state, _, its_group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(its_group) == group and state not in "ZX"
 
 
 def test_the_demo_does_all_of_it(tmp_path: Path) -> None:
@@ -199,3 +203,7 @@ def test_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
 )
 def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
     assert parse_bytes(text) == size
+
+
+def test_prep_alone_tells_what_there_is() -> None:
+    assert prep().stdout.startswith("Usage: prep")

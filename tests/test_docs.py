@@ -13,7 +13,7 @@ from datasets import prep
 import shardprep.cli
 import shardprep.formats
 import shardprep.loaders
-from shardprep.cli.main import cli
+from shardprep.cli.commands import cli
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -23,7 +23,7 @@ needs_permissions = pytest.mark.skipif(
 
 @pytest.fixture
 def dataset(archives: Path, tmp_path: Path) -> Path:
-    """Two labels' worth of shards, converted and intact."""
+    """The validation split in several shards, intact."""
     converted(archives, tmp_path / "val", split="val")
     return tmp_path / "val"
 
@@ -193,16 +193,14 @@ except NoSpace as error:
 
 
 @needs_mounts
-def test_shared_memory_without_room_is_not_called_a_full_disk(archives: Path, tmp_path: Path) -> None:
+def test_workers_need_no_shared_memory(archives: Path, tmp_path: Path) -> None:
     line = 'mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm; exec "$@"'
-    words = ["convert", str(archives), str(tmp_path / "out"), "--workers", "1"]
+    words = ["convert", str(archives), str(tmp_path / "out"), "--workers", "2"]
     command = ["unshare", "-m", "sh", "-c", line, "sh", *PREP, *words]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
-    assert done.returncode == 3
-    assert "/dev/shm" in done.stderr
-    assert "disk" not in done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_too_many_open_files_says_which_limit_to_raise(archives: Path, tmp_path: Path) -> None:
@@ -225,7 +223,14 @@ try:
 except OSError as error:
     print(error.strerror)
 """
-    tracing = ["strace", "-qq", "-o/dev/null", f"-P{shard}", "-einject=openat:error=EMFILE:when=2"]
+    tracing = [
+        "strace",
+        "-qq",
+        "-o/dev/null",
+        f"-P{shard}",
+        "-etrace=openat",
+        "-einject=openat:error=EMFILE:when=2+",
+    ]
 
     done = subprocess.run(
         [*tracing, sys.executable, "-c", script], capture_output=True, text=True, timeout=60

@@ -208,7 +208,7 @@ def test_a_full_disk_is_told_and_mended_by_more_room(
     line = " ".join(map(str, words(archives, disk / "out", container)))
     unchecked = tmp_path / "unchecked.py"
     unchecked.write_text(
-        "import sys\nimport shardprep.formats.finish\nfrom shardprep.cli.main import run\n"
+        "import sys\nimport shardprep.formats.finish\nfrom shardprep.cli.commands import run\n"
         "sys.modules['shardprep.formats.convert'].check_space = lambda *a: None\n"
         f"sys.exit(run({line!r}.split()))\n"
     )

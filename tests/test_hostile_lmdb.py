@@ -9,8 +9,8 @@ import lmdb
 import pytest
 from shard_files import HEADER, THREE, read, values, write, write_lmdb
 
+from shardprep.formats.child import ChildDied, isolated
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
-from shardprep.formats.isolated import ChildDied, isolated
 from shardprep.formats.lmdb_shard import LmdbShardReader
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from isolated_calls import imported, killed_by, killed_in_the_middle_of_its_answer, raises, sleeps
 
+from shardprep.formats.child import CRASHES, ChildDied, ChildLost, isolated
 from shardprep.formats.errors import CorruptRecord, OperationError, ShardDamaged
-from shardprep.formats.isolated import CRASHES, ChildDied, ChildLost, isolated
 
 SECONDS = 60.0
 
@@ -90,7 +90,7 @@ def test_threads_do_not_take_each_others_processes() -> None:
         futures = [pool.submit(isolated, SECONDS, os._exit, code) for code in range(12)]
         answers = [str(future.exception()) for future in futures]
 
-    assert answers == [f"the process that reads it exited with {code}" for code in range(12)]
+    assert answers == [f"the process that worked on it exited with {code}" for code in range(12)]
     assert (getattr(main, "__file__", None), main.__spec__) == before
 
 
@@ -101,7 +101,7 @@ def test_the_process_imports_nothing_of_its_caller() -> None:
 def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from shardprep.formats.isolated import isolated\nprint(isolated(60, divmod, 7, 2), flush=True)\n"
+        "from shardprep.formats.child import isolated\nprint(isolated(60, divmod, 7, 2), flush=True)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
 
@@ -114,7 +114,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from isolated_calls import sleeps
-from shardprep.formats.isolated import isolated
+from shardprep.formats.child import isolated
 isolated(60, sleeps, Path({str(noted)!r}))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -27,8 +27,8 @@ from shard_files import (
     write_index,
 )
 
+from shardprep.formats.child import ChildDied, isolated
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.isolated import ChildDied, isolated
 from shardprep.formats.lmdb_shard import RECORDS_PER_COMMIT
 from shardprep.formats.publish import hash_file
 from shardprep.formats.record import MAX_KEY_BYTES, Record, content_digest, record_crc
