@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 from .manifest import FileEntry
 from .shard import ShardReader, open_shard
 
-MAX_OPEN = 64  # of 256 descriptors that macOS gives a process, and 1024 that Linux does
+# A quarter of the descriptors that a process may have: 64 with macOS' usual limit, 256 with Linux'.
+MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
 
 
 class OpenShards:

@@ -1,1 +1,32 @@
 """From shards to the training step."""
+
+# Workers import this package, hence nothing here is heavier than numpy and OpenCV.
+from .augment import ColorJitter
+from .decoding import decode_rgb
+from .failures import WorkFailed
+from .loader import Loader
+from .order import GlobalShuffle, LocalShuffle
+from .pixels import IMAGENET_MEAN, IMAGENET_STD
+from .receipt import Receipt
+from .slots import SlotsHeld
+from .timings import EngineStats
+from .transforms import ArraySpec, EvalTransform, TrainTransform, Transform, TransformInput
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "ArraySpec",
+    "ColorJitter",
+    "EngineStats",
+    "EvalTransform",
+    "GlobalShuffle",
+    "Loader",
+    "LocalShuffle",
+    "Receipt",
+    "SlotsHeld",
+    "TrainTransform",
+    "Transform",
+    "TransformInput",
+    "WorkFailed",
+    "decode_rgb",
+]

@@ -1,11 +1,13 @@
 """What holds for every test."""
 
+import gc
 import multiprocessing
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from datasets import converted
 
 from shardprep.formats import make_sample
 
@@ -28,7 +30,8 @@ def children() -> set[int]:
 
 
 def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if not thread.daemon}
+    """Those that keep the interpreter alive, and our own."""
+    return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("shardprep")}
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +39,7 @@ def nothing_outlives_a_test() -> Iterator[None]:
     """No process and no thread that a test started is there after it."""
     processes_before, threads_before = children(), threads()
     yield
+    gc.collect()
     assert children() <= processes_before, "a process outlived the test"
     assert threads() <= threads_before, "a thread outlived the test"
 
@@ -45,4 +49,21 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A miniature ILSVRC12 in its official packaging: 4 classes; 24 train, 10 val, 3 test images."""
     folder = tmp_path_factory.mktemp("archives")
     make_sample(folder, classes=4, train_per_class=6, val=10, test=3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lmdb_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """204 training images of 4 classes in LMDB, in shards of ten to twenty."""
+    folder = tmp_path_factory.mktemp("shards")
+    make_sample(folder / "archives", classes=4, train_per_class=51, val=10, test=3)
+    converted(folder / "archives", folder / "lmdb", shard_size=400_000)
+    return folder / "lmdb"
+
+
+@pytest.fixture(scope="session")
+def hdf5_shards(lmdb_shards: Path) -> Path:
+    """The same images in HDF5."""
+    folder = lmdb_shards.parent / "hdf5"
+    converted(lmdb_shards.parent / "archives", folder, shard_size=400_000, container="hdf5")
     return folder

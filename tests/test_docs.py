@@ -33,9 +33,9 @@ def test_docstring_examples_hold(name: str) -> None:
 
 
 @pytest.mark.parametrize("package", [shardprep.formats, shardprep.loaders], ids=lambda p: p.__name__)
-def test_the_public_names_are_listed_in_order(package: object) -> None:
+def test_the_public_names_are_there_and_listed_once(package: object) -> None:
     names = getattr(package, "__all__", [])
-    assert names == sorted(names)
+    assert len(names) == len(set(names)) > 0
     assert all(hasattr(package, name) for name in names)
 
 

@@ -251,4 +251,4 @@ with open_dataset({str(output)!r}) as ds:
     done = subprocess.run([sys.executable, "-c", reads], capture_output=True, text=True, check=True)
 
     assert int(done.stdout) == len(index) > 20
-    assert MAX_OPEN <= 64
+    assert MAX_OPEN <= 256

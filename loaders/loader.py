@@ -1,0 +1,224 @@
+"""The loader: from shards to batches, in order, exactly once, at the speed of the decoder."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats.dataset import open_dataset
+from ..formats.errors import UsageError
+from ..formats.index import Rows
+from .assembly import key_of, layout_of, plan_of, worker_count
+from .batches import Batch
+from .engine import Engine
+from .epoch import Epoch, resumed
+from .order import Shuffle
+from .read_ahead import ReadAhead, Stream
+from .receipt import Receipt
+from .shard_work import ShardWork, items_of
+from .timings import EngineStats
+from .transforms import Transform, outputs_of
+from .work import Items
+
+DEFAULT_SLOTS = 6
+READ_AHEAD_BYTES = 64 << 20
+
+Loaded = tuple[Any, ...]
+
+
+class Loader:
+    """Iterating it delivers one epoch: ``for images, labels in loader``.
+
+    A batch is a tuple: one array per output of the transform, each [B, …], then labels int64 [B] and,
+    with ``with_numbers``, the record numbers int64 [B]. What has no fixed size is a list of B instead:
+    with ``transform=None``, memoryviews of the encoded bytes. Batches are the same, bit for bit, for any
+    number of workers; they never change once delivered, however long they are held. Each record comes
+    exactly once per epoch over all ranks, but for what ``drop_last`` leaves out (all of it, where that is
+    less than a batch for every rank); :meth:`receipt` proves it.
+
+    ``workers`` are processes (``"auto"``: one per usable CPU; 0: the calling thread). ``rank`` and
+    ``world_size`` default to what the launcher's environment says. ``on_bad_record="skip"`` delivers
+    batches without the records that are damaged or do not decode. ``deadline`` is the number of seconds
+    after which a record that makes no progress counts as one that killed its worker. ``slots`` batches
+    lie in shared memory. ``read_ahead`` bytes are read before they are needed, where records are read in
+    the order of storage, about; 0 for none.
+
+    Raises ShardprepError; errors of a transform come as themselves, with the record's key. One thread at
+    a time may iterate, and one iterator at a time: the next one begins the next epoch and ends the one
+    before. Not picklable. Close it, or drop it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch_size: int = 256,
+        transform: Transform | None = None,
+        shuffle: Shuffle | None = None,
+        seed: int = 0,
+        workers: int | Literal["auto"] = "auto",
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = True,
+        labels: str = "sorted_wnid0",
+        on_bad_record: Literal["raise", "skip"] = "raise",
+        with_numbers: bool = False,
+        slots: int = DEFAULT_SLOTS,
+        deadline: float | None = None,
+        read_ahead: int = READ_AHEAD_BYTES,
+    ) -> None:
+        if on_bad_record not in ("raise", "skip"):
+            raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
+        if read_ahead < 0:
+            raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
+        count = worker_count(workers)
+        self.dataset = open_dataset(Path(path).absolute(), labels=labels)
+        self._plan = plan_of(
+            self.dataset,
+            shuffle=shuffle,
+            seed=seed,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+        )
+        # What the next iteration delivers, what the receipt is of, what the state is of.
+        self._next = self._current = self._place = Epoch(self._plan, 0)
+        self._labels = self.dataset.manifest.labels.mapping(labels)
+        self._outputs = outputs_of(transform) if transform is not None else None
+        self._with_numbers = with_numbers
+        self._read_ahead = read_ahead
+        self._skipped: dict[str, str] = {}
+        work = ShardWork(
+            folder=self.dataset.path,
+            container=self.dataset.manifest.container,
+            shards=self.dataset.manifest.shards,
+            transform=transform,
+            label_map=tuple(self._labels.tolist()),
+            seed=self._plan.seed,
+            skip_bad=on_bad_record == "skip",
+            one_thread=count > 0,
+        )
+        self._engine = Engine(
+            work,
+            layout_of(self.dataset, rows=self._plan.batch_size, outputs=self._outputs),
+            workers=count,
+            slots=slots,
+            deadline=deadline,
+            describe=partial(_described, self.dataset.index),
+        )
+
+    def __len__(self) -> int:
+        """How many batches the next iteration yields: of a whole epoch, or what is left of a resumed one."""
+        return len(self._next)
+
+    def __iter__(self) -> Iterator[Loaded]:
+        """Begin the next epoch; one that was left early is not gone on with."""
+        epoch = self._current = self._place = self._next
+        self._next = Epoch(self._plan, epoch.number + 1)
+        return self._run(epoch)
+
+    def _run(self, epoch: Epoch) -> Iterator[Loaded]:
+        with self._reading_ahead(epoch) as ahead:
+            batches = self._engine.run(self._items(epoch, ahead))
+            with closing(batches):  # type: ignore[type-var]
+                yield from map(partial(self._delivered, epoch), batches)  # a loop would hold one meanwhile
+        epoch.end()
+
+    def _reading_ahead(self, epoch: Epoch) -> AbstractContextManager[ReadAhead | None]:
+        shards = self._plan.shards(epoch.number)
+        if shards is None or not self._read_ahead:
+            return nullcontext()
+        stream = Stream.of(self.dataset.path, self.dataset.manifest.shards, shards)
+        return closing(ReadAhead(stream, budget=self._read_ahead))
+
+    def _items(self, epoch: Epoch, ahead: ReadAhead | None) -> Iterator[Items]:
+        """The work of each batch; drawing it tells the reader ahead how far the workers will get."""
+        for numbers in epoch.batches():
+            if ahead is not None:
+                ahead.expect(numbers)
+            yield items_of(self.dataset.index, numbers, epoch.number)
+
+    def _delivered(self, epoch: Epoch, batch: Batch) -> Loaded:
+        if epoch is not self._current:
+            raise UsageError("another iteration of this loader has begun; end the first, or use two loaders")
+        columns = self._columns(batch)
+        numbers, bad = batch.items["number"], list(batch.skipped)
+        if bad:
+            self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
+            columns = [c if isinstance(c, list) else np.delete(c, bad, axis=0) for c in columns]
+        epoch.delivered(np.delete(numbers, bad), numbers[bad].tolist())
+        self._place = epoch
+        return tuple(columns)
+
+    def _columns(self, batch: Batch) -> list[Any]:
+        """What the batch has, in the order promised; lists have no place for rows that were skipped."""
+        numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
+        made = [list(batch.payloads.values())] if self._outputs is None else batch.arrays.values()
+        labels = self._labels[self.dataset.index["label"][numbers]]
+        return [*made, labels, numbers] if self._with_numbers else [*made, labels]
+
+    def key(self, number: int) -> str:
+        """The key of a record number."""
+        return key_of(self.dataset.index, number)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next iteration delivers."""
+        return self._next.number
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iteration deliver this epoch, from its beginning."""
+        self._next = self._place = Epoch(self._plan, operator.index(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: plain JSON, of one size for any dataset, but for the skipped records.
+
+        Taken between two batches it says that the first of them was delivered; :meth:`load_state_dict`
+        goes on with the second, also with other workers, batch size or world size. After
+        :meth:`set_epoch` it is the beginning of that epoch.
+        """
+        return (self._next if self._place.is_over else self._place).state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next iteration go on where the state was taken. Raises UsageError, and changes nothing.
+
+        Each rank loads its own state, or, in a world of another size, all load the state of one.
+        """
+        self._next = self._current = self._place = resumed(self._plan, state)
+
+    def receipt(self) -> Receipt:
+        """What this rank has delivered of the epoch under way, or of the last one."""
+        return self._current.receipt
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The bad records that were passed over so far: key to reason."""
+        return dict(self._skipped)
+
+    def stats(self) -> EngineStats:
+        """Where the time went since the loader was made. Thread-safe."""
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """End the workers and give back memory and files; delivered batches stay. Safe to call twice."""
+        self._engine.close()
+        self.dataset.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _described(index: Rows, item: Any) -> str:
+    return key_of(index, item["number"])

@@ -1,0 +1,127 @@
+"""Outcomes of rows on their way from a worker: a table of fixed entries, bodies beside it or in the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .memory import ALIGNMENT, aligned
+from .slots import Memory
+from .trusted import dumps, loads
+from .work import Skipped
+
+
+class Kind(IntEnum):
+    """What an entry's body is; only OBJECT is pickled."""
+
+    SKIPPED = 0
+    BYTES = 1
+    ARRAY = 2
+    OBJECT = 3
+
+
+# `at` counts from the start of the lease's spare bytes where `in_slot`, else from the start of the bodies.
+_ENTRY = np.dtype(
+    [("row", "<u4"), ("kind", "u1"), ("in_slot", "?"), ("at", "<u8"), ("size", "<u8"), ("form", "S40")]
+)
+
+
+class Packer:
+    """Collects the outcomes of a lease, ``rows`` so far; their bodies go to ``spare`` while there is room."""
+
+    def __init__(self, spare: Memory) -> None:
+        self.rows = 0
+        self._spare = spare
+        self._used = 0
+        self._entries: list[tuple[int, Kind, bool, int, int, bytes]] = []
+        self._bodies: list[bytes] = []
+        self._size = 0
+
+    def add(self, outcome: object) -> None:
+        """The outcome of the next row."""
+        if outcome is not None:
+            self._put(*_encode(outcome))
+        self.rows += 1
+
+    def _put(self, kind: Kind, form: bytes, body: Memory) -> None:
+        end = self._used + body.size
+        if fits := end <= self._spare.size:
+            self._spare[self._used : end] = body
+            at, self._used = self._used, -(-end // ALIGNMENT) * ALIGNMENT
+        else:
+            self._bodies.append(body.tobytes())
+            at, self._size = self._size, self._size + body.size
+        self._entries.append((self.rows, kind, fits, at, body.size, form))
+
+    def parts(self) -> tuple[bytes, ...]:
+        """Number of entries, entries, bodies: what :func:`unpack` takes, joined."""
+        table = np.array(self._entries, _ENTRY).tobytes()
+        return len(self._entries).to_bytes(4, "little"), table, *self._bodies
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The outcomes of one lease, of ``count`` rows from ``first`` on, as they arrived."""
+
+    first: int
+    count: int
+    message: memoryview
+
+    def unpack(self, spare: Memory) -> Iterator[tuple[int, object]]:
+        """Rows of the batch that have a payload or were Skipped; ``spare`` is what the packer had."""
+        length = int.from_bytes(self.message[:4], "little")
+        if not length:
+            return
+        entries = np.frombuffer(self.message, _ENTRY, length, 4)
+        bodies = np.frombuffer(self.message, np.uint8, offset=4 + entries.nbytes)
+        for row, kind, in_slot, at, size, form in entries.tolist():
+            body = (spare if in_slot else bodies)[at : at + size]
+            yield self.first + row, _decode(Kind(kind), form, body)
+
+
+def _encode(outcome: object) -> tuple[Kind, bytes, Memory]:
+    if isinstance(outcome, Skipped):
+        return Kind.SKIPPED, b"", _bytes_of(outcome.reason.encode())
+    if isinstance(outcome, bytes | bytearray | memoryview):
+        return Kind.BYTES, b"", _bytes_of(outcome)
+    if isinstance(outcome, np.ndarray) and len(form := _form(outcome)) <= _ENTRY["form"].itemsize:
+        return Kind.ARRAY, form, np.ascontiguousarray(outcome).reshape(-1).view(np.uint8)
+    return Kind.OBJECT, b"", _bytes_of(dumps(outcome))
+
+
+def _decode(kind: Kind, form: bytes, body: Memory) -> object:
+    match kind:
+        case Kind.SKIPPED:
+            return Skipped(body.tobytes().decode())
+        case Kind.BYTES:
+            return body.data
+        case Kind.ARRAY:
+            dtype, _, shape = form.decode().partition(":")
+            sides = [int(side) for side in shape.split(",") if side]
+            return _on_alignment(body).view(dtype).reshape(sides)
+        case Kind.OBJECT:
+            return loads(body.tobytes())
+
+
+def _form(array: npt.NDArray[Any]) -> bytes:
+    """``<f4:3,224,224``; too long to be used for what only pickle can tell."""
+    if array.dtype.hasobject or array.dtype.fields is not None or type(array) is not np.ndarray:
+        return bytes(_ENTRY["form"].itemsize + 1)
+    return f"{array.dtype.str}:{','.join(map(str, array.shape))}".encode()
+
+
+def _on_alignment(body: Memory) -> Memory:
+    if body.ctypes.data % ALIGNMENT == 0 and body.flags.writeable:
+        return body
+    fresh = aligned(body.size)
+    fresh[:] = body
+    return fresh
+
+
+def _bytes_of(data: bytes | bytearray | memoryview) -> Memory:
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,133 @@
+"""What a loader's workers do: read a record from its shard, transform it, write it into its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
+from ..formats.index import Rows
+from ..formats.manifest import FileEntry
+from ..formats.open_shards import OpenShards
+from ..formats.opencv import cv2
+from ..formats.record import Record
+from ..formats.shard import ShardReader
+from .order import Records
+from .rng import RecordRandom
+from .slots import Arrays
+from .transforms import Transform, fill_rows, outputs_of
+from .work import Clock, Items, Skipped
+
+STAGES = ("read", "transform")
+
+ITEM = np.dtype(
+    [("epoch", "<u8"), ("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crc32c", "<u4")]
+)
+
+
+class Item(NamedTuple):
+    """One record to deliver: its number in the dataset, its place, and the checksum that it has there."""
+
+    epoch: int
+    number: int
+    shard: int
+    ordinal: int
+    crc32c: int
+
+
+def items_of(index: Rows, numbers: Records, epoch: int) -> Items:
+    """The work items of these records."""
+    items = np.empty(len(numbers), ITEM)
+    items["epoch"], items["number"] = epoch, numbers
+    rows = index[numbers]
+    for column in ("shard", "ordinal", "crc32c"):
+        items[column] = rows[column]
+    return items
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """Picklable; knows where the shards are and what to do with a record.
+
+    ``transform=None`` delivers each record's bytes. ``label_map[label]`` is the label that a
+    transform sees. With ``skip_bad`` a damaged record, or one that does not decode, is skipped; a
+    shard that cannot be opened is an error all the same. ``one_thread`` keeps OpenCV to one, for who
+    works in several processes.
+    """
+
+    folder: Path
+    container: str
+    shards: tuple[FileEntry, ...]
+    transform: Transform | None
+    label_map: tuple[int, ...]
+    seed: int
+    skip_bad: bool
+    one_thread: bool
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]:
+        return ITEM
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return STAGES
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Callable[[Items, Arrays], Iterator[object]]]:
+        if self.one_thread:
+            cv2.setNumThreads(0)
+        with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
+            yield _Bench(self, shards, clock).fill
+
+
+class _Bench:
+    """Fills rows; one thread uses it."""
+
+    def __init__(self, work: ShardWork, shards: OpenShards, clock: Clock) -> None:
+        self._work = work
+        self._shards = shards
+        self._clock = clock
+        self._random = RecordRandom(work.seed)
+        self._outputs = outputs_of(work.transform) if work.transform is not None else None
+
+    def fill(self, items: Items, arrays: Arrays) -> Iterator[object]:
+        for row, item in enumerate(map(Item._make, items.tolist())):
+            reader = self._shards[item.shard]
+            try:
+                outcome = self._outcome(reader, item, arrays, row)
+            except (BadImage, CorruptRecord, ShardDamaged) as error:
+                if not self._work.skip_bad:
+                    raise
+                outcome = Skipped(str(error))
+            yield outcome
+
+    def _outcome(self, reader: ShardReader, item: Item, arrays: Arrays, row: int) -> object:
+        began = perf_counter()
+        record = self._read(reader, item)
+        read = perf_counter()
+        outcome = self._transformed(record, item, arrays, row)
+        self._clock += read - began, perf_counter() - read
+        return outcome
+
+    def _read(self, reader: ShardReader, item: Item) -> Record:
+        record = reader.read(item.ordinal, crc32c=item.crc32c)
+        return record._replace(label=self._work.label_map[record.label])
+
+    def _transformed(self, record: Record, item: Item, arrays: Arrays, row: int) -> object:
+        transform = self._work.transform
+        if transform is None:
+            return record.image
+        rng = self._random(item.epoch, item.number)
+        if self._outputs is not None:
+            fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))
+            return None
+        made = transform(record, rng)
+        if made is None:
+            raise UsageError("the transform returned None; let it return an array", key=record.key)
+        return made

@@ -1,0 +1,219 @@
+"""Slots: equal pieces of memory, shared with the workers, each for one batch, lent to whoever reads it."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import tempfile
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats.errors import OperationError, UsageError
+from .memory import ALIGNMENT, aligned, available
+
+Memory = npt.NDArray[np.uint8]
+Arrays = dict[str, npt.NDArray[Any]]
+
+RESERVE = 2  # slots never left to the consumer: one that is being filled, one that follows it
+MIN_SLOTS = 3  # a loop holds the batch before while it asks for the next, and one is to be filled
+
+
+class SlotsHeld(UserWarning):
+    """The consumer holds so many batches that further ones are copied, which costs time and memory."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a batch; ``shape`` is that of one row."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __init__(self, name: str, shape: Iterable[int], dtype: npt.DTypeLike) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "shape", tuple(shape))
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+        if self.dtype.hasobject:
+            raise UsageError(f"field {name} has dtype {self.dtype}; objects cannot lie in shared memory")
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """What lies where in a slot of ``rows`` rows: every field's array on 64 bytes, then the spare bytes.
+
+    ``spare`` bytes per row are for what a worker returns in varying size; what does not fit there
+    travels through the worker's socket, which costs about six times as much.
+    """
+
+    rows: int
+    fields: tuple[Field, ...]
+    spare: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.spare < 0:
+            raise UsageError(f"a slot cannot have {self.rows} rows and {self.spare} spare bytes")
+        if len({field.name for field in self.fields}) < len(self.fields):
+            raise UsageError("two fields of a slot have the same name")
+
+    def offsets(self) -> tuple[int, ...]:
+        """Where each field starts, and, last, where the spare bytes do."""
+        ends = [0]
+        for field in self.fields:
+            ends.append(_round_up(ends[-1] + self.rows * field.row_bytes, ALIGNMENT))
+        return tuple(ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a slot: a whole number of pages, and at least one."""
+        return _round_up(max(1, self.offsets()[-1] + self.rows * self.spare), mmap.PAGESIZE)
+
+    def arrays(self, memory: Memory, rows: int) -> Arrays:
+        """The first ``rows`` rows of each field, as views of a slot's memory."""
+        return {
+            field.name: memory[start : start + rows * field.row_bytes]
+            .view(field.dtype)
+            .reshape(rows, *field.shape)
+            for field, start in zip(self.fields, self.offsets(), strict=False)
+        }
+
+    def spare_bytes(self, memory: Memory, first: int, count: int) -> Memory:
+        """The spare bytes of ``count`` rows, whose first is ``first``."""
+        start = self.offsets()[-1]
+        return memory[start + first * self.spare : start + (first + count) * self.spare]
+
+
+class SlotRing:
+    """``slots`` slots in one piece of anonymous shared memory, allocated and mapped in full at the start.
+
+    It has no name anywhere, so nothing is left however its processes end; it is picklable to a child
+    that is being started, and to nothing else. The memory lives until :meth:`close` was called *and*
+    the last array on it is gone. Raises OperationError where there is not enough memory.
+    """
+
+    _fd = -1
+
+    def __init__(self, layout: SlotLayout, slots: int) -> None:
+        self._attach(layout, slots, _allocate(layout, slots))
+
+    def _attach(self, layout: SlotLayout, slots: int, fd: int) -> None:
+        self.layout = layout
+        self.slots = slots
+        self.returned: deque[int] = deque()
+        self.copied = 0
+        self._held: set[int] = set()
+        self._fd = fd
+        self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=mmap.MAP_SHARED | _POPULATE))
+
+    def memory(self, slot: int) -> Memory:
+        """A slot's bytes, on a page boundary; not lent: its writer answers for what it does."""
+        size = self.layout.nbytes
+        return np.frombuffer(self._map, np.uint8, count=size, offset=slot * size)
+
+    def lend(self, slot: int, on_return: Callable[[], None]) -> Memory:
+        """A slot's bytes, which comes back when they and every view of them are dropped.
+
+        Then the slot's number is appended to ``returned`` and ``on_return`` is called, in whatever thread
+        that happens, possibly in the middle of a garbage collection: it must not take a lock.
+        """
+        memory = self.memory(slot)
+        weakref.finalize(memory, self._take_back, slot, on_return).atexit = False
+        return memory
+
+    def _take_back(self, slot: int, on_return: Callable[[], None]) -> None:
+        self._held.discard(slot)
+        self.returned.append(slot)
+        on_return()
+
+    def hand_over(self, slot: int, memory: Memory) -> Memory:
+        """What the consumer gets for a lent slot: the slot, or a copy if it already holds all it may."""
+        if len(self._held) < max(self.slots - RESERVE, MIN_SLOTS - 1):
+            self._held.add(slot)
+            return memory
+        if not self.copied:
+            warnings.warn(
+                f"{len(self._held)} batches are held, all that {self.slots} slots allow: batches are copied "
+                "until some are dropped. If you need to hold so many, raise `slots`.",
+                SlotsHeld,
+                stacklevel=2,
+            )
+        self.copied += 1
+        fresh = aligned(memory.size)
+        fresh[:] = memory
+        return fresh
+
+    def close(self) -> None:
+        """Leave the memory to the arrays that are still on it. Idempotent."""
+        self._map = memoryview(b"")
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (self.layout, self.slots, reduction.DupFd(self._fd))
+
+
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # a ring whose pages are first met by the workers runs at 80 %
+
+
+def _attached(layout: SlotLayout, slots: int, handle: Any) -> SlotRing:
+    ring = SlotRing.__new__(SlotRing)
+    ring._attach(layout, slots, handle.detach())
+    return ring
+
+
+def _allocate(layout: SlotLayout, slots: int) -> int:
+    need, free = slots * layout.nbytes, available()
+    if free is not None and need > free:
+        raise _too_little(layout, slots, f"{free / 2**20:,.0f} MiB are available")
+    fd = _anonymous_file()
+    try:
+        _reserve(fd, need)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise _too_little(layout, slots, str(error.strerror)) from error
+        raise
+    return fd
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("shardprep-slots")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _reserve(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.truncate(fd, size)
+
+
+def _too_little(layout: SlotLayout, slots: int, why: str) -> OperationError:
+    return OperationError(
+        f"{slots} slots of {layout.nbytes / 2**20:,.1f} MiB need {slots * layout.nbytes / 2**20:,.0f} MiB of "
+        f"memory, but {why}; choose a smaller batch_size ({layout.rows}) or fewer slots ({slots})"
+    )
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

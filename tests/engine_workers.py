@@ -1,0 +1,177 @@
+"""What the tests' engines work on: defined here, where a worker process can import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardprep.loaders.slots import Arrays, Field, SlotLayout
+from shardprep.loaders.work import Clock, Fill, Items, Skipped
+
+Action = Callable[[int], object]
+INT64 = np.dtype(np.int64)
+
+
+def layout(rows: int, *, width: int = 64, spare: int = 0) -> SlotLayout:
+    """Rows that name their item twice: once small, once in every one of ``width`` pixels."""
+    fields = Field("number", (), np.int64), Field("pixels", (width,), np.int32)
+    return SlotLayout(rows, fields, spare=spare)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Writes each item's number into its row, after doing what ``actions`` has for it (or for any, at -1)."""
+
+    actions: Mapping[int, Action] = field(default_factory=dict)
+    at_opening: Action | None = None
+    at_closing: Action | None = None
+    item_dtype: np.dtype[Any] = INT64
+    stages: tuple[str, ...] = ("write",)
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        if self.at_opening:
+            self.at_opening(0)
+
+        def fill(items: Items, arrays: Arrays) -> Iterable[object]:
+            for row, item in enumerate(items.tolist()):
+                began = time.perf_counter()
+                outcome = self.actions.get(item, self.actions.get(-1, nothing))(item)
+                arrays["number"][row] = item
+                arrays["pixels"][row] = item
+                clock[0] += time.perf_counter() - began
+                yield outcome
+
+        yield fill
+        if self.at_closing:
+            self.at_closing(0)
+
+
+def nothing(item: int) -> None:
+    """Write the row, no more."""
+
+
+def sleep(item: int) -> None:
+    time.sleep(0.02)
+
+
+def doze(item: int) -> None:
+    time.sleep(0.2)
+
+
+def nap(item: int) -> None:
+    time.sleep(0.0005)
+
+
+def sleep_for_ever(item: int) -> None:
+    time.sleep(3600)
+
+
+def kill(item: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash(item: int) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave(item: int) -> None:
+    os._exit(0)
+
+
+def stop(item: int) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def refuse(item: int) -> None:
+    raise KeyError(f"no such thing as {item}")
+
+
+def refuse_strangely(item: int) -> None:
+    class Strange(Exception):
+        """Nobody else can find this class."""
+
+    raise Strange(f"strange {item}")
+
+
+def skip(item: int) -> object:
+    return Skipped(f"{item} is not wanted")
+
+
+def text(item: int) -> object:
+    return b"x" * item
+
+
+def triangle(item: int) -> object:
+    return np.tri(item % 50, dtype=np.float32)
+
+
+def mapping(item: int) -> object:
+    return {"item": item}
+
+
+def big(item: int) -> object:
+    return np.full(1 << 20, item % 251, np.uint8)
+
+
+def modules(item: int) -> object:
+    import sys
+
+    found = [name for name in ("tensorflow",) if name in sys.modules]
+    return found + [name for name in ("__main__", "__mp_main__") if hasattr(sys.modules[name], "mine")]
+
+
+@dataclass(frozen=True)
+class Once:
+    """Does ``action`` the first time it is asked to, in whatever process."""
+
+    marker: Path
+    action: Action
+
+    def __call__(self, item: int) -> object:
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return None
+        return self.action(item)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Waits until somebody writes to the pipe ``path``."""
+
+    path: Path
+
+    def __call__(self, item: int) -> None:
+        self.path.read_bytes()
+
+
+@dataclass(frozen=True)
+class Note:
+    """Leaves a file named for the process that was here."""
+
+    folder: Path
+
+    def __call__(self, item: int) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Yields ``by`` outcomes more than it has rows."""
+
+    by: int
+    item_dtype: np.dtype[Any] = INT64
+    stages: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        yield lambda items, arrays: [None] * (len(items) + self.by)
