@@ -25,7 +25,7 @@ STEPS = (
 @click.argument("folder", type=ANY_PATH, required=False)
 @click.pass_context
 def demo(ctx: click.Context, folder: Path | None) -> None:
-    """Make a miniature ILSVRC12, convert it, verify it and sum it up, saying each command.
+    """Make a miniature ILSVRC12, convert it, verify it, sum it up and load it, saying each step.
 
     Works in FOLDER, which must be empty or new, and keeps it; without FOLDER in a temporary folder
     that is removed at the end.
@@ -40,9 +40,34 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
         with chdir(path):
             for step in STEPS:
                 _run(ctx, step.split(" "))
+            _load_an_epoch(Path("lmdb/train"))
     kept = f"kept in {folder}" if folder else "removed again; to keep it: prep demo FOLDER"
     click.echo(f"\nThat was all of it, {kept}. Now the same with your own data:")
     click.echo("  prep convert /where/the/archives/are /where/the/shards/shall/be")
+
+
+def _load_an_epoch(dataset: Path) -> None:
+    """What a training script does, and the proof that each record came exactly once."""
+    from ..loaders import Loader, LocalShuffle, TrainTransform
+
+    click.secho(f"\n# one epoch of {dataset} through shardprep.loaders.Loader, two workers", bold=True)
+    with Loader(
+        dataset,
+        batch_size=64,
+        transform=TrainTransform(64),
+        shuffle=LocalShuffle(100),
+        workers=2,
+        rank=0,
+        world_size=1,
+        drop_last=False,
+    ) as loader:
+        for images, labels in loader:
+            click.echo(
+                f"images {images.dtype} {list(images.shape)}, labels {labels.dtype} {list(labels.shape)}"
+            )
+        receipt = loader.receipt()
+        receipt.check(len(loader.dataset))
+        click.echo(f"receipt: {receipt.count} of {len(loader.dataset)} records, each exactly once")
 
 
 def _run(ctx: click.Context, words: Sequence[str]) -> None:

@@ -4,6 +4,8 @@ import doctest
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -14,6 +16,7 @@ import shardprep.cli
 import shardprep.formats
 import shardprep.loaders
 from shardprep.cli.commands import cli
+from shardprep.formats import convert
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -50,6 +53,26 @@ def test_the_demo_prints_what_the_readme_shows() -> None:
     shown = README.split("<!-- demo transcript -->\n```console\n")[1].split("```")[0]
 
     assert masked(prep("demo", check=True).stdout) == masked(shown)
+
+
+@pytest.fixture(scope="module")
+def place(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the README's programs find there."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "archives").symlink_to(archives)
+    convert(archives, folder / "shards", workers=0)
+    return folder
+
+
+@pytest.mark.parametrize("program", re.findall(r"```python\n(.*?)```", README, re.S))
+def test_the_programs_in_the_readme_run(program: str, place: Path) -> None:
+    (place / "program.py").write_text(program)
+
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=place, capture_output=True, text=True, timeout=120
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
