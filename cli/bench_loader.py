@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..loaders import EvalTransform, GlobalShuffle, Loader, LocalShuffle, TrainTransform, Transform
-from ..loaders.measure import LoaderSpeed, measure
-from ..loaders.order import Shuffle
 from .options import FOLDER, json_option, workers_option
 from .text import count_of, print_fields, print_json, size
 
+if TYPE_CHECKING:  # the commands that load nothing do without OpenCV's 50 ms
+    from ..loaders import Transform
+    from ..loaders.measure import LoaderSpeed
+    from ..loaders.order import Shuffle
 
-class ShuffleType(click.ParamType[Shuffle | None]):
+
+class ShuffleType(click.ParamType["Shuffle | None"]):
     """A window in records or bytes ("10000", "2GiB"), or one of two words."""
 
     name = "shuffle"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shuffle | None:
+        from ..loaders import GlobalShuffle, LocalShuffle
+
         match value:
             case "none":
                 return None
@@ -69,6 +73,9 @@ def bench_loader(
 
     The first epoch reads the disk; later ones, and data that fit in memory, tell the speed of decoding.
     """
+    from ..loaders import Loader
+    from ..loaders.measure import measure
+
     make = partial(
         Loader,
         dataset,
@@ -90,6 +97,8 @@ def bench_loader(
 
 def _transform(name: str, pixels: int) -> Transform | None:
     """The evaluation crop is 7/8 of what the shorter side is resized to, as 224 of 256."""
+    from ..loaders import EvalTransform, TrainTransform
+
     if name == "train":
         return TrainTransform(pixels)
     return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None

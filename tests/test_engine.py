@@ -580,7 +580,7 @@ def named_files(pid: int) -> Iterator[str]:
         yield from re.findall(r"(?m)\s(/dev/shm/.*|/tmp/.*\.sock.*)$", Path(f"/proc/{pid}/maps").read_text())
         for link in Path(f"/proc/{pid}/fd").iterdir():
             target = str(link.readlink())
-            if target.startswith(("/dev/shm", "/tmp")):
+            if target.startswith(("/dev/shm", "/tmp")) and not target.startswith(sys.prefix):
                 yield target
         inodes = {str(link.readlink())[8:-1] for link in Path(f"/proc/{pid}/fd").iterdir()}
         for line in Path("/proc/net/unix").read_text().splitlines()[1:]:

@@ -1,0 +1,61 @@
+"""What the order and the state of 1.28 million records cost, whatever the window."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardprep.loaders import GlobalShuffle, LocalShuffle
+from shardprep.loaders.epoch import Epoch, EpochPlan
+
+RECORDS, SHARD_RECORDS = 1_281_167, 2_300  # the training split in shards of 256 MiB
+
+PLAN = EpochPlan(
+    dataset="sha256:" + "0" * 64,
+    shard_counts=(*[SHARD_RECORDS] * (RECORDS // SHARD_RECORDS), RECORDS % SHARD_RECORDS),
+    shuffle=None,
+    seed=0,
+    batch_size=256,
+    rank=0,
+    world_size=1,
+    drop_last=True,
+)
+
+
+def report() -> None:
+    print(f"\nThe order of {RECORDS:,} records: ms and MB at the peak, once per epoch")
+    for shuffle in (
+        None,
+        LocalShuffle(1_000),
+        LocalShuffle(100_000),
+        LocalShuffle(1_000_000),
+        GlobalShuffle(),
+    ):
+        plan = replace(PLAN, shuffle=shuffle)
+        print(
+            f"  {shuffle!s:30} {_milliseconds(lambda p=plan: p.order(3)):6.1f} ms {_peak(lambda p=plan: p.order(3)):6.1f} MB"
+        )
+    epoch = Epoch(PLAN, 3)
+    state = len(json.dumps(epoch.state()))
+    print(f"  a state: {_milliseconds(epoch.state):.2f} ms, {state} bytes of JSON")
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times)
+
+
+def _peak(call: Callable[[], object]) -> float:
+    tracemalloc.start()
+    call()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak / 1e6

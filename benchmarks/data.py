@@ -1,0 +1,59 @@
+"""The data that all contenders read: files, shards and a TFRecord file of the same images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardprep.formats import PlanOptions, convert, open_dataset
+
+SHARD_BYTES = 64 << 20  # several shards, as any real dataset has
+
+
+@dataclass(frozen=True)
+class Data:
+    """``images`` are class folders; ``scratch`` gets what is made of them. All rates are at these settings."""
+
+    images: Path
+    scratch: Path
+    size: int = 224
+    batch: int = 256
+    workers: int = 2
+
+    @property
+    def lmdb(self) -> Path:
+        return self.scratch / "lmdb"
+
+    @property
+    def hdf5(self) -> Path:
+        return self.scratch / "hdf5"
+
+    @property
+    def tfrecord(self) -> Path:
+        return self.scratch / "images.tfrecord"
+
+    def files(self) -> list[tuple[Path, int]]:
+        """Every image and its label."""
+        classes = sorted(path for path in self.images.iterdir() if path.is_dir())
+        return [
+            (file, label) for label, folder in enumerate(classes) for file in sorted(folder.glob("*.jpg"))
+        ]
+
+
+def prepare(data: Data) -> int:
+    """Convert what is not there yet, and read everything once; the mean size of an image in bytes."""
+    for container in ("lmdb", "hdf5"):
+        if not (data.scratch / container).exists():
+            options = PlanOptions(container=container, shard_size=SHARD_BYTES)
+            convert(data.images, data.scratch / container, split="train", plan_options=options)
+    warm([path for path, _ in data.files()])
+    for folder in (data.lmdb, data.hdf5):
+        warm(sorted(folder.iterdir()))
+    with open_dataset(data.lmdb) as dataset:
+        return dataset.manifest.image_bytes // len(dataset)
+
+
+def warm(paths: list[Path]) -> None:
+    """Have the files in the page cache."""
+    for path in paths:
+        path.read_bytes()

@@ -1,0 +1,159 @@
+"""The loader beside its ceiling and its peers, on images that lie in the page cache.
+
+    python benchmarks/images.py /tmp/images --count 5000
+    python benchmarks/loader_speed.py /tmp/images /tmp/scratch --workers 2
+
+Every contender delivers batches of 256 train crops of 224 x 224 to its main process, in a process of its
+own per round; rounds alternate. A peer that is not installed is said to be so. Medians and ratios are what
+counts; where other work shares the machine, the CPU per image says more than the images per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import costs
+import reading
+from conditions import conditions
+from data import Data, prepare
+from rates import Rate, measure
+
+CONTENDERS = {
+    "one core, plain loop": "ours.one_core",
+    "Loader, LMDB": "ours.loader_lmdb",
+    "Loader, HDF5": "ours.loader_hdf5",
+    "torch DataLoader, files": "peer_torch.files",
+    "torch DataLoader, LMDB": "peer_torch.shards",
+    "tensorpack MapDataZMQ": "peer_tensorpack.files",
+    "tf.data, TFRecord": "peer_tf_data.records",
+    "read + constant, one core": "ours.read_and_fill",
+    "Loader, constant": "ours.loader_constant",
+}
+CORE, LOADER, HDF5, FILES, SHARDS, TENSORPACK, TF_DATA, NO_TRANSPORT, TRANSPORT = CONTENDERS
+PATIENCE = 120.0  # seconds for one round of one contender
+
+Rounds = dict[str, list[Rate]]
+
+
+def run_here(place: str, data: Data, seconds: float) -> None:
+    """One round of a contender; prints its rate and ends without waiting for anybody's threads."""
+    module, name = place.split(".")
+    batches = getattr(importlib.import_module(module), name)(data)
+    print(json.dumps(asdict(measure(batches, seconds=seconds, warm_up=1))), flush=True)
+    batches.close()
+    os._exit(0)
+
+
+def run_apart(name: str, options: list[str]) -> Rate | str:
+    """One round in a new process: its rate, or why there is none."""
+    command = [sys.executable, __file__, *options, "--only", CONTENDERS[name]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"hung for {PATIENCE:.0f} s"
+    if "ModuleNotFoundError" in done.stderr:
+        return "not installed"
+    if done.returncode:
+        return f"failed: {done.stderr.strip().splitlines()[-1]}"
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]  # libraries print, too
+    return Rate(**json.loads(line))
+
+
+def run_all(options: list[str], rounds: int, names: list[str]) -> tuple[Rounds, dict[str, str]]:
+    """Alternate; who could not run once is not tried again."""
+    rates: Rounds = {name: [] for name in names}
+    missing: dict[str, str] = {}
+    for _ in range(rounds):
+        for name in [name for name in names if name not in missing]:
+            result = run_apart(name, options)
+            if isinstance(result, str):
+                missing[name] = result
+            else:
+                rates[name].append(result)
+    return {name: found for name, found in rates.items() if name not in missing}, missing
+
+
+def median(rates: Rounds, name: str, field: str = "images") -> float:
+    return statistics.median(getattr(rate, field) for rate in rates[name])
+
+
+def ratio(rates: Rounds, name: str, other: str, field: str = "images") -> float:
+    """The median over rounds of one contender's figure against another's of the same round."""
+    pairs = zip(rates[name], rates[other], strict=True)
+    return statistics.median(getattr(a, field) / getattr(b, field) for a, b in pairs)
+
+
+def report(rates: Rounds, missing: dict[str, str], workers: int) -> None:
+    print(f"{'':26} images/s   CPU us/image (main)  first batch  worker's memory    Loader / this (in CPU)")
+    for name in rates:
+        print(f"{name:26} {_line(rates, name)}")
+    for name, why in missing.items():
+        print(f"{name:26} {why}")
+    if {CORE, LOADER} <= rates.keys():
+        share, cpu = ratio(rates, LOADER, CORE) / workers, ratio(rates, CORE, LOADER, "cpu")
+        main = median(rates, LOADER, "main") * 2500 / 1e6
+        print(f"\nceiling: {share:.1%} of {workers} x one core; in CPU per image {cpu:.1%}")
+        print(f"main process at 2,500 images/s: {main:.1%} of a core")
+    if {TRANSPORT, NO_TRANSPORT} <= rates.keys():
+        beyond = median(rates, TRANSPORT, "cpu") - median(rates, NO_TRANSPORT, "cpu")
+        print(f"transport: {beyond:.1f} us of CPU per image beyond reading and filling, both sides")
+
+
+def _line(rates: Rounds, name: str) -> str:
+    images, cpu, main, first, memory = (
+        median(rates, name, field) for field in ("images", "cpu", "main", "first", "memory")
+    )
+    cells = f"{images:8,.0f} {cpu:13,.0f} ({main:5,.0f}) {first:10.2f} s {memory / 1e6:12,.0f} MB"
+    if LOADER in rates and name not in (NO_TRANSPORT, TRANSPORT):
+        cells += f" {ratio(rates, LOADER, name):13.2f}x ({ratio(rates, name, LOADER, 'cpu'):.2f}x)"
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("images", type=Path)
+    parser.add_argument("scratch", type=Path)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument(
+        "--contenders", nargs="*", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME"
+    )
+    parser.add_argument("--peers-only", action="store_true", help="neither reading nor the order's costs")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    data = Data(args.images, args.scratch, workers=args.workers)
+    if args.only:
+        run_here(args.only, data, args.seconds)
+    mean = prepare(data)
+    print(conditions("shardprep", "numpy", "opencv-python-headless", "lmdb", "h5py"))
+    print(
+        f"{len(data.files())} images, mean {mean / 1e3:.1f} KB, batches of {data.batch}, {data.workers} workers, "
+        f"medians of {args.rounds} rounds of {args.seconds:g} s\n"
+    )
+    options = [
+        str(args.images),
+        str(args.scratch),
+        "--workers",
+        str(args.workers),
+        "--seconds",
+        str(args.seconds),
+    ]
+    report(*run_all(options, args.rounds, args.contenders), args.workers)
+    if not args.peers_only:
+        costs.report()
+        reading.report(data, args.rounds)
+
+
+if __name__ == "__main__":
+    main()

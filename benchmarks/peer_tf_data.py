@@ -1,0 +1,62 @@
+"""tf.data at its best: a TFRecord file, only the cropped region decoded, everything tuned by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+from data import Data
+
+FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+
+def write(data: Data) -> None:
+    """The images as TFRecords."""
+    partial = data.tfrecord.with_suffix(".partial")
+    with tf.io.TFRecordWriter(os.fspath(partial)) as writer:
+        for path, label in data.files():
+            image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[path.read_bytes()]))
+            number = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
+            features = tf.train.Features(feature={"image": image, "label": number})
+            writer.write(tf.train.Example(features=features).SerializeToString())
+    partial.rename(data.tfrecord)
+
+
+def records(data: Data) -> Iterator[int]:
+    if not data.tfrecord.exists():
+        write(data)
+    data.tfrecord.read_bytes()  # into the page cache
+    options = tf.data.Options()
+    options.deterministic = False
+    batches = (
+        tf.data.TFRecordDataset(os.fspath(data.tfrecord))
+        .repeat()
+        .shuffle(1000)
+        .map(lambda example: _load(example, data.size), num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(data.batch, drop_remainder=True)
+        .prefetch(tf.data.AUTOTUNE)
+        .with_options(options)
+    )
+    for images, _ in batches:
+        yield int(images.shape[0])
+
+
+def _load(example: Any, size: int) -> Any:
+    """The same random resized crop and flip: share of the area, log-uniform aspect, bilinear."""
+    parsed = tf.io.parse_single_example(example, FEATURES)
+    begin, extent, _ = tf.image.sample_distorted_bounding_box(
+        tf.io.extract_jpeg_shape(parsed["image"]),
+        tf.zeros([1, 0, 4]),
+        area_range=(0.08, 1.0),
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        max_attempts=10,
+        use_image_if_no_bounding_boxes=True,
+    )
+    window = tf.stack([begin[0], begin[1], extent[0], extent[1]])
+    pixels = tf.io.decode_and_crop_jpeg(parsed["image"], window, channels=3)
+    resized = tf.cast(tf.image.resize(pixels, [size, size]), tf.uint8)
+    return tf.image.random_flip_left_right(resized), parsed["label"]
