@@ -18,6 +18,7 @@ from ..formats.open_shards import OpenShards
 from ..formats.opencv import cv2
 from ..formats.record import Record
 from ..formats.shard import ShardReader
+from .heap import keep_freed_memory
 from .order import Records
 from .rng import RecordRandom
 from .slots import Arrays
@@ -82,6 +83,7 @@ class ShardWork:
     def open(self, clock: Clock) -> Iterator[Callable[[Items, Arrays], Iterator[object]]]:
         if self.one_thread:
             cv2.setNumThreads(0)
+            keep_freed_memory()
         with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
             yield _Bench(self, shards, clock).fill
 
