@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.util import Finalize
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -71,12 +74,12 @@ class Engine:
         self._ring: SlotRing | None = None
         self._dispatcher: Dispatcher | None = None
         if workers:
-            chunk = min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize))
-            self._launch(Leases(slots=slots, workers=workers, chunk=chunk), workers, deadline)
+            self._launch(min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize)), workers, deadline)
 
-    def _launch(self, leases: Leases, workers: int, deadline: float | None) -> None:
+    def _launch(self, chunk: int, workers: int, deadline: float | None) -> None:
         pickled = _pickled(self._work)
         ring = SlotRing(self._layout, self._slots)
+        leases = Leases(slots=self._slots, workers=workers, chunk=chunk)
         begin = partial(start, ring=ring, board=self._board, pickled_work=pickled)
         dispatcher = Dispatcher(begin, leases, ring, self._board, deadline=deadline)
         # multiprocessing's own, for it runs before multiprocessing ends what it takes for forgotten children
@@ -93,8 +96,9 @@ class Engine:
         However a run ends, another may follow; beginning it ends the one before, which raises UsageError.
         """
         drawn = Plans(plans, dtype=self._work.item_dtype, rows=self._layout.rows)
-        if self._closed or self._pid != os.getpid():
-            raise UsageError("this engine is closed, or belongs to another process; make a new one")
+        if self._closed:
+            raise UsageError("this engine is closed; make a new one")
+        self._refuse_copy()
         if self._dispatcher is None or self._ring is None:
             yield from self._run_here(drawn)
         else:
@@ -128,7 +132,15 @@ class Engine:
             run.stop()
         return run
 
+    def _refuse_copy(self) -> None:
+        """A forked copy sees the parent's slots, which go on changing."""
+        if self._pid != os.getpid():
+            raise UsageError(
+                "this engine belongs to the process that this one was forked from; make a new one"
+            )
+
     def _top_up(self, run: Run, plans: Plans, dispatcher: Dispatcher) -> bool:
+        self._refuse_copy()
         run.plans.extend(plans.draw(self._slots - len(run.plans)))
         dispatcher.bell.ring()
         return plans.claim()
@@ -192,7 +204,8 @@ class Engine:
 
 
 def _check(work: Work, *, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
-    if workers < 0 or slots < MIN_SLOTS or chunk < 1 or (deadline is not None and deadline <= 0):
+    no_deadline = deadline is not None and not 0 < deadline < math.inf
+    if workers < 0 or slots < MIN_SLOTS or chunk < 1 or no_deadline:
         raise UsageError(
             f"workers={workers}, slots={slots}, chunk={chunk}, deadline={deadline}: there must be at least "
             f"0 workers, {MIN_SLOTS} slots and 1 row in a chunk, and a deadline above 0"
@@ -207,7 +220,15 @@ def _check(work: Work, *, workers: int, slots: int, chunk: int, deadline: float 
 
 def _pickled(work: Work) -> bytes:
     try:
-        return dumps(work)
+        pickled = dumps(work)
+        if (
+            b"__main__" in pickled
+            and not Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
+        ):
+            raise UsageError(
+                "it is defined in a notebook or on standard input, which no other process imports"
+            )
+        return pickled
     except Exception as error:
         raise UsageError(
             f"the work cannot be sent to the workers ({error}); define what it uses at the top level of a "

@@ -14,8 +14,13 @@ class WorkFailed(OperationError):
 
 
 def pack(error: BaseException) -> bytes:
-    """The exception and its traceback as text; only the text where its class does not survive pickling."""
+    """The exception and its traceback as text; only the text where its class does not survive pickling.
+
+    Nor does an exit or an interruption travel as itself: it would end the process that trains, silently.
+    """
     text = "".join(traceback.format_exception(error)).rstrip()
+    if not isinstance(error, Exception):
+        return dumps((None, text))
     try:
         data = dumps((error, text))
         loads(data)

@@ -9,6 +9,7 @@ same on every platform and with every numpy.
 
 from __future__ import annotations
 
+import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -75,6 +76,8 @@ class LocalShuffle(Shuffle):
     window: int | str
 
     def __post_init__(self) -> None:
+        if hasattr(self.window, "__index__"):  # numpy's integers, too
+            object.__setattr__(self, "window", operator.index(self.window))
         if _amount(self.window) < 1:
             raise UsageError(f"a shuffle window must be at least 1, not {self.window!r}")
 
@@ -241,7 +244,7 @@ def _amount(window: int | str) -> float:
     """The number of records, or of bytes, that a window means. Raises UsageError."""
     if isinstance(window, int):
         return window
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", window)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", window) if isinstance(window, str) else None
     if match is None:
         raise UsageError(f"a shuffle window is a number of records or a size as '2GiB', not {window!r}")
     return float(match[1]) * float(UNITS[match[2]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping
 
@@ -57,7 +58,7 @@ def _pair(rank_name: str, rank: int | str | None, size_name: str, size: int | st
 
 def _number(name: str, value: int | str | None) -> int:
     try:
-        return int(value)  # type: ignore[arg-type]
+        return int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise UsageError(f"{name} must be a whole number, not {value!r}") from None
 

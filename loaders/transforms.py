@@ -63,8 +63,16 @@ class Transform(Protocol):
 
 
 def outputs_of(transform: Transform) -> tuple[ArraySpec, ...] | None:
-    """The arrays that the transform declares; None where results may be of any size."""
+    """The arrays that the transform declares; None where results may be of any size. Raises UsageError."""
+    if isinstance(transform, type) or not callable(transform):
+        raise UsageError(
+            f"transform must be a callable of a record, such as TrainTransform(224), not {transform!r}"
+        )
     outputs: tuple[ArraySpec, ...] | None = getattr(transform, "outputs", None)
+    if not (
+        outputs is None or (isinstance(outputs, tuple) and all(isinstance(s, ArraySpec) for s in outputs))
+    ):
+        raise UsageError(f"a transform's outputs must be a tuple of ArraySpec, not {outputs!r}")
     return outputs
 
 

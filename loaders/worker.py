@@ -56,6 +56,9 @@ class _Desk:
         while (message := self.channel.receive()) is not None:
             got = perf_counter()
             _say(self.channel, *self._answer(unpack_lease(message, self.work.item_dtype)))
+            self.board.lease[self.index] = (
+                IDLE  # not before it is said: who dies until then dies of this lease
+            )
             self.board.waiting[self.index] += got - began
             began = perf_counter()
             self.board.filling[self.index] += began - got
@@ -63,11 +66,9 @@ class _Desk:
     def _answer(self, lease: Lease) -> tuple[Part, ...]:
         try:
             packer = self._finish(lease)
-        except Exception as error:  # raised again in the process that waits for this row
+        except BaseException as error:  # raised again, or told, in the process that waits for this row
             _, row = self.board.place(self.index)
             return pack_answer(Answer.FAILED, lease.id, row), failures.pack(error)
-        finally:
-            self.board.lease[self.index] = IDLE
         return pack_answer(Answer.DONE, lease.id), *packer.parts()
 
     def _finish(self, lease: Lease) -> Packer:

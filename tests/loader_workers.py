@@ -138,3 +138,8 @@ def report_late_joins() -> None:
         join(thread, timeout)
 
     threading.Thread.join = reporting  # type: ignore[assignment, method-assign]
+
+
+def leave(record: TransformInput, rng: np.random.Generator) -> None:
+    """A transform that takes itself for a program."""
+    raise SystemExit(2)
