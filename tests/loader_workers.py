@@ -140,6 +140,6 @@ def report_late_joins() -> None:
     threading.Thread.join = reporting  # type: ignore[assignment, method-assign]
 
 
-def leave(record: TransformInput, rng: np.random.Generator) -> None:
+def exit_program(record: TransformInput, rng: np.random.Generator) -> None:
     """A transform that takes itself for a program."""
     raise SystemExit(2)

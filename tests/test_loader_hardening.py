@@ -19,7 +19,7 @@ def test_a_transform_that_exits_is_told_and_does_not_end_the_training(
     lmdb_shards: Path, workers: int
 ) -> None:
     with (
-        Loader(lmdb_shards, batch_size=16, transform=loader_workers.leave, workers=workers) as loader,
+        Loader(lmdb_shards, batch_size=16, transform=loader_workers.exit_program, workers=workers) as loader,
         pytest.raises(WorkFailed, match="SystemExit") as raised,
     ):
         list(loader)
