@@ -30,7 +30,7 @@ RECORDS_PER_COMMIT = 256
 
 SYSTEM_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
-    *(errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM),
+    *(errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EROFS),
 )
 
 
