@@ -17,6 +17,7 @@ from ..formats.dataset import open_dataset
 from ..formats.errors import UsageError
 from ..formats.index import Rows
 from .assembly import key_of, layout_of, plan_of, worker_count
+from .batch_spec import BatchSpec, full_batch_bytes, loader_specs
 from .batches import Batch
 from .engine import Engine
 from .epoch import Epoch, resumed
@@ -28,7 +29,9 @@ from .timings import EngineStats
 from .transforms import Transform, outputs_of
 from .work import Items
 
-DEFAULT_SLOTS = 6
+DEFAULT_SLOTS = (
+    9  # two in a queue, one staged, two with the step, and one on the way to each, besides our two
+)
 READ_AHEAD_BYTES = 64 << 20
 
 Loaded = tuple[Any, ...]
@@ -93,8 +96,10 @@ class Loader:
         # What the next iteration delivers, what the receipt is of, what the state is of.
         self._next = self._current = self._place = Epoch(self._plan, 0)
         self._labels = self.dataset.manifest.labels.mapping(labels)
+        self._has_transform = transform is not None
         self._outputs = outputs_of(transform) if transform is not None else None
         self._with_numbers = with_numbers
+        self._constant_rows = drop_last and on_bad_record == "raise"
         self._read_ahead = read_ahead
         self._skipped: dict[str, str] = {}
         work = ShardWork(
@@ -165,6 +170,24 @@ class Loader:
         made = [list(batch.payloads.values())] if self._outputs is None else batch.arrays.values()
         labels = self._labels[self.dataset.index["label"][numbers]]
         return [*made, labels, numbers] if self._with_numbers else [*made, labels]
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many batches a whole epoch has."""
+        return len(self._plan.split(0))
+
+    @property
+    def batch_specs(self) -> tuple[BatchSpec, ...]:
+        """The parts of a batch. Raises UsageError for a transform that declares no outputs."""
+        if self._outputs is None and self._has_transform:
+            raise UsageError("the transform declares no outputs, so its batches' form is unknown")
+        rows = self._plan.batch_size if self._constant_rows else None
+        return loader_specs(self._outputs, rows=rows, with_numbers=self._with_numbers)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the arrays of a full batch. Raises UsageError where these have no fixed size."""
+        return full_batch_bytes(self.batch_specs, self._plan.batch_size)
 
     def key(self, number: int) -> str:
         """The key of a record number."""

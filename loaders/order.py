@@ -10,7 +10,6 @@ same on every platform and with every numpy.
 from __future__ import annotations
 
 import operator
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,15 +20,11 @@ import numpy.typing as npt
 
 from ..formats.errors import UsageError
 from .rng import Purpose, keyed_bits
+from .sizes import byte_count
 
 Records = npt.NDArray[np.int64]
 
 MAX_RECORDS = (1 << 31) - 1  # a sort key holds a record's position, its new place and a fraction of one
-UNITS = {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("B", 1000), ("iB", 1024))
-}
 
 
 class Shuffle(ABC):
@@ -244,7 +239,4 @@ def _amount(window: int | str) -> float:
     """The number of records, or of bytes, that a window means. Raises UsageError."""
     if isinstance(window, int):
         return window
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", window) if isinstance(window, str) else None
-    if match is None:
-        raise UsageError(f"a shuffle window is a number of records or a size as '2GiB', not {window!r}")
-    return float(match[1]) * float(UNITS[match[2]])
+    return byte_count(window, of="a shuffle window")

@@ -1,0 +1,104 @@
+"""A ``tf.data.Dataset`` as an input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+from ...formats.errors import UsageError
+from .framework import tf
+from .gate import end_epoch, gate, shaped
+from .input import Input
+from .occupancy import InputStats, Occupancy
+from .session_sinks import raw_session
+from .signature import flat
+from .sink import Status
+from .tensors import blanks
+
+
+class DatasetInput(Input):
+    """The elements of ``dataset`` as batches, as they are; each iteration of it is an epoch.
+
+    It waits in TensorFlow, hence hears Ctrl-C only between batches. An infinite dataset has no end of epoch.
+    In a graph, ``tf.data``'s own prefetching may draw on into the next epoch.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if not isinstance(dataset, tf.data.Dataset):
+            raise UsageError(f"a DatasetInput takes a tf.data.Dataset, not {type(dataset).__name__}")
+        self._dataset = dataset
+        self.element_spec = dataset.element_spec
+        self._in_session = not tf.executing_eagerly()
+        self._occupancy = Occupancy()
+        self._closed = False
+        self._endless: Any = None  # the iterator that a graph draws from
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_open()
+        if self._in_session:
+            raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
+        return self._epoch(iter(self._dataset))
+
+    def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        began = perf_counter()
+        for batch in batches:
+            self._check_open()
+            self._occupancy.taken(waited=perf_counter() - began)
+            held = [batch]
+            del batch
+            yield held.pop()
+            began = perf_counter()
+        self._occupancy.epoch()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this input is closed; make a new one")
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """How many batches every epoch has; None where that is unknown, or there is no end."""
+        cardinality = int(self._dataset.cardinality())
+        return cardinality if cardinality >= 0 else None
+
+    def _dequeue_in_graph(self) -> Any:
+        self._check_open()
+        if self._endless is None:
+            self._endless = self._endless_iterator()
+        status, *leaves = self._endless.get_next()
+        with tf.control_dependencies([gate(status, end_epoch)]):
+            return self.packed(shaped([tf.identity(leaf) for leaf in leaves], self.specs))
+
+    def _endless_iterator(self) -> Any:
+        """One iterator over all epochs, with an element of blanks after each."""
+        if self._in_session:
+            return tf.compat.v1.data.make_initializable_iterator(self._with_ends())
+        with tf.init_scope():
+            return iter(self._with_ends())
+
+    def _with_ends(self) -> Any:
+        specs = flat(self.element_spec)
+        ended = (tf.constant(int(Status.END), tf.uint8), *blanks(specs))
+
+        def marked(*parts: Any) -> Any:
+            batch = parts if isinstance(self.element_spec, tuple) else parts[0]
+            return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
+
+        return self._dataset.map(marked).concatenate(tf.data.Dataset.from_tensors(ended)).repeat()
+
+    def start(self, session: Any) -> None:
+        if self._in_session and self._endless is not None:
+            raw_session(session).run(self._endless.initializer)
+
+    def as_dataset(self, *, prefetch: int = 1) -> Any:
+        return self._dataset.prefetch(prefetch) if prefetch else self._dataset
+
+    def stats(self) -> InputStats:
+        return self._occupancy.read(type(self).__name__, capacity=0, level=0)
+
+    def close(self) -> None:
+        self._closed = True
+        self._drawing = self._endless = None

@@ -1,0 +1,102 @@
+"""Batches without a thread between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+from ..passes import Passes, Source
+from .framework import tf
+from .gate import end_epoch, gate, shaped
+from .input import Input
+from .occupancy import InputStats, Occupancy
+from .pulled_passes import PulledPasses
+from .queue_input import arrays_of, tensors_of
+from .signature import signature_of
+from .sink import Status
+from .tensors import blanks
+
+
+class FeedInput(Input):
+    """Draws each batch from the source when the step asks for it: for debugging, and for tiny data.
+
+    ``source`` and ``signature`` are as for :class:`QueueInput`. Made in a v1 graph, ``dequeue`` gives
+    placeholders, and iterating it gives the ``feed_dict`` of each batch::
+
+        for feed in feed_input:
+            session.run(step, feed)
+
+    In a ``tf.function`` its Python runs within the step. Every step waits, hence counts as starved.
+    """
+
+    def __init__(self, source: Source, *, signature: Any = None) -> None:
+        self._passes = Passes(source)
+        self.element_spec = signature_of(self._passes, signature)
+        self._occupancy = Occupancy()
+        self._pulled = PulledPasses(self._passes)
+        self._number: int | None = None  # of the pass that a graph is in
+        self._places = None if tf.executing_eagerly() else _placeholders(self.specs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._epoch(self._pulled.begin())
+
+    def _epoch(self, number: int) -> Iterator[Any]:
+        while (batch := self._counted(number)) is not None:
+            made = [self._fed(batch)]
+            del batch
+            yield made.pop()
+
+    def _fed(self, batch: Any) -> Any:
+        if self._places is None:
+            return self.packed(tensors_of(self.element_spec, batch))
+        return dict(zip(self._places, arrays_of(self.element_spec, batch), strict=True))
+
+    def _counted(self, number: int) -> Any:
+        began = perf_counter()
+        batch = self._pulled.next(number)
+        if batch is None:
+            self._occupancy.epoch()
+        else:
+            self._occupancy.taken(waited=perf_counter() - began)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """How many batches every epoch has; None where that is unknown."""
+        return self._passes.steady_length
+
+    def _dequeue_in_graph(self) -> Any:
+        if self._places is not None:
+            return self.packed(list(self._places))
+        status, *leaves = tf.py_function(self._pull, [], [tf.uint8, *(spec.dtype for spec in self.specs)])
+        with tf.control_dependencies([gate(status, end_epoch)]):
+            return self.packed(shaped([tf.identity(leaf) for leaf in leaves], self.specs))
+
+    def _pull(self) -> list[Any]:
+        if self._number is None:
+            self._number = self._pulled.begin_for_tensorflow()
+        number, self._number = self._number, None
+        batch = self._pulled.next_for_tensorflow(number)
+        if batch is None:
+            return [tf.constant(int(Status.END), tf.uint8), *blanks(self.specs)]
+        self._number = number
+        return [tf.constant(int(Status.BATCH), tf.uint8), *tensors_of(self.element_spec, batch)]
+
+    def reset(self) -> None:
+        """Leave the epoch that is under way: the next batch is the first of another."""
+        self._drawing = self._number = None
+
+    def stats(self) -> InputStats:
+        return self._occupancy.read(type(self).__name__, capacity=0, level=0)
+
+    def close(self) -> None:
+        self._drawing = None
+        self._pulled.close()
+
+
+def _placeholders(specs: list[Any]) -> list[Any]:
+    return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]

@@ -1,0 +1,39 @@
+"""The end of a pass and a source's failure, told within a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .framework import tf
+from .sink import Status
+
+
+def gate(status: Any, ended: Callable[[int], None]) -> Any:
+    """A tensor that is there once ``status`` says that a batch was dequeued; use it as a control dependency.
+
+    Otherwise ``ended(status)`` is called, which raises: StopIteration is OutOfRangeError to TensorFlow. A
+    batch costs one comparison; Python runs only at the end.
+    """
+
+    def call_ended(found: Any) -> None:
+        ended(int(found))
+
+    with tf.device("CPU:0"):
+        return tf.cond(
+            tf.equal(status, int(Status.BATCH)),
+            lambda: tf.constant(True),
+            lambda: tf.numpy_function(call_ended, [status], tf.bool),
+        )
+
+
+def shaped(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+    """The tensors, with what is known of their shapes."""
+    for tensor, spec in zip(tensors, specs, strict=True):
+        tensor.set_shape(spec.shape)
+    return list(tensors)
+
+
+def end_epoch(status: int) -> None:
+    """What a gate calls where nothing but the epoch's end can have come."""
+    raise StopIteration

@@ -1,0 +1,155 @@
+"""A queue and a stage in a v1 graph: built with the graph, fed through a session."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .framework import tf
+from .gate import gate, shaped
+from .sink import Leaves, PassEnded, SinkClosed, Status
+from .tensors import blank_arrays
+
+BATCH = int(Status.BATCH)
+
+_numbers = itertools.count(1)
+
+
+def raw_session(session: Any) -> Any:
+    """The session itself, or the one within a monitored session, whose hooks count the training's steps only."""
+    raw = getattr(session, "raw_session", None)
+    return raw() if callable(raw) else session
+
+
+class SessionSink(ABC):
+    """What both have: operations that a session runs, once there is one."""
+
+    capacity: int
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Callable[..., Any]] = {}
+        self._closed = False
+
+    def attach(self, session: Any) -> None:
+        """Run in this session from now on."""
+        raw = raw_session(session)
+        self._runs = {name: raw.make_callable(*op) for name, op in self._operations().items()}
+
+    @abstractmethod
+    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
+        """What is run, by name: fetches and the placeholders that are fed."""
+
+    @abstractmethod
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        """The next batch within the graph; ``ended`` is what its gate calls."""
+
+    def level(self) -> int:
+        try:
+            return int(self._run("size"))
+        except SinkClosed:
+            return 0
+
+    def close(self) -> None:
+        try:
+            self._run("close")
+        except (SinkClosed, tf.errors.OpError):
+            return  # the session was never there, or is closed, and what it had is gone
+        finally:
+            self._closed = True
+
+    def _run(self, name: str, *fed: Any) -> Any:
+        if self._closed or not self._runs:
+            raise SinkClosed
+        try:
+            return self._runs[name](*fed)
+        except (RuntimeError, tf.errors.CancelledError, tf.errors.AbortedError) as error:
+            raise SinkClosed from error  # RuntimeError: the session was closed
+
+
+class SessionQueue(SessionSink):
+    """A ``FIFOQueue`` fed with arrays: one on 64 bytes is not copied, its memory is kept until its last use."""
+
+    def __init__(self, specs: Sequence[Any], capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self._specs = specs
+        self._blanks = blank_arrays(specs)
+        with tf.device("CPU:0"):
+            self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
+            self._places = [tf.compat.v1.placeholder(t) for t in self._queue.dtypes]
+            self._made = {
+                "put": (self._queue.enqueue(self._places), self._places),
+                "take": (list(self._queue.dequeue()), []),
+                "size": (self._queue.size(), []),
+                "close": (self._queue.close(cancel_pending_enqueues=True), []),
+            }
+
+    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
+        return self._made
+
+    def put(self, status: Status, leaves: Leaves) -> None:
+        self._run("put", int(status), *(leaves if status == Status.BATCH else self._blanks))
+
+    def take(self) -> tuple[Status, Leaves]:
+        status, *leaves = self._run("take")
+        return Status(int(status)), leaves
+
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        status, *tensors = self._queue.dequeue()
+        with tf.control_dependencies([gate(status, ended)]):
+            return shaped([tf.identity(tensor) for tensor in tensors], self._specs)
+
+
+class SessionStage(SessionSink):
+    """A staging area on ``device`` that takes ``batch``, another input's tensors, without passing through Python."""
+
+    def __init__(self, specs: Sequence[Any], batch: Sequence[Any], device: str, depth: int) -> None:
+        super().__init__()
+        self.capacity = depth
+        self._specs = specs
+        self._device = device
+        self._area = {
+            "capacity": depth,
+            "shared_name": f"shardprep-session-stage-{os.getpid()}-{next(_numbers)}",
+        }
+        self._dtypes = [spec.dtype for spec in specs]
+        with tf.device("CPU:0"):  # room for the end of a pass, too
+            self._tokens = tf.queue.FIFOQueue(depth + 1, [tf.uint8])
+            status = tf.compat.v1.placeholder(tf.uint8, [])
+        with tf.device(device):
+            staged = tf.raw_ops.Stage(values=[tf.identity(leaf) for leaf in batch], **self._area)
+            clear = tf.raw_ops.StageClear(dtypes=self._dtypes, **self._area)
+        with tf.control_dependencies([staged]):
+            stage = self._tokens.enqueue(tf.constant(BATCH, tf.uint8))
+        self._made = {
+            "stage": (stage, []),
+            "tell": (self._tokens.enqueue(status), [status]),
+            "token": (self._tokens.dequeue(), []),
+            "unstage": (self._unstage(), []),
+            "size": (self._tokens.size(), []),
+            "close": ([self._tokens.close(cancel_pending_enqueues=True), clear], []),
+        }
+
+    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
+        return self._made
+
+    def put(self, status: Status, leaves: Leaves) -> None:
+        try:
+            self._run("stage") if status == Status.BATCH else self._run("tell", int(status))
+        except tf.errors.OutOfRangeError as error:
+            raise PassEnded from error
+
+    def take(self) -> tuple[Status, Leaves]:
+        status = Status(int(self._run("token")))
+        return status, self._run("unstage") if status == Status.BATCH else []
+
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        with tf.control_dependencies([gate(self._tokens.dequeue(), ended)]):
+            return shaped(self._unstage(), self._specs)
+
+    def _unstage(self) -> Leaves:
+        with tf.device(self._device):
+            return list(tf.raw_ops.Unstage(dtypes=self._dtypes, **self._area))

@@ -1,0 +1,140 @@
+"""Batches laid out on the devices before the step asks for them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ...formats.errors import UsageError
+from ..passes import Passes, Source
+from .fed_input import FedInput
+from .feeder import Feeder
+from .framework import tf
+from .input import Input
+from .queue_input import tensors_of
+from .session_sinks import SessionSink, SessionStage
+from .signature import flat, renamed, signature_of
+from .sink import Leaves
+from .staging_areas import StagingAreas
+
+
+class StagingInput(FedInput):
+    """A staging area on each device that a thread fills ahead from ``source``, ``depth`` batches deep.
+
+    ``source`` is another input, which is closed together with this one, or whatever :class:`QueueInput` takes.
+    ``device`` defaults to the first GPU, or the CPU. With ``strategy`` each batch is the global one: every
+    replica gets its part of the rows, on its own device, the first ones one row more where they do not divide.
+    Iterating then gives values for ``strategy.run(step, args=batch)``, and in a graph ``dequeue`` belongs
+    into the replica's function.
+
+    The last batches of an epoch are not lost. What lies on the device already is not copied. Made in a v1 graph
+    it wraps an input of that graph, on one device, and starts that too.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        device: str | None = None,
+        strategy: Any = None,
+        depth: int = 1,
+        signature: Any = None,
+    ) -> None:
+        if depth < 1 or (device and strategy):
+            raise UsageError(
+                f"depth={depth}, device={device}: depth is at least 1, a strategy has its own devices"
+            )
+        self._strategy = strategy
+        self._wrapped = source if isinstance(source, Input) else None
+        passes = Passes(source)
+        element_spec = signature_of(passes, signature)
+        devices = list(strategy.extended.worker_devices) if strategy else [device or _first_device()]
+        make = self._eager if tf.executing_eagerly() else self._in_session
+        sink, feeder = make(passes, element_spec, devices, depth)
+        super().__init__(passes, element_spec, sink, feeder)
+
+    def _eager(self, passes: Passes, element_spec: Any, devices: list[str], depth: int) -> tuple[Any, Feeder]:
+        specs = [_part_of(spec, len(devices)) for spec in flat(element_spec)]
+        areas = StagingAreas(specs, devices, depth)
+        split = partial(_split, element_spec, len(devices))
+        return areas, Feeder(passes, areas, split, on_close=self._closing())
+
+    def _in_session(
+        self, passes: Passes, element_spec: Any, devices: list[str], depth: int
+    ) -> tuple[Any, Feeder]:
+        if self._wrapped is None or len(devices) > 1:
+            raise UsageError("in a v1 graph a StagingInput wraps another input, and has one device")
+        batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
+        stage = SessionStage(flat(element_spec), batch, devices[0], depth)
+        endless = Passes(partial(itertools.repeat, None))  # the stage itself finds out where a pass ends
+        return stage, Feeder(endless, stage, lambda _: [], on_close=self._closing())
+
+    def _closing(self) -> Callable[[], None] | None:
+        return self._wrapped.close if self._wrapped else None
+
+    def _form(self, leaves: Leaves) -> Any:
+        if not self._strategy:
+            return self.packed(leaves[0])
+        columns = zip(*leaves, strict=True)
+        return renamed(self.element_spec, [_per_replica(self._strategy, column) for column in columns])
+
+    def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
+        if isinstance(self._sink, SessionSink):
+            return super()._dequeue_op(ended)
+        areas: StagingAreas = self._sink  # type: ignore[assignment]
+        return areas.dequeue(_replica() if self._strategy else 0, ended)
+
+    def start(self, session: Any) -> None:
+        if self._wrapped:
+            self._wrapped.start(session)
+        super().start(session)
+
+    def as_dataset(self, *, prefetch: int = 1) -> Any:
+        if self._strategy:
+            raise UsageError(
+                "what lies on several devices is no dataset; give the wrapped input's dataset to the strategy"
+            )
+        return super().as_dataset(prefetch=prefetch)
+
+
+def _first_device() -> str:
+    gpus = tf.config.list_logical_devices("GPU")
+    return gpus[0].name if gpus else "CPU:0"
+
+
+def _part_of(spec: Any, parts: int) -> Any:
+    """The spec of one replica's rows."""
+    rows, *sides = spec.shape.as_list() if spec.shape.rank else [None]
+    if not spec.shape.rank or parts == 1:
+        return spec
+    return tf.TensorSpec([rows // parts if rows and rows % parts == 0 else None, *sides], spec.dtype)
+
+
+def _split(element_spec: Any, parts: int, batch: Any) -> list[Leaves]:
+    """One list of leaves for each device; rows divide as evenly as they can."""
+    leaves = tensors_of(element_spec, batch)
+    return [[_rows(leaf, part, parts) for leaf in leaves] for part in range(parts)]
+
+
+def _rows(leaf: Any, part: int, parts: int) -> Any:
+    if parts == 1 or not leaf.shape.rank:
+        return leaf
+    share, more = divmod(int(leaf.shape[0]), parts)
+    first = part * share + min(part, more)
+    return leaf[first : first + share + (part < more)]
+
+
+def _per_replica(strategy: Any, values: Sequence[Any]) -> Any:
+    remaining = iter(values)
+    return strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
+
+
+def _replica() -> int:
+    """The number among this machine's replicas of the one whose function is being traced."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise UsageError("with a strategy, dequeue belongs into the function given to strategy.run")
+    number = context.replica_id_in_sync_group
+    return int(tf.get_static_value(number)) if tf.is_tensor(number) else int(number)

@@ -1,0 +1,58 @@
+"""A ``tf.queue.FIFOQueue`` of batches, fed from eager code. Elements alias what is put: nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .framework import tf
+from .gate import gate, shaped
+from .sink import Leaves, SinkClosed, Status
+from .tensors import blanks
+
+
+class TensorQueue:
+    """A sink of ``capacity`` elements; whatever dequeues, in eager code or in a graph, gets the next one."""
+
+    def __init__(self, specs: Sequence[Any], capacity: int) -> None:
+        self.capacity = capacity
+        self._specs = specs
+        self._closed = False
+        self._blanks = blanks(specs)
+        with tf.device("CPU:0"):
+            self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
+
+    def put(self, status: Status, leaves: Leaves) -> None:
+        if self._closed:
+            raise SinkClosed
+        element = [tf.constant(status, tf.uint8), *(leaves if status == Status.BATCH else self._blanks)]
+        try:
+            self._queue.enqueue(element)
+        except tf.errors.OpError as error:
+            raise SinkClosed from error
+
+    def level(self) -> int:
+        return int(self._queue.size())
+
+    def take(self) -> tuple[Status, Leaves]:
+        status, *leaves = self._queue.dequeue()
+        return Status(int(status)), leaves
+
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        """The next batch within a graph; ``ended`` is what its gate calls."""
+        status, *tensors = self._queue.dequeue()
+        with tf.control_dependencies([gate(status, ended)]):
+            return shaped([tf.identity(tensor) for tensor in tensors], self._specs)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._queue.close(cancel_pending_enqueues=True)
+            self._empty()
+
+    def _empty(self) -> None:
+        try:
+            while self.level():
+                self.take()
+        except tf.errors.OutOfRangeError:  # another thread took the last
+            return

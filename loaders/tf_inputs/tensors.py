@@ -1,0 +1,83 @@
+"""Arrays to tensors, without a copy wherever that is safe.
+
+TensorFlow takes the very memory of an array that is C-contiguous, writeable, of native byte order and
+starts on 64 bytes, as all of a Loader's are; it keeps the array alive, and with it the loader's slot, until
+its last use. At any other address it would abort the process. Everything else is copied once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formats.errors import UsageError
+from ..memory import ALIGNMENT, aligned
+from .framework import tf
+
+PLAIN_KINDS = "biufc"
+
+
+def tensor_of(part: Any, spec: Any) -> Any:
+    """An eager tensor of a batch's part. Raises UsageError where it is not what ``spec`` says."""
+    if tf.is_tensor(part):
+        return _checked(part, spec)
+    array = array_of(part, spec)
+    if array.dtype.kind in PLAIN_KINDS:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.constant(array, spec.dtype)
+
+
+def array_of(part: Any, spec: Any) -> npt.NDArray[Any]:
+    """The part as an array that TensorFlow may take as it is. Raises UsageError where it is not what ``spec`` says."""
+    if spec.dtype == tf.string:
+        return _checked(_strings(part), spec)  # type: ignore[no-any-return]
+    array = np.asarray(part)
+    if (
+        not isinstance(part, np.ndarray)
+        and array.dtype != spec.dtype.as_numpy_dtype
+        and array.dtype.kind in "iufb"
+    ):
+        array = array.astype(spec.dtype.as_numpy_dtype, casting="same_kind")  # Python's numbers have no width
+    return _lendable(_checked(array, spec))
+
+
+def blanks(specs: Sequence[Any]) -> list[Any]:
+    """Empty tensors of these dtypes, for an element that carries none."""
+    return [tf.zeros([0] * (spec.shape.rank or 0), spec.dtype) for spec in specs]
+
+
+def blank_arrays(specs: Sequence[Any]) -> list[npt.NDArray[Any]]:
+    """The same as arrays."""
+    return [np.zeros([0] * (spec.shape.rank or 0), spec.dtype.as_numpy_dtype) for spec in specs]
+
+
+def _checked(value: Any, spec: Any) -> Any:
+    if tf.as_dtype(value.dtype) != spec.dtype or not spec.shape.is_compatible_with(value.shape):
+        raise UsageError(
+            f"a batch has {tf.as_dtype(value.dtype).name} {list(value.shape)} where its signature says "
+            f"{spec.dtype.name} {spec.shape}; fix it or the signature"
+        )
+    return value
+
+
+def _strings(part: Any) -> npt.NDArray[Any]:
+    if isinstance(part, list | tuple):
+        strings = np.empty(len(part), object)
+        strings[:] = [x if isinstance(x, str) else bytes(x) for x in part]
+        return strings
+    return np.asarray(part, object)
+
+
+def _lendable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    flags = array.flags
+    if array.dtype.kind not in PLAIN_KINDS:
+        return array
+    if flags.c_contiguous and flags.writeable and array.dtype.isnative and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    dtype = array.dtype.newbyteorder("=")
+    fresh = aligned(array.nbytes).view(dtype).reshape(array.shape)
+    fresh[...] = array
+    return fresh
