@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ShardDamaged
-from .shard import Container, ShardReader, ShardWriter, Stored
+from .shard import Container, Memory, Placed, Room, ShardReader, ShardWriter, Stored
 
 if TYPE_CHECKING:
     from .plan import Extent
@@ -163,20 +163,45 @@ class Hdf5ShardReader(ShardReader):
         return len(self._labels)
 
     def stored(self, ordinal: int) -> Stored:
+        descriptor, start, size = self._place(ordinal)
+        image = os.pread(descriptor, size, start)
+        self._refuse_short(ordinal, len(image), size)
+        return Stored(*self._head(ordinal), image)
+
+    def placed(self, ordinal: int, room: Room) -> Placed:
+        descriptor, start, size = self._place(ordinal)
+        place = room(size)
+        self._refuse_short(ordinal, _read_into(place, descriptor, start), size)
+        return Placed(*self._head(ordinal), place)
+
+    def _place(self, ordinal: int) -> tuple[int, int, int]:
+        """Descriptor, offset and size of an image."""
         if not 0 <= ordinal < len(self):
             raise ShardDamaged(f"has no record {ordinal}", path=self.path)
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         start, stop = int(self._offsets[ordinal]), int(self._offsets[ordinal + 1])
-        image = os.pread(self._descriptor, stop - start, self._start + start)
-        if len(image) != stop - start:
+        return self._descriptor, self._start + start, stop - start
+
+    def _head(self, ordinal: int) -> tuple[bytes, int, int]:
+        return self._keys[ordinal], int(self._labels[ordinal]), int(self._crcs[ordinal])
+
+    def _refuse_short(self, ordinal: int, got: int, size: int) -> None:
+        if got != size:
             raise ShardDamaged(f"ends before record {ordinal} does", path=self.path)
-        return Stored(self._keys[ordinal], int(self._labels[ordinal]), int(self._crcs[ordinal]), image)
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _read_into(place: Memory, descriptor: int, offset: int) -> int:
+    """How many bytes there were to fill ``place`` with; the kernel may give them piece by piece."""
+    done = 0
+    while done < place.size and (got := os.preadv(descriptor, [place[done:].data], offset + done)):
+        done += got
+    return done
 
 
 def plain_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 
 from .errors import NoSpace, ShardDamaged
-from .shard import Container, ShardReader, ShardWriter, Stored
+from .shard import Container, Placed, Room, ShardReader, ShardWriter, Stored
 
 if TYPE_CHECKING:
     from .plan import Extent
@@ -214,27 +214,39 @@ class LmdbShardReader(ShardReader):
         return self._count
 
     def stored(self, ordinal: int) -> Stored:
+        with self._lock:
+            key, label, crc32c, image = self._found(ordinal)
+            return Stored(key, label, crc32c, bytes(image))
+
+    def placed(self, ordinal: int, room: Room) -> Placed:
+        with self._lock:
+            key, label, crc32c, image = self._found(ordinal)
+            place = room(len(image))
+            place.data[:] = image
+            return Placed(key, label, crc32c, place)
+
+    def _found(self, ordinal: int) -> tuple[bytes, int, int, memoryview]:
+        """Key, label, CRC-32C, and the image in the map; for who holds the lock."""
         if not 0 <= ordinal < self._count:
             raise ShardDamaged(f"has no record {ordinal}", path=self.path)
         if self._closed:
             raise ValueError(f"{self.path} is closed")
-        with self._lock:
-            try:
-                value = self._transaction.get(ordinal.to_bytes(8, "big"))
-            except lmdb.Error as error:
-                raise ShardDamaged(f"cannot be read at record {ordinal}: {error}", path=self.path) from error
-            if value is None:
-                raise ShardDamaged(f"has no record {ordinal}", path=self.path)
-            return self._parsed(value, ordinal)
+        try:
+            value = self._transaction.get(ordinal.to_bytes(8, "big"))
+        except lmdb.Error as error:
+            raise ShardDamaged(f"cannot be read at record {ordinal}: {error}", path=self.path) from error
+        if value is None:
+            raise ShardDamaged(f"has no record {ordinal}", path=self.path)
+        return self._parsed(value, ordinal)
 
-    def _parsed(self, value: memoryview, ordinal: int) -> Stored:
+    def _parsed(self, value: memoryview, ordinal: int) -> tuple[bytes, int, int, memoryview]:
         if len(value) < HEADER.size:
             raise ShardDamaged(f"record {ordinal} is cut short", path=self.path)
         version, _, key_bytes, label, crc32c = HEADER.unpack_from(value)
         start = HEADER.size + key_bytes
         if version != VALUE_VERSION or start > len(value):
             raise ShardDamaged(f"record {ordinal} has an unknown header", path=self.path)
-        return Stored(bytes(value[HEADER.size : start]), label, crc32c, bytes(value[start:]))
+        return bytes(value[HEADER.size : start]), label, crc32c, value[start:]
 
     def close(self) -> None:
         if not self._closed:

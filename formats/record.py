@@ -6,6 +6,8 @@ import struct
 from typing import NamedTuple
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 MAX_KEY_BYTES = 1024
@@ -26,7 +28,7 @@ class Record(NamedTuple):
     image: bytes
 
 
-def record_crc(key: bytes, label: int, image: bytes) -> int:
+def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> int:
     """CRC-32C (Castagnoli, as in RFC 3720) over key, label and image.
 
     The key's length and the label go before as ``<Hi``, so that a swapped record, too, is found.

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from .errors import CorruptRecord, ShardDamaged, UsageError
 from .record import Record, record_crc
 
@@ -26,6 +29,20 @@ class Stored(NamedTuple):
     label: int
     crc32c: int
     image: bytes
+
+
+Memory = npt.NDArray[np.uint8]
+Room = Callable[[int], Memory]
+"""Gives that many bytes, contiguous and writable, for an image to be read into."""
+
+
+class Placed(NamedTuple):
+    """The same where the caller gave the memory that the image lies in."""
+
+    key: bytes
+    label: int
+    crc32c: int
+    image: Memory
 
 
 class ShardWriter(AbstractContextManager["ShardWriter"]):
@@ -58,20 +75,36 @@ class ShardReader(AbstractContextManager["ShardReader"]):
         """The record at an ordinal, unchecked."""
 
     @abstractmethod
+    def placed(self, ordinal: int, room: Room) -> Placed:
+        """The record at an ordinal, unchecked, its image copied once: to where ``room`` says."""
+
+    @abstractmethod
     def close(self) -> None:
         """Give back files and maps. Safe to call twice."""
 
     def checked(self, ordinal: int, *, crc32c: int | None = None) -> Stored:
         """The record at an ordinal, matching its checksum, and the index's where that is given."""
         stored = self.stored(ordinal)
-        if record_crc(stored.key, stored.label, stored.image) != stored.crc32c:
-            raise self._corrupt(f"record {ordinal} does not match its CRC-32C", stored)
-        if crc32c not in (None, stored.crc32c):
-            raise self._corrupt(f"record {ordinal} is not the one in the index", stored)
+        self._check(ordinal, stored, crc32c)
         return stored
 
-    def _corrupt(self, message: str, stored: Stored) -> CorruptRecord:
-        key = stored.key.decode("utf-8", "replace")
+    def image_in(self, ordinal: int, room: Room, *, crc32c: int | None = None) -> Memory:
+        """The image at an ordinal, its record checked in the same way, in the memory that ``room`` gives.
+
+        The checksum is that of the copy. ``room`` is called once at the most, and must not use this reader.
+        """
+        placed = self.placed(ordinal, room)
+        self._check(ordinal, placed, crc32c)
+        return placed.image
+
+    def _check(self, ordinal: int, found: Stored | Placed, crc32c: int | None) -> None:
+        if record_crc(found.key, found.label, found.image) != found.crc32c:
+            raise self._corrupt(f"record {ordinal} does not match its CRC-32C", found.key)
+        if crc32c not in (None, found.crc32c):
+            raise self._corrupt(f"record {ordinal} is not the one in the index", found.key)
+
+    def _corrupt(self, message: str, key_bytes: bytes) -> CorruptRecord:
+        key = key_bytes.decode("utf-8", "replace")
         advice = f"{message}; prep repair rebuilds the shard"
         return CorruptRecord(advice, path=self.path.parent, shard=self.path.name, key=key)
 

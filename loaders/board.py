@@ -16,14 +16,16 @@ class Board:
     """Columns of one cell per worker. Picklable to a child that is being started.
 
     ``run`` is the engine's word to a worker: leave leases of other runs alone. The rest is the worker's:
-    ``lease`` and ``row`` tell what it was at when it died; ``filling`` and ``waiting`` are seconds of all
-    the workers that had this number, ``clock`` those of each stage of the work.
+    ``lease`` and ``row`` tell what it was at when it died; ``filling`` and ``waiting`` are
+    seconds of all the workers that had this number, ``clock`` those of each stage of the work, ``cpu`` what a
+    :class:`CpuClock` reads while filling.
     """
 
     def __init__(self, workers: int, stages: int) -> None:
         counters = [Field(name, (), np.int64) for name in ("run", "lease", "row")]
         seconds = [Field(name, (), np.float64) for name in ("filling", "waiting")]
-        layout = SlotLayout(workers, (*counters, *seconds, Field("clock", (stages,), np.float64)))
+        pairs = [Field("cpu", (2,), np.float64), Field("clock", (stages,), np.float64)]
+        layout = SlotLayout(workers, (*counters, *seconds, *pairs))
         self._attach(SlotRing(layout, slots=1))
 
     def _attach(self, ring: SlotRing) -> None:
@@ -34,6 +36,7 @@ class Board:
         self.row: npt.NDArray[np.int64] = columns["row"]
         self.filling: npt.NDArray[np.float64] = columns["filling"]
         self.waiting: npt.NDArray[np.float64] = columns["waiting"]
+        self.cpu: npt.NDArray[np.float64] = columns["cpu"]
         self.clock: npt.NDArray[np.float64] = columns["clock"]
 
     def place(self, worker: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from ..formats.errors import OperationError, UsageError, WorkerDied
 from . import failures
 from .batches import Batch
 from .board import Board
+from .cpu_clock import CpuClock
 from .dispatcher import Dispatcher
 from .inline import fill_batch
 from .leases import STRIKES, Failure, LeasedBatch, Leases
@@ -31,7 +32,7 @@ from .runs import Failed, Run
 from .slots import MIN_SLOTS, SlotLayout, SlotRing
 from .timings import EngineStats, Meter
 from .trusted import dumps
-from .work import Work
+from .work import Fill, Items, Work
 
 
 def _number(item: Any) -> str:
@@ -105,22 +106,30 @@ class Engine:
             yield from self._run_there(drawn, self._dispatcher, self._ring)
 
     def _run_here(self, plans: Plans) -> Iterator[Batch]:
-        with self._work.open(self._board.clock[0]) as fill:
+        with self._meter.run(), self._work.open(self._board.clock[0]) as fill:
             for number in itertools.count():
                 drawn = tuple(plans.draw(1))
                 if not plans.claim():
                     return
-                began = perf_counter()
-                batch = fill_batch(fill, number, *drawn, layout=self._layout, where=self._where)
-                self._board.filling[0] += perf_counter() - began
-                self._meter.count(len(batch.items))
-                yield batch
+                yield self._filled_here(fill, number, *drawn)
+
+    def _filled_here(self, fill: Fill, number: int, items: Items) -> Batch:
+        began, cpu = perf_counter(), CpuClock()
+        before = cpu.read()
+        batch = fill_batch(fill, number, items, layout=self._layout, where=self._where)
+        took = perf_counter() - began
+        self._board.filling[0] += took
+        self._board.cpu[0] += cpu.read() - before
+        self._meter.waited(took)
+        self._meter.handed(len(items), 0.0)
+        return batch
 
     def _run_there(self, plans: Plans, dispatcher: Dispatcher, ring: SlotRing) -> Iterator[Batch]:
         run = self._begin(dispatcher)
         try:
-            while self._top_up(run, plans, dispatcher):
-                yield self._receive(run, dispatcher, ring)
+            with self._meter.run():
+                while self._top_up(run, plans, dispatcher):
+                    yield self._receive(run, dispatcher, ring)
         finally:
             run.stop()
             dispatcher.bell.ring()
@@ -148,17 +157,19 @@ class Engine:
     def _receive(self, run: Run, dispatcher: Dispatcher, ring: SlotRing) -> Batch:
         began = perf_counter()
         result = run.results.get()
-        self._meter.starved += perf_counter() - began
+        got = perf_counter()
         if result is None:
             raise self._why_ended(dispatcher)
         leased = result.batch
         if isinstance(result, Failed):
             raise self._error_of(leased, result.failure)
-        self._meter.count(len(leased.items))
+        self._meter.waited(got - began)
         memory = ring.hand_over(leased.slot, result.memory)
-        return Batch.assemble(
+        batch = Batch.assemble(
             leased.number, leased.items, layout=self._layout, memory=memory, parcels=leased.parcels
         )
+        self._meter.handed(len(leased.items), perf_counter() - got)
+        return batch
 
     def _why_ended(self, dispatcher: Dispatcher) -> BaseException:
         if dispatcher.error:

@@ -29,5 +29,5 @@ def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, whe
 
 
 def _pack(packer: Packer, fill: Fill, items: Items, arrays: Arrays) -> None:
-    for outcome in outcomes(fill, items, arrays):
+    for outcome in outcomes(fill, items, arrays, packer.room):
         packer.add(outcome)

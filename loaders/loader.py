@@ -16,16 +16,17 @@ import numpy.typing as npt
 from ..formats.dataset import open_dataset
 from ..formats.errors import UsageError
 from ..formats.index import Rows
+from ..formats.pool import usable_cpus
 from .assembly import key_of, layout_of, plan_of, worker_count
 from .batch_spec import BatchSpec, full_batch_bytes, loader_specs
 from .batches import Batch
 from .engine import Engine
 from .epoch import Epoch, resumed
+from .loader_stats import LoaderStats
 from .order import Shuffle
 from .read_ahead import ReadAhead, Stream
 from .receipt import Receipt
 from .shard_work import ShardWork, items_of
-from .timings import EngineStats
 from .transforms import Transform, outputs_of
 from .work import Items
 
@@ -82,7 +83,7 @@ class Loader:
             raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
         if read_ahead < 0:
             raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
-        count = worker_count(workers)
+        count = self._workers = worker_count(workers)
         self.dataset = open_dataset(Path(path).absolute(), labels=labels)
         self._plan = plan_of(
             self.dataset,
@@ -227,9 +228,15 @@ class Loader:
         """The bad records that were passed over so far: key to reason."""
         return dict(self._skipped)
 
-    def stats(self) -> EngineStats:
-        """Where the time went since the loader was made. Thread-safe."""
-        return self._engine.stats()
+    def stats(self) -> LoaderStats:
+        """Where the time went since the loader was made, and what limits; ``print`` it. Thread-safe."""
+        manifest = self.dataset.manifest
+        return LoaderStats(
+            **vars(self._engine.stats()),
+            workers=self._workers,
+            cpus=usable_cpus(),
+            image_bytes=manifest.image_bytes / max(1, len(self.dataset)),
+        )
 
     def close(self) -> None:
         """End the workers and give back memory and files; delivered batches stay. Safe to call twice."""

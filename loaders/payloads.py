@@ -25,6 +25,8 @@ class Kind(IntEnum):
     OBJECT = 3
 
 
+_KINDS = tuple(Kind)
+
 # `at` counts from the start of the lease's spare bytes where `in_slot`, else from the start of the bodies.
 _ENTRY = np.dtype(
     [("row", "<u4"), ("kind", "u1"), ("in_slot", "?"), ("at", "<u8"), ("size", "<u8"), ("form", "S40")]
@@ -38,20 +40,31 @@ class Packer:
         self.rows = 0
         self._spare = spare
         self._used = 0
+        self._room: Memory | None = None
         self._entries: list[tuple[int, Kind, bool, int, int, bytes]] = []
         self._bodies: list[bytes] = []
         self._size = 0
 
     def add(self, outcome: object) -> None:
         """The outcome of the next row."""
-        if outcome is not None:
+        if self._room is not None and outcome is self._room:
+            self._put(Kind.BYTES, b"", self._room)
+        elif outcome is not None:
             self._put(*_encode(outcome))
+        self._room = None
         self.rows += 1
+
+    def room(self, size: int) -> Memory:
+        """Memory for the body of the next row's outcome; given back where that is another one."""
+        end = self._used + size
+        self._room = self._spare[self._used : end] if end <= self._spare.size else np.empty(size, np.uint8)
+        return self._room
 
     def _put(self, kind: Kind, form: bytes, body: Memory) -> None:
         end = self._used + body.size
         if fits := end <= self._spare.size:
-            self._spare[self._used : end] = body
+            if body is not self._room:
+                self._spare[self._used : end] = body
             at, self._used = self._used, -(-end // ALIGNMENT) * ALIGNMENT
         else:
             self._bodies.append(body.tobytes())
@@ -81,7 +94,7 @@ class Parcel:
         bodies = np.frombuffer(self.message, np.uint8, offset=4 + entries.nbytes)
         for row, kind, in_slot, at, size, form in entries.tolist():
             body = (spare if in_slot else bodies)[at : at + size]
-            yield self.first + row, _decode(Kind(kind), form, body)
+            yield self.first + row, _decode(_KINDS[kind], form, body)
 
 
 def _encode(outcome: object) -> tuple[Kind, bytes, Memory]:

@@ -3,6 +3,9 @@
 The workers map or read single records; a page fault at a time would be ruinous on a cold disk. Ahead
 of them, ranges of whole megabytes are asked for in the order in which the epoch reads its shards
 through, by ``posix_fadvise``, bounded in bytes. Where that does not exist they are read and dropped.
+
+Few requests are on their way at a time: what a worker has to read by itself would else wait behind the
+whole budget. And the end of a shard comes first: HDF5's columns lie there, which opening it reads.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import math
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +28,8 @@ from ..formats.manifest import FileEntry
 from .order import Records
 
 CHUNK = 4 << 20
+ON_THE_WAY = 4  # chunks
+END = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +77,7 @@ class Stream:
 
 
 class ReadAhead:
-    """Keeps ``budget`` bytes of the stream on their way, counted from what the workers may have reached.
+    """Reads up to ``budget`` bytes of the stream beyond what the workers may have reached, and each shard's end.
 
     Its thread is a daemon and ends with :meth:`close`. To fail to read ahead is no failure: whoever
     reads the record meets the reason, and says which record it was.
@@ -114,24 +120,34 @@ class _OneFile:
     def __init__(self) -> None:
         self._path: Path | None = None
         self._descriptor = -1
+        self._asked: deque[int] = deque()
 
     def ask_for(self, path: Path, offset: int, length: int) -> None:
+        """Ask for a chunk; wait first for the oldest of this file, where ON_THE_WAY are."""
         with suppress(OSError):
             self._open(path)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
-            else:
-                os.pread(self._descriptor, length, offset)
+            self._asked.append(offset + length - 1)
+            if len(self._asked) > ON_THE_WAY:
+                os.pread(self._descriptor, 1, self._asked.popleft())
+            self._want(offset, length)
+
+    def _want(self, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+        else:
+            os.pread(self._descriptor, length, offset)
 
     def _open(self, path: Path) -> None:
         if path != self._path:
             self._close()
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._path = path
+            self._want(max(0, os.fstat(self._descriptor).st_size - END), END)
 
     def _close(self) -> None:
         if self._path is not None:
             self._path = None
+            self._asked.clear()
             os.close(self._descriptor)
 
     def __enter__(self) -> _OneFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +17,16 @@ from ..formats.manifest import FileEntry
 from ..formats.open_shards import OpenShards
 from ..formats.opencv import cv2
 from ..formats.record import Record
-from ..formats.shard import ShardReader
+from ..formats.shard import Room, ShardReader, container
+from .decoding import decoding_seconds
 from .heap import keep_freed_memory
 from .order import Records
 from .rng import RecordRandom
 from .slots import Arrays
 from .transforms import Transform, fill_rows, outputs_of
-from .work import Clock, Items, Skipped
+from .work import Clock, Fill, Items, Skipped
 
-STAGES = ("read", "transform")
+STAGES = ("read", "decode", "augment")  # decode is what decode_rgb takes of a transform, augment the rest
 
 ITEM = np.dtype(
     [("epoch", "<u8"), ("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crc32c", "<u4")]
@@ -80,7 +81,8 @@ class ShardWork:
         return STAGES
 
     @contextmanager
-    def open(self, clock: Clock) -> Iterator[Callable[[Items, Arrays], Iterator[object]]]:
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        container(self.container)  # to import its library takes up to 0.1 s, better here than in a batch
         if self.one_thread:
             cv2.setNumThreads(0)
             keep_freed_memory()
@@ -98,33 +100,37 @@ class _Bench:
         self._random = RecordRandom(work.seed)
         self._outputs = outputs_of(work.transform) if work.transform is not None else None
 
-    def fill(self, items: Items, arrays: Arrays) -> Iterator[object]:
+    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
         for row, item in enumerate(map(Item._make, items.tolist())):
             reader = self._shards[item.shard]
             try:
-                outcome = self._outcome(reader, item, arrays, row)
+                outcome = self._outcome(reader, item, arrays, row, room)
             except (BadImage, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
                 outcome = Skipped(str(error))
             yield outcome
 
-    def _outcome(self, reader: ShardReader, item: Item, arrays: Arrays, row: int) -> object:
-        began = perf_counter()
+    def _outcome(self, reader: ShardReader, item: Item, arrays: Arrays, row: int, room: Room) -> object:
+        began, transform = perf_counter(), self._work.transform
+        if transform is None:
+            image = reader.image_in(item.ordinal, room, crc32c=item.crc32c)
+            self._clock[0] += perf_counter() - began
+            return image
         record = self._read(reader, item)
-        read = perf_counter()
-        outcome = self._transformed(record, item, arrays, row)
-        self._clock += read - began, perf_counter() - read
+        read, decoded = perf_counter(), decoding_seconds()
+        outcome = self._transformed(transform, record, item, arrays, row)
+        decoding = decoding_seconds() - decoded
+        self._clock += read - began, decoding, perf_counter() - read - decoding
         return outcome
 
     def _read(self, reader: ShardReader, item: Item) -> Record:
         record = reader.read(item.ordinal, crc32c=item.crc32c)
         return record._replace(label=self._work.label_map[record.label])
 
-    def _transformed(self, record: Record, item: Item, arrays: Arrays, row: int) -> object:
-        transform = self._work.transform
-        if transform is None:
-            return record.image
+    def _transformed(
+        self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
+    ) -> object:
         rng = self._random(item.epoch, item.number)
         if self._outputs is not None:
             fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))

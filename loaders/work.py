@@ -11,17 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.errors import UsageError
+from ..formats.shard import Room
 from .slots import Arrays
 
 Items = npt.NDArray[Any]
 Clock = npt.NDArray[np.float64]
-Fill = Callable[[Items, Arrays], Iterable[object]]
+Fill = Callable[[Items, Arrays, Room], Iterable[object]]
 """Fills one array row per item and yields each row's outcome when the row is finished.
 
 ``arrays`` are views of the items' rows, which must not be kept. An outcome is None (the row is written),
 :class:`Skipped` (it is not), or a payload that has no fixed size: bytes or an array, delivered as a
 memoryview or an aligned array, or any picklable object. A payload is copied as it is yielded: its buffer
 may be used again.
+
+``room(size)`` gives uint8 [size] to make the row's payload in: the very array, yielded for that row, is
+delivered as bytes, as a rule without a copy. It is good until the row's outcome is yielded, or room is
+asked for again; what is not yielded is not used up.
 """
 
 
@@ -52,9 +57,9 @@ class Work(Protocol):
 _NOTHING = object()
 
 
-def outcomes(fill: Fill, items: Items, arrays: Arrays) -> Iterator[object]:
+def outcomes(fill: Fill, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
     """One outcome per item, or UsageError: a fill that yields fewer or more has lost its place."""
-    yielded = iter(fill(items, arrays))
+    yielded = iter(fill(items, arrays, room))
     for row in range(len(items)):
         outcome = next(yielded, _NOTHING)
         if outcome is _NOTHING:

@@ -14,6 +14,7 @@ from time import perf_counter
 from . import failures
 from .board import IDLE, Board
 from .channels import Channel, Part
+from .cpu_clock import CpuClock
 from .leases import Lease
 from .messages import Answer, pack_answer, unpack_lease
 from .payloads import Packer
@@ -52,9 +53,9 @@ class _Desk:
 
     def serve(self) -> None:
         """Finish leases until no more come."""
-        began = perf_counter()
+        began, cpu = perf_counter(), CpuClock()
         while (message := self.channel.receive()) is not None:
-            got = perf_counter()
+            got, before = perf_counter(), cpu.read()
             _say(self.channel, *self._answer(unpack_lease(message, self.work.item_dtype)))
             self.board.lease[self.index] = (
                 IDLE  # not before it is said: who dies until then dies of this lease
@@ -62,6 +63,7 @@ class _Desk:
             self.board.waiting[self.index] += got - began
             began = perf_counter()
             self.board.filling[self.index] += began - got
+            self.board.cpu[self.index] += cpu.read() - before
 
     def _answer(self, lease: Lease) -> tuple[Part, ...]:
         try:
@@ -77,7 +79,7 @@ class _Desk:
         self.board.lease[self.index] = lease.id
         if self._is_stale(lease):
             return packer
-        for outcome in outcomes(self.fill, lease.items, arrays):
+        for outcome in outcomes(self.fill, lease.items, arrays, packer.room):
             packer.add(outcome)
             self.board.row[self.index] = packer.rows
             if self._is_stale(lease):

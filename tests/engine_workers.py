@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.shard import Room
 from shardprep.loaders.slots import Arrays, Field, SlotLayout
 from shardprep.loaders.work import Clock, Fill, Items, Skipped
 
@@ -41,7 +42,7 @@ class Writing:
         if self.at_opening:
             self.at_opening(0)
 
-        def fill(items: Items, arrays: Arrays) -> Iterable[object]:
+        def fill(items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
             for row, item in enumerate(items.tolist()):
                 began = time.perf_counter()
                 outcome = self.actions.get(item, self.actions.get(-1, nothing))(item)
@@ -165,6 +166,25 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Roomy:
+    """Makes ``item`` bytes in the room it is given, of which by ``item % 5`` it yields this or that."""
+
+    item_dtype: np.dtype[Any] = INT64
+    stages: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        yield self._fill
+
+    def _fill(self, items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
+        for item in items.tolist():
+            room(2 * item)[:] = 255
+            made = room(item)
+            made[:] = item % 251
+            yield (made, made[item // 2 :], Skipped(f"not {item}"), None, made.tobytes()[1:])[item % 5]
+
+
+@dataclass(frozen=True)
 class Uneven:
     """Yields ``by`` outcomes more than it has rows."""
 
@@ -174,4 +194,4 @@ class Uneven:
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
-        yield lambda items, arrays: [None] * (len(items) + self.by)
+        yield lambda items, arrays, room: [None] * (len(items) + self.by)

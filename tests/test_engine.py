@@ -18,7 +18,7 @@ from pathlib import Path
 import engine_workers
 import numpy as np
 import pytest
-from engine_workers import Note, Once, Uneven, Writing, layout
+from engine_workers import Note, Once, Roomy, Uneven, Writing, layout
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.batches import Batch
@@ -157,6 +157,20 @@ def test_what_has_no_fixed_size_comes_as_it_was_whether_it_fits_the_slot_or_not(
                 assert payload == b"x" * row
             else:
                 assert payload == {"item": row}
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_what_is_made_in_the_room_given_comes_as_it_was_whether_it_fits_the_slot_or_not(count: int) -> None:
+    for spare in (0, 64, 1 << 10):
+        with Engine(Roomy(), layout(400, spare=spare), workers=count, chunk=30) as engine:
+            (batch,) = engine.run(plans_of(400, 400))
+
+        assert batch.skipped == {item: f"not {item}" for item in range(2, 400, 5)}
+        assert list(batch.payloads) == [item for item in range(400) if item % 5 in (0, 1, 4)]
+        for item, payload in batch.payloads.items():
+            size = (item, item - item // 2, 0, 0, max(0, item - 1))[item % 5]
+            assert isinstance(payload, np.ndarray if item % 5 == 1 else memoryview)
+            assert bytes(payload) == bytes([item % 251]) * size
 
 
 def test_payloads_keep_the_slot_that_they_lie_in() -> None:

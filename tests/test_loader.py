@@ -395,8 +395,8 @@ def test_a_loader_tells_where_its_time_went(lmdb_shards: Path) -> None:
         stats = loader.stats()
 
     assert (stats.rows, stats.batches, stats.restarts) == (200, 20, 0)
-    assert stats.stages.keys() == {"read", "transform"}
-    assert 0 < stats.stages["read"] < stats.stages["transform"] < sum(stats.filling)
+    assert stats.stages.keys() == {"read", "decode", "augment"}
+    assert 0 < stats.stages["augment"] < stats.stages["decode"] < sum(stats.filling)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +23,7 @@ from shardprep.formats import Dataset, open_dataset, open_shards
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.loaders.rng import record_rng
 from shardprep.loaders.shard_work import ShardWork, items_of
-from shardprep.loaders.slots import Arrays
+from shardprep.loaders.slots import Arrays, Memory
 from shardprep.loaders.transforms import Transform
 from shardprep.loaders.trusted import dumps, loads
 from shardprep.loaders.work import Items, Skipped
@@ -56,7 +58,16 @@ def work_on(dataset: Dataset, transform: Transform | None = None, **options: Any
 def outcomes_of(work: ShardWork, items: Items, arrays: Arrays | None = None) -> tuple[list[object], Any]:
     clock = np.zeros(len(work.stages))
     with work.open(clock) as fill:
-        return list(fill(items, arrays or {})), clock
+        return list(fill(items, arrays or {}, room)), clock
+
+
+def room(size: int) -> Memory:
+    return np.empty(size, np.uint8)
+
+
+def images(outcomes: list[object]) -> list[bytes]:
+    """What came as an array of bytes, as every image does when there is no transform."""
+    return [outcome.tobytes() for outcome in outcomes if isinstance(outcome, np.ndarray)]
 
 
 def all_items(dataset: Dataset, epoch: int = 0) -> Items:
@@ -75,8 +86,35 @@ def damaged(dataset: Dataset, folder: Path, number: int) -> Dataset:
 def test_without_a_transform_the_bytes_are_those_of_the_records(dataset: Dataset) -> None:
     outcomes, clock = outcomes_of(work_on(dataset), all_items(dataset))
 
-    assert outcomes == [record.image for record in dataset]
+    assert images(outcomes) == [record.image for record in dataset]
     assert clock[0] > 0
+
+
+def test_without_a_transform_each_image_lies_in_the_room_that_was_asked_for_it(dataset: Dataset) -> None:
+    given: list[Memory] = []
+
+    def remembered(size: int) -> Memory:
+        given.append(room(size))
+        return given[-1]
+
+    with work_on(dataset).open(np.zeros(2)) as fill:
+        outcomes = list(fill(all_items(dataset), {}, remembered))
+
+    assert len(given) == len(dataset)
+    assert all(outcome is memory for outcome, memory in zip(outcomes, given, strict=True))
+
+
+def test_the_container_s_library_is_there_before_the_first_item(dataset: Dataset) -> None:
+    library = {"lmdb": "lmdb", "hdf5": "h5py"}[dataset.manifest.container]
+    code = f"""
+import sys, numpy as np
+from shardprep.loaders.trusted import loads
+work = loads(sys.stdin.buffer.read())
+assert {library!r} not in sys.modules
+with work.open(np.zeros(2)):
+    assert {library!r} in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], input=dumps(work_on(dataset)), check=True)
 
 
 def test_a_transform_sees_key_bytes_mapped_label_and_the_record_s_own_random_numbers(
@@ -145,7 +183,7 @@ def test_a_flipped_bit_is_skipped_on_request_with_its_reason(dataset: Dataset, t
     skipped = outcomes.pop(20)
     assert isinstance(skipped, Skipped)
     assert dataset[20].key in skipped.reason
-    assert outcomes == [record.image for number, record in enumerate(dataset) if number != 20]
+    assert images(outcomes) == [record.image for number, record in enumerate(dataset) if number != 20]
 
 
 def test_a_record_that_is_intact_but_another_one_is_an_error(dataset: Dataset) -> None:
@@ -179,8 +217,9 @@ def test_few_shards_are_open_at_once_and_none_when_the_work_is_done(
     before, most = open_files(dataset.path), 0
 
     with work_on(dataset).open(np.zeros(2)) as fill:
-        for number, image in zip(shuffled, fill(items_of(dataset.index, shuffled, 0), {}), strict=True):
-            assert image == dataset[int(number)].image
+        outcomes = fill(items_of(dataset.index, shuffled, 0), {}, room)
+        for number, outcome in zip(shuffled, outcomes, strict=True):
+            assert images([outcome]) == [dataset[int(number)].image]
             dataset.close()
             most = max(most, open_files(dataset.path) - before)
 
@@ -214,8 +253,8 @@ def open_files(folder: Path) -> int:
 
 def test_two_works_in_one_process_read_the_same_shards(dataset: Dataset) -> None:
     with work_on(dataset).open(np.zeros(2)) as one, work_on(dataset).open(np.zeros(2)) as other:
-        pairs = zip(one(all_items(dataset), {}), other(all_items(dataset), {}), strict=True)
-        assert all(a == b for a, b in pairs)
+        pairs = zip(one(all_items(dataset), {}, room), other(all_items(dataset), {}, room), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
 
 
 def test_only_work_that_has_its_process_for_itself_limits_opencv(dataset: Dataset) -> None:
@@ -239,10 +278,10 @@ def test_the_work_travels_to_another_process_in_little(dataset: Dataset) -> None
 
 
 def test_shards_can_be_read_by_several_threads_of_work(dataset: Dataset) -> None:
-    found: dict[int, list[object]] = {}
+    found: dict[int, list[bytes]] = {}
 
     def read(n: int) -> None:
-        found[n] = outcomes_of(replace(work_on(dataset), seed=n), all_items(dataset))[0]
+        found[n] = images(outcomes_of(replace(work_on(dataset), seed=n), all_items(dataset))[0])
 
     run_together([lambda n=n: read(n) for n in range(3)])
 

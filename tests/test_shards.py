@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.lmdb_shard import RECORDS_PER_COMMIT
 from shardprep.formats.publish import hash_file
 from shardprep.formats.record import MAX_KEY_BYTES, Record, content_digest, record_crc
-from shardprep.formats.shard import CONTAINERS, ShardReader, Stored, container, open_shard
+from shardprep.formats.shard import CONTAINERS, Memory, ShardReader, Stored, container, open_shard
 from shardprep.formats.shard_check import Checked, ShardCheck, check_shard
 
 SEVERAL_COMMITS = range(3 * RECORDS_PER_COMMIT + 5)
@@ -175,6 +176,73 @@ def test_a_record_with_a_part_of_another_is_corrupt(tmp_path: Path, kind: str, p
 def test_a_record_that_is_not_there_is_an_error(reader: ShardReader, ordinal: int) -> None:
     with pytest.raises(ShardDamaged, match="has no record"):
         reader.stored(ordinal)
+    with pytest.raises(ShardDamaged, match="has no record"):
+        reader.placed(ordinal, fresh)
+
+
+def fresh(size: int) -> Memory:
+    return np.empty(size, np.uint8)
+
+
+@identity
+@given(records=lists_of_records)
+@example(records=LONG)
+@example(records=MANY)
+def test_images_are_read_into_the_memory_that_was_given_and_not_beyond(
+    kind: str, records: list[Stored]
+) -> None:
+    memory, used = np.full(sum(len(r.image) for r in records) + 8, 7, np.uint8), 0
+
+    def room(size: int) -> Memory:
+        return memory[used : used + size]
+
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / "shard", kind, records)
+        with open_shard(path, kind, size=path.stat().st_size, records=len(records)) as reader:
+            for ordinal, record in enumerate(records):
+                image = reader.image_in(ordinal, room, crc32c=record.crc32c)
+                assert image.base is memory
+                used += image.size
+
+    assert memory.tobytes() == b"".join(r.image for r in records) + b"\7" * 8
+
+
+@pytest.mark.parametrize("part", ["key", "label", "image", "crc32c"])
+def test_what_is_read_into_given_memory_is_checked_there(tmp_path: Path, kind: str, part: str) -> None:
+    mixed = THREE[0]._replace(**{part: getattr(THREE[1], part)})
+    path = write(tmp_path / "shard", kind, [mixed, *THREE[1:]])
+
+    with open_shard(path, kind, size=path.stat().st_size, records=3) as reader:
+        with pytest.raises(CorruptRecord, match="record 0 does not match") as raised:
+            reader.image_in(0, fresh)
+        with pytest.raises(CorruptRecord, match="record 1 is not the one in the index"):
+            reader.image_in(1, fresh, crc32c=THREE[2].crc32c)
+    assert raised.value.key == mixed.key.decode()
+
+
+def test_an_image_that_the_kernel_gives_piece_by_piece_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "shard", "hdf5", PICTURES)
+    read_some = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, parts, at: read_some(file, [parts[0][:5]], at))
+
+    with open_shard(path, "hdf5", size=path.stat().st_size, records=3) as reader:
+        found = [reader.image_in(ordinal, fresh).tobytes() for ordinal in range(3)]
+
+    assert found == [record.image for record in PICTURES]
+
+
+def test_an_image_whose_file_was_cut_short_since_is_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "shard", "hdf5", PICTURES)
+    with open_shard(path, "hdf5", size=path.stat().st_size, records=3) as reader:
+        os.truncate(path, path.read_bytes().index(PICTURES[1].image) + 3)
+
+        assert reader.image_in(0, fresh).tobytes() == PICTURES[0].image
+        with pytest.raises(ShardDamaged, match="ends before record 1 does"):
+            reader.image_in(1, fresh)
+        with pytest.raises(ShardDamaged, match="ends before record 1 does"):
+            reader.stored(1)
 
 
 def test_two_readers_of_one_file_do_not_disturb_each_other(reader: ShardReader, kind: str) -> None:
@@ -191,8 +259,10 @@ def test_eight_threads_read_through_one_reader(tmp_path: Path, kind: str) -> Non
     size = path.stat().st_size
     with open_shard(path, kind, size=size, records=len(MANY)) as reader, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(reader.checked, ordinals))
+        images = list(pool.map(lambda ordinal: reader.image_in(ordinal, fresh).tobytes(), ordinals))
 
     assert found == MANY * 8
+    assert images == [record.image for record in MANY] * 8
 
 
 def test_a_forked_child_reads_what_its_parent_opened(reader: ShardReader) -> None:
@@ -217,6 +287,8 @@ def test_a_closed_reader_may_be_closed_and_must_not_be_read(reader: ShardReader)
 
     with pytest.raises(ValueError, match="closed"):
         reader.stored(0)
+    with pytest.raises(ValueError, match="closed"):
+        reader.placed(0, fresh)
 
 
 def test_a_missing_file_is_no_damage(tmp_path: Path, kind: str) -> None:
