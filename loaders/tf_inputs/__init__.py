@@ -11,6 +11,7 @@ from .occupancy import InputStats
 from .queue_input import BatchQueueInput, QueueInput
 from .staging_input import StagingInput
 from .tensor_input import DummyConstantInput, TensorInput
+from .zmq_input import ZMQInput
 
 if TYPE_CHECKING:
     from .monitor import InputMonitor
@@ -27,6 +28,7 @@ __all__ = [
     "QueueInput",
     "StagingInput",
     "TensorInput",
+    "ZMQInput",
     "original_errors",
     "to_dataset",
 ]

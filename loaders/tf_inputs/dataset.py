@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..passes import Passes, Source
 from .framework import tf
+from .gate import weak
 from .pulled_passes import PulledPasses
 from .queue_input import tensors_of
 from .signature import flat, renamed, signature_of
@@ -31,20 +33,22 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> A
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_optimization.inject_prefetch = False  # it draws ahead as far as asked for
     return (dataset.prefetch(prefetch) if prefetch else dataset).with_options(options)
 
 
 def _pulled(passes: PulledPasses, element_spec: Any) -> Any:
     """One element that begins a pass, then all its batches until it says that there are no more."""
     specs = flat(element_spec)
-    ended = [tf.constant(False), *blanks(specs)]
+
+    begin_pass, next_batch = weak(passes.begin_for_tensorflow), weak(passes.next_for_tensorflow)
 
     def begin(_: Any) -> Any:
-        return passes.begin_for_tensorflow()
+        return begin_pass()
 
     def pull(number: Any) -> list[Any]:
-        batch = passes.next_for_tensorflow(int(number))
-        return ended if batch is None else [tf.constant(True), *tensors_of(element_spec, batch)]
+        tensors = next_batch(int(number), partial(tensors_of, element_spec))
+        return [tf.constant(False), *blanks(specs)] if tensors is None else [tf.constant(True), *tensors]
 
     def pulled(number: Any) -> Any:
         more, *leaves = tf.py_function(pull, [number], [tf.bool, *(spec.dtype for spec in specs)])
@@ -61,4 +65,5 @@ def _pulled(passes: PulledPasses, element_spec: Any) -> Any:
         return counter.take_while(lambda more, *_: more).map(batch_of)
 
     started = tf.data.Dataset.from_tensors(0).map(lambda x: tf.numpy_function(begin, [x], tf.int64))
+    started.shardprep_passes = passes  # whatever is made of it keeps it
     return started.flat_map(batches)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
 from ...formats.errors import UsageError
+from .failures import original_errors
 from .framework import tf
 from .gate import end_epoch, gate, shaped
 from .input import Input
@@ -41,15 +43,20 @@ class DatasetInput(Input):
         return self._epoch(iter(self._dataset))
 
     def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        began = perf_counter()
-        for batch in batches:
-            self._check_open()
-            self._occupancy.taken(waited=perf_counter() - began)
-            held = [batch]
-            del batch
+        while held := self._next_of(batches):
             yield held.pop()
-            began = perf_counter()
         self._occupancy.epoch()
+
+    def _next_of(self, batches: Iterator[Any]) -> list[Any]:
+        """The next batch, in a list that gives it away; an empty one at the end."""
+        self._check_open()
+        began = perf_counter()
+        with original_errors():
+            held = list(islice(batches, 1))
+        self._check_open()
+        if held:
+            self._occupancy.taken(waited=perf_counter() - began)
+        return held
 
     def _check_open(self) -> None:
         if self._closed:
@@ -84,7 +91,7 @@ class DatasetInput(Input):
         ended = (tf.constant(int(Status.END), tf.uint8), *blanks(specs))
 
         def marked(*parts: Any) -> Any:
-            batch = parts if isinstance(self.element_spec, tuple) else parts[0]
+            batch = parts if _is_plain_tuple(self.element_spec) else parts[0]
             return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
 
         return self._dataset.map(marked).concatenate(tf.data.Dataset.from_tensors(ended)).repeat()
@@ -102,3 +109,8 @@ class DatasetInput(Input):
     def close(self) -> None:
         self._closed = True
         self._drawing = self._endless = None
+
+
+def _is_plain_tuple(spec: Any) -> bool:
+    """What ``tf.data`` gives to functions as several arguments."""
+    return isinstance(spec, tuple) and not hasattr(spec, "_fields")

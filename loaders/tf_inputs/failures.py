@@ -23,9 +23,14 @@ class Failure:
     """A source's exception, to be found again for as long as the input that met it keeps this."""
 
     def __init__(self, error: BaseException) -> None:
-        self.error = error
+        self.error: BaseException | None = error
         self._number = next(_numbers)
         _failures[self._number] = self
+
+    def hand_over(self) -> BaseException | None:
+        """The error, once: what it is raised through, it keeps, and that may keep the input."""
+        error, self.error = self.error, None
+        return error
 
     def stand_in(self) -> InputFailed:
         """What to raise inside of TensorFlow: the error's text, and the number to find it by."""
@@ -43,7 +48,8 @@ def original_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        original = original_of(error)
+        failure = _failure_of(error)
+        original = failure.hand_over() if failure else None
         if original is None:
             raise
         raise original from error
@@ -51,6 +57,10 @@ def original_errors() -> Iterator[None]:
 
 def original_of(error: BaseException) -> BaseException | None:
     """The exception that a TensorFlow error was made of; None for TensorFlow's own."""
-    match = re.search(r"\[shardprep failure (\d+)\]", str(error))
-    failure = _failures.get(int(match[1])) if match else None
+    failure = _failure_of(error)
     return failure.error if failure else None
+
+
+def _failure_of(error: BaseException) -> Failure | None:
+    match = re.search(r"\[shardprep failure (\d+)\]", str(error))
+    return _failures.get(int(match[1])) if match else None

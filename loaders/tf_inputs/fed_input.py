@@ -9,6 +9,7 @@ from typing import Any
 from ...formats.errors import UsageError
 from ..passes import Passes
 from .feeder import Feeder
+from .gate import weak
 from .input import Input
 from .occupancy import InputStats
 from .session_sinks import SessionSink
@@ -54,10 +55,11 @@ class FedInput(Input):
 
     def _dequeue_in_graph(self) -> Any:
         if isinstance(self._sink, SessionSink):
+            self._feeder.check_open()
             self._feeder.unseen = True
         else:
             self._feeder.take_unseen()
-        return self.packed(self._dequeue_op(self._feeder.ended))
+        return self.packed(self._dequeue_op(weak(self._feeder.ended)))
 
     def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
         leaves: Leaves = self._sink.dequeue(ended)  # type: ignore[attr-defined]

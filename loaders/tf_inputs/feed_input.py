@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from ..passes import Passes, Source
 from .framework import tf
-from .gate import end_epoch, gate, shaped
+from .gate import end_epoch, gate, shaped, weak
 from .input import Input
 from .occupancy import InputStats, Occupancy
 from .pulled_passes import PulledPasses
@@ -72,7 +73,9 @@ class FeedInput(Input):
     def _dequeue_in_graph(self) -> Any:
         if self._places is not None:
             return self.packed(list(self._places))
-        status, *leaves = tf.py_function(self._pull, [], [tf.uint8, *(spec.dtype for spec in self.specs)])
+        status, *leaves = tf.py_function(
+            weak(self._pull), [], [tf.uint8, *(spec.dtype for spec in self.specs)]
+        )
         with tf.control_dependencies([gate(status, end_epoch)]):
             return self.packed(shaped([tf.identity(leaf) for leaf in leaves], self.specs))
 
@@ -80,11 +83,11 @@ class FeedInput(Input):
         if self._number is None:
             self._number = self._pulled.begin_for_tensorflow()
         number, self._number = self._number, None
-        batch = self._pulled.next_for_tensorflow(number)
-        if batch is None:
+        tensors = self._pulled.next_for_tensorflow(number, partial(tensors_of, self.element_spec))
+        if tensors is None:
             return [tf.constant(int(Status.END), tf.uint8), *blanks(self.specs)]
         self._number = number
-        return [tf.constant(int(Status.BATCH), tf.uint8), *tensors_of(self.element_spec, batch)]
+        return [tf.constant(int(Status.BATCH), tf.uint8), *tensors]
 
     def reset(self) -> None:
         """Leave the epoch that is under way: the next batch is the first of another."""

@@ -16,6 +16,7 @@ from .sink import Leaves, PassEnded, Sink, SinkClosed, Status
 
 PATIENCE = 5.0  # seconds that a closing input gives its source to come back with a batch
 LOOK_AGAIN = 0.5  # seconds after which a waiting thread looks anew, lest a lost notice hang it
+UNBEGUN = object()  # the state of a pass that the thread has not yet begun
 
 
 class Feeder:
@@ -46,6 +47,7 @@ class Feeder:
         self._running = False  # the thread has not yet put the end of the pass, or left it
         self._leaving = False
         self._closed = False
+        self._within = False  # a pass that was begun, and left perhaps, but not seen to its end
         self._state: Any = None  # the source's after the batch that was taken last
         self._states: deque[Any] = deque()  # and after those that wait in the sink
         self._failures: deque[Failure] = deque(maxlen=2)  # in a graph the next pass may fail meanwhile
@@ -54,7 +56,7 @@ class Feeder:
     def begin(self) -> int:
         """Ask for a new pass and get the ticket to it; one that nothing was taken of is as good as new."""
         with self._changed:
-            self._check_open()
+            self.check_open()
             self._fresh = self._fresh and not self.unseen
             if not self._fresh:
                 self.leave(self._ticket)
@@ -79,7 +81,9 @@ class Feeder:
                 return leaves
             self._finish()
             if status == Status.ERROR:
-                raise self._failures[-1].error
+                raise (
+                    self._failures.pop().hand_over() or RuntimeError
+                )  # what it was raised through would keep this input
             return None
 
     def leave(self, ticket: int) -> None:
@@ -88,13 +92,13 @@ class Feeder:
             if self._open and ticket == self._ticket and not self._closed:
                 self._leaving = True
                 self._open = False
-                self._drain()
+                self._sink.empty()
                 self._changed.notify_all()
 
     def take_unseen(self) -> None:
         """From now on a graph takes."""
         with self._changed:
-            self._check_open()
+            self.check_open()
             self.unseen = True
             if not self._open:
                 self._await(lambda: self._open or not self._running)
@@ -112,29 +116,35 @@ class Feeder:
 
     def state(self) -> Any:
         """The source's state as of the batch that was taken last."""
-        if self.unseen:
-            raise UsageError(
-                "what a graph dequeues is not seen; iterate the input in Python to know its state"
-            )
+        self._check_seen()
         with self._changed:
-            if self._open:
+            if self._within and self._state is UNBEGUN:
+                self._await(lambda: self._state is not UNBEGUN or not self._running)
+            if self._within and self._state is not UNBEGUN:
                 return self._state
             self._await(lambda: not self._running)
             return self._source_state()
 
     def load_state(self, state: Any) -> None:
         """Have the next pass begin where the state was taken."""
+        self._check_seen()
+        load_state_dict = getattr(self.passes.source, "load_state_dict", None)
+        if not callable(load_state_dict):
+            raise UsageError("the source of this input has no state to load; give it a Loader")
         with self._changed:
             self.leave(self._ticket)
             self._await(lambda: not self._running)
-            self.passes.source.load_state_dict(state)  # type: ignore[union-attr]
+            load_state_dict(state)
+            self._within = False
 
     def restart(self) -> None:
         """Leave the pass under way; a graph's next batch is the first of another."""
         with self._changed:
-            self._check_open()
+            self.check_open()
             self.leave(self._ticket)
             self._await(lambda: self._open or not self._running)
+            if self.unseen and not self._open:  # the thread was through with it
+                self._ask()
 
     def close(self) -> None:
         """End the thread. From any thread, from any state; a source that does not come back is left alone."""
@@ -148,13 +158,20 @@ class Feeder:
         if thread is not None and thread is not threading.current_thread():
             thread.join(PATIENCE)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise UsageError("this input is closed; make a new one")
 
+    def _check_seen(self) -> None:
+        if self.unseen:
+            raise UsageError(
+                "what a graph dequeues is not seen; iterate the input in Python to know its state"
+            )
+
     def _ask(self) -> None:
-        self._state = self._source_state()
+        self._state = UNBEGUN
         self._states.clear()
+        self._within = True
         self._open = self._fresh = self._running = True
         self._leaving = False
         if self._thread is None:
@@ -164,7 +181,7 @@ class Feeder:
 
     def _finish(self) -> None:
         """The consumer knows that the pass is over."""
-        self._open = False
+        self._open = self._within = False
         self.occupancy.epoch()
         if self.unseen and not self._closed:
             self._await(lambda: not self._running)
@@ -174,7 +191,7 @@ class Feeder:
         """Seconds that it took, None for an element that was there."""
         began, waited = perf_counter(), False
         while True:
-            self._check_open()
+            self.check_open()
             if ticket != self._ticket or not self._open:
                 raise UsageError(
                     "another iteration of this input has begun; end the first, or use two inputs"
@@ -186,12 +203,8 @@ class Feeder:
 
     def _await(self, done: Callable[[], bool]) -> None:
         while not done():
-            self._check_open()
+            self.check_open()
             self._changed.wait(LOOK_AGAIN)
-
-    def _drain(self) -> None:
-        while self._sink.level():
-            self._sink.take()
 
     def _source_state(self) -> Any:
         state_dict = getattr(self.passes.source, "state_dict", None)
@@ -208,8 +221,8 @@ class Feeder:
             except SinkClosed:
                 return
             with self._changed:
-                if self._leaving:
-                    self._drain()
+                if self._leaving and not self._closed:
+                    self._sink.empty()
                 self._running = False
                 if self._leaving and self.unseen and not self._closed:
                     self._ask()
@@ -225,6 +238,7 @@ class Feeder:
         try:
             batches = self.passes.begin()
             try:
+                self._begun()
                 self._put_all(batches)
             finally:
                 end(batches)
@@ -238,6 +252,12 @@ class Feeder:
             self._failures.append(Failure(original_of(error) or error))
             return Status.ERROR
         return Status.END
+
+    def _begun(self) -> None:
+        state = None if self.unseen else self._source_state()
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
 
     def _put_all(self, batches: Iterator[Any]) -> None:
         for leaves in map(self._leaves_of, batches):

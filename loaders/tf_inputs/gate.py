@@ -1,12 +1,27 @@
-"""The end of a pass and a source's failure, told within a graph."""
+"""What a graph calls: the end of a pass and a source's failure, told within it."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...formats.errors import UsageError
 from .framework import tf
 from .sink import Status
+
+
+def weak(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of an object's method that does not keep the object: what TensorFlow is given to call, it never drops."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound = reference()
+        if bound is None:
+            raise UsageError("the input that this belongs to is gone; keep it as long as it is used")
+        return bound(*args)
+
+    return call
 
 
 def gate(status: Any, ended: Callable[[int], None]) -> Any:

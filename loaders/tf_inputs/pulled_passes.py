@@ -40,19 +40,23 @@ class PulledPasses:
         """The same, with errors for :func:`original_errors`."""
         return int(self._telling(self._shelf.begin))
 
-    def next_for_tensorflow(self, number: int) -> Any:
-        """The same, with errors for :func:`original_errors`; a pass that was ended is only over."""
+    def next_for_tensorflow(self, number: int, made_of: Callable[[Any], Any]) -> Any:
+        """What ``made_of`` makes of it, with errors for :func:`original_errors`; a pass that was ended is only over."""
         try:
-            return self._telling(partial(self._shelf.next, number))
+            return self._telling(partial(self._made, number, made_of))
         except InputFailed:
             if self._shelf.is_current(number):
                 raise
             return None
 
+    def _made(self, number: int, made_of: Callable[[Any], Any]) -> Any:
+        batch = self._shelf.next(number)
+        return None if batch is None else made_of(batch)
+
     def _telling(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:
+        except BaseException as error:  # TensorFlow would make text of it
             failure = Failure(original_of(error) or error)
             self._failures.append(failure)
             raise failure.stand_in() from error

@@ -8,20 +8,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from .framework import tf
 from .gate import gate, shaped
 from .sink import Leaves, PassEnded, SinkClosed, Status
 from .tensors import blank_arrays
 
 BATCH = int(Status.BATCH)
+PERMIT = np.uint8(0)
 
 _numbers = itertools.count(1)
 
 
 def raw_session(session: Any) -> Any:
     """The session itself, or the one within a monitored session, whose hooks count the training's steps only."""
-    raw = getattr(session, "raw_session", None)
-    return raw() if callable(raw) else session
+    run_step_fn = getattr(session, "run_step_fn", None)
+    return run_step_fn(lambda step_context: step_context.session) if callable(run_step_fn) else session
 
 
 class SessionSink(ABC):
@@ -52,9 +55,18 @@ class SessionSink(ABC):
         except SinkClosed:
             return 0
 
+    @abstractmethod
+    def take(self) -> tuple[Status, Leaves]:
+        """The next element, which must be there."""
+
+    def empty(self) -> None:
+        while self.level():
+            self.take()
+
     def close(self) -> None:
         try:
             self._run("close")
+            self.empty()
         except (SinkClosed, tf.errors.OpError):
             return  # the session was never there, or is closed, and what it had is gone
         finally:
@@ -104,13 +116,17 @@ class SessionQueue(SessionSink):
 
 
 class SessionStage(SessionSink):
-    """A staging area on ``device`` that takes ``batch``, another input's tensors, without passing through Python."""
+    """A staging area on ``device`` that takes ``batch``, another input's tensors, without passing through Python.
+
+    Room in it is a queue of permits: who waits in ``Stage`` itself keeps one of the session's few threads.
+    """
 
     def __init__(self, specs: Sequence[Any], batch: Sequence[Any], device: str, depth: int) -> None:
         super().__init__()
         self.capacity = depth
         self._specs = specs
         self._device = device
+        self.is_within = False  # a pass of the other input, whose end was not met
         self._area = {
             "capacity": depth,
             "shared_name": f"shardprep-session-stage-{os.getpid()}-{next(_numbers)}",
@@ -118,29 +134,52 @@ class SessionStage(SessionSink):
         self._dtypes = [spec.dtype for spec in specs]
         with tf.device("CPU:0"):  # room for the end of a pass, too
             self._tokens = tf.queue.FIFOQueue(depth + 1, [tf.uint8])
+            self._permits = tf.queue.FIFOQueue(depth, [tf.uint8], shapes=[[]])
             status = tf.compat.v1.placeholder(tf.uint8, [])
         with tf.device(device):
             staged = tf.raw_ops.Stage(values=[tf.identity(leaf) for leaf in batch], **self._area)
-            clear = tf.raw_ops.StageClear(dtypes=self._dtypes, **self._area)
         with tf.control_dependencies([staged]):
             stage = self._tokens.enqueue(tf.constant(BATCH, tf.uint8))
+        queues = self._tokens, self._permits
         self._made = {
+            "permit": (self._permits.enqueue(PERMIT), []),
+            "room": (self._permits.dequeue(), []),
             "stage": (stage, []),
             "tell": (self._tokens.enqueue(status), [status]),
             "token": (self._tokens.dequeue(), []),
             "unstage": (self._unstage(), []),
             "size": (self._tokens.size(), []),
-            "close": ([self._tokens.close(cancel_pending_enqueues=True), clear], []),
+            "close": ([queue.close(cancel_pending_enqueues=True) for queue in queues], []),
         }
+
+    def attach(self, session: Any) -> None:
+        super().attach(session)
+        for _ in range(self.capacity):
+            self._run("permit")
 
     def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
         return self._made
 
     def put(self, status: Status, leaves: Leaves) -> None:
+        if status != Status.BATCH:
+            self._run("tell", int(status))
+            return
+        self._await_room()
         try:
-            self._run("stage") if status == Status.BATCH else self._run("tell", int(status))
+            self._run("stage")
+            self.is_within = True
+        except tf.errors.OpError as error:
+            self.is_within = False
+            self._run("permit")
+            if isinstance(error, tf.errors.OutOfRangeError):
+                raise PassEnded from error
+            raise
+
+    def _await_room(self) -> None:
+        try:
+            self._run("room")
         except tf.errors.OutOfRangeError as error:
-            raise PassEnded from error
+            raise SinkClosed from error
 
     def take(self) -> tuple[Status, Leaves]:
         status = Status(int(self._run("token")))
@@ -152,4 +191,8 @@ class SessionStage(SessionSink):
 
     def _unstage(self) -> Leaves:
         with tf.device(self._device):
-            return list(tf.raw_ops.Unstage(dtypes=self._dtypes, **self._area))
+            parts = tf.raw_ops.Unstage(dtypes=self._dtypes, **self._area)
+        with tf.control_dependencies(parts), tf.device("CPU:0"):
+            permit = self._permits.enqueue(PERMIT)
+        with tf.control_dependencies([permit]), tf.device(self._device):
+            return [tf.identity(part) for part in parts]

@@ -38,5 +38,8 @@ class Sink(Protocol):
     def take(self) -> tuple[Status, Leaves]:
         """The next element, which must be there."""
 
+    def empty(self) -> None:
+        """Let go of all elements. Nobody takes meanwhile; somebody may be waiting to put."""
+
     def close(self) -> None:
         """Let go of everything and wake who waits. Idempotent."""

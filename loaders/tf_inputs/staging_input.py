@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -68,11 +68,11 @@ class StagingInput(FedInput):
             raise UsageError("in a v1 graph a StagingInput wraps another input, and has one device")
         batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
         stage = SessionStage(flat(element_spec), batch, devices[0], depth)
-        endless = Passes(partial(itertools.repeat, None))  # the stage itself finds out where a pass ends
+        endless = Passes(partial(_endless, self._wrapped, stage))
         return stage, Feeder(endless, stage, lambda _: [], on_close=self._closing())
 
     def _closing(self) -> Callable[[], None] | None:
-        return self._wrapped.close if self._wrapped else None
+        return self._wrapped.close if self._wrapped is not None else None
 
     def _form(self, leaves: Leaves) -> Any:
         if not self._strategy:
@@ -84,10 +84,10 @@ class StagingInput(FedInput):
         if isinstance(self._sink, SessionSink):
             return super()._dequeue_op(ended)
         areas: StagingAreas = self._sink  # type: ignore[assignment]
-        return areas.dequeue(_replica() if self._strategy else 0, ended)
+        return areas.dequeue(_replica(self._strategy) if self._strategy else 0, ended)
 
     def start(self, session: Any) -> None:
-        if self._wrapped:
+        if self._wrapped is not None:
             self._wrapped.start(session)
         super().start(session)
 
@@ -97,6 +97,16 @@ class StagingInput(FedInput):
                 "what lies on several devices is no dataset; give the wrapped input's dataset to the strategy"
             )
         return super().as_dataset(prefetch=prefetch)
+
+
+def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
+    """One pass to a stage that finds out itself where it ends, and may have left the one before early."""
+    if stage.is_within:
+        reset = getattr(wrapped, "reset", None)
+        if not callable(reset):
+            raise UsageError(f"in a graph a {type(wrapped).__name__} has no epochs that can be left")
+        reset()
+    return itertools.repeat(None)
 
 
 def _first_device() -> str:
@@ -131,10 +141,10 @@ def _per_replica(strategy: Any, values: Sequence[Any]) -> Any:
     return strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
 
 
-def _replica() -> int:
+def _replica(strategy: Any) -> int:
     """The number among this machine's replicas of the one whose function is being traced."""
     context = tf.distribute.get_replica_context()
-    if context is None:
+    if context is None or context.strategy is not strategy:
         raise UsageError("with a strategy, dequeue belongs into the function given to strategy.run")
     number = context.replica_id_in_sync_group
     return int(tf.get_static_value(number)) if tf.is_tensor(number) else int(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .framework import tf
@@ -38,6 +39,10 @@ class TensorQueue:
         status, *leaves = self._queue.dequeue()
         return Status(int(status)), leaves
 
+    def empty(self) -> None:
+        while self.level():
+            self.take()
+
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
         """The next batch within a graph; ``ended`` is what its gate calls."""
         status, *tensors = self._queue.dequeue()
@@ -48,11 +53,5 @@ class TensorQueue:
         if not self._closed:
             self._closed = True
             self._queue.close(cancel_pending_enqueues=True)
-            self._empty()
-
-    def _empty(self) -> None:
-        try:
-            while self.level():
-                self.take()
-        except tf.errors.OutOfRangeError:  # another thread took the last
-            return
+            with suppress(tf.errors.OutOfRangeError):  # another thread took the last
+                self.empty()

@@ -34,7 +34,7 @@ def array_of(part: Any, spec: Any) -> npt.NDArray[Any]:
     """The part as an array that TensorFlow may take as it is. Raises UsageError where it is not what ``spec`` says."""
     if spec.dtype == tf.string:
         return _checked(_strings(part), spec)  # type: ignore[no-any-return]
-    array = np.asarray(part)
+    array = _as_array(part, spec)
     if (
         not isinstance(part, np.ndarray)
         and array.dtype != spec.dtype.as_numpy_dtype
@@ -54,13 +54,32 @@ def blank_arrays(specs: Sequence[Any]) -> list[npt.NDArray[Any]]:
     return [np.zeros([0] * (spec.shape.rank or 0), spec.dtype.as_numpy_dtype) for spec in specs]
 
 
-def _checked(value: Any, spec: Any) -> Any:
-    if tf.as_dtype(value.dtype) != spec.dtype or not spec.shape.is_compatible_with(value.shape):
+def _as_array(part: Any, spec: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(part)
+    except ValueError as error:
         raise UsageError(
-            f"a batch has {tf.as_dtype(value.dtype).name} {list(value.shape)} where its signature says "
+            f"a batch has {type(part).__name__} that is no array ({error}) where its signature says "
+            f"{spec.dtype.name} {spec.shape}; fix it or the signature"
+        ) from error
+
+
+def _checked(value: Any, spec: Any) -> Any:
+    dtype = value.dtype.name if tf.is_tensor(value) else _name(value.dtype)
+    if dtype != spec.dtype.name or not spec.shape.is_compatible_with(value.shape):
+        raise UsageError(
+            f"a batch has {dtype} {list(value.shape)} where its signature says "
             f"{spec.dtype.name} {spec.shape}; fix it or the signature"
         )
     return value
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    """What TensorFlow calls it, or NumPy where that knows no such dtype."""
+    try:
+        return str(tf.as_dtype(dtype).name)
+    except TypeError:
+        return dtype.name
 
 
 def _strings(part: Any) -> npt.NDArray[Any]:
