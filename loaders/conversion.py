@@ -1,0 +1,51 @@
+"""The batches of a source with their parts turned into something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from .passes import Passes, Source, end
+
+NUMBERS = "biufc"  # kinds of dtype: what a framework has tensors of
+
+Convert = Callable[[Any], Any]
+
+
+class Conversion:
+    """One epoch of ``source`` per iteration, every part of a batch as ``convert`` makes it.
+
+    Tuples, named tuples, lists and dicts are kept; everything else is a part. Errors come as themselves. An
+    epoch that is left early is not gone on with. Not thread-safe.
+    """
+
+    def __init__(self, source: Source, convert: Convert) -> None:
+        self._passes = Passes(source)
+        self._convert = convert
+
+    def __len__(self) -> int:
+        """How many batches the next iteration has. TypeError where the source does not know."""
+        return len(self._passes)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._run(self._passes.begin())
+
+    def _run(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from map(
+                partial(converted, convert=self._convert), batches
+            )  # a loop would hold one meanwhile
+        finally:
+            end(batches)
+
+
+def converted(batch: Any, convert: Convert) -> Any:
+    """The batch in the same form, with its parts converted."""
+    if isinstance(batch, Mapping):
+        return {name: converted(part, convert) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(converted(part, convert) for part in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(converted(part, convert) for part in batch)
+    return convert(batch)
