@@ -27,6 +27,10 @@ class LoaderStats(EngineStats):
         """What limits; None before the second batch."""
         return self._flowing().verdict()
 
+    def of_workers(self) -> Verdict | None:
+        """What limits the workers, whoever waits for whom."""
+        return self._flowing().of_workers()
+
     def _flowing(self) -> Flowing:
         return Flowing(
             images=self.rows,

@@ -55,7 +55,9 @@ class DatasetInput(Input):
             held = list(islice(batches, 1))
         self._check_open()
         if held:
-            self._occupancy.taken(waited=perf_counter() - began)
+            took = perf_counter() - began
+            self._occupancy.taken(waited=took)
+            self._occupancy.drew(took, 0.0)
         return held
 
     def _check_open(self) -> None:

@@ -48,19 +48,14 @@ def original_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        failure = _failure_of(error)
-        original = failure.hand_over() if failure else None
+        original = original_of(error)
         if original is None:
             raise
         raise original from error
 
 
 def original_of(error: BaseException) -> BaseException | None:
-    """The exception that a TensorFlow error was made of; None for TensorFlow's own."""
-    failure = _failure_of(error)
-    return failure.error if failure else None
-
-
-def _failure_of(error: BaseException) -> Failure | None:
+    """The exception that a TensorFlow error was made of, once; None for TensorFlow's own."""
     match = re.search(r"\[shardprep failure (\d+)\]", str(error))
-    return _failures.get(int(match[1])) if match else None
+    failure = _failures.get(int(match[1])) if match else None
+    return failure.hand_over() if failure else None

@@ -11,7 +11,7 @@ from ..passes import Passes
 from .feeder import Feeder
 from .gate import weak
 from .input import Input
-from .occupancy import InputStats
+from .occupancy import InputStats, loader_stats
 from .session_sinks import SessionSink
 from .sink import Leaves, Sink
 
@@ -93,6 +93,7 @@ class FedInput(Input):
             capacity=self._sink.capacity,
             level=self._sink.level(),
             source=source.stats() if isinstance(source, Input) else None,
+            loader=loader_stats(source),
         )
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from ..passes import Passes, Source
 from .framework import tf
 from .gate import end_epoch, gate, shaped, weak
 from .input import Input
-from .occupancy import InputStats, Occupancy
+from .occupancy import InputStats, Occupancy, loader_stats
 from .pulled_passes import PulledPasses
 from .queue_input import arrays_of, tensors_of
 from .signature import signature_of
@@ -59,7 +59,9 @@ class FeedInput(Input):
         if batch is None:
             self._occupancy.epoch()
         else:
-            self._occupancy.taken(waited=perf_counter() - began)
+            took = perf_counter() - began
+            self._occupancy.taken(waited=took)
+            self._occupancy.drew(took, 0.0)
         return batch
 
     def __len__(self) -> int:
@@ -94,7 +96,8 @@ class FeedInput(Input):
         self._drawing = self._number = None
 
     def stats(self) -> InputStats:
-        return self._occupancy.read(type(self).__name__, capacity=0, level=0)
+        loader = loader_stats(self._passes.source)
+        return self._occupancy.read(type(self).__name__, capacity=0, level=0, loader=loader)
 
     def close(self) -> None:
         self._drawing = None

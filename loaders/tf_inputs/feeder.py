@@ -260,7 +260,7 @@ class Feeder:
             self._changed.notify_all()
 
     def _put_all(self, batches: Iterator[Any]) -> None:
-        for leaves in map(self._leaves_of, batches):
+        while (leaves := self._drawn(batches)) is not None:
             if self._closed:
                 raise SinkClosed
             if self._leaving:
@@ -269,6 +269,15 @@ class Feeder:
                 self._states.append(self._source_state())
             self._put(leaves)
             del leaves  # or the loop holds one more batch while it waits for the next
+
+    def _drawn(self, batches: Iterator[Any]) -> Leaves | None:
+        began = perf_counter()
+        for batch in batches:
+            got = perf_counter()
+            leaves = self._leaves_of(batch)
+            self.occupancy.drew(got - began, perf_counter() - got)
+            return leaves
+        return None
 
     def _put(self, leaves: Leaves) -> None:
         level, began = self._sink.level(), perf_counter()

@@ -96,11 +96,11 @@ class _Shelf:
             batch = next(batches, None)
         finally:
             with self._changed:
+                if not self.is_current(number):
+                    end(batches)
                 self._pulling -= 1
                 self._changed.notify_all()
-        if not self.is_current(number):
-            end(batches)
-            self._check(number)
+        self._check(number)
         return batch
 
     def _enter(self, number: int) -> Iterator[Any]:

@@ -1,0 +1,199 @@
+"""The inputs under test, the ways to get an epoch out of one, and small sources that tell epochs apart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from tf_devices import tf
+
+from shardprep.loaders.tf_inputs import (
+    BatchQueueInput,
+    DatasetInput,
+    FeedInput,
+    Input,
+    QueueInput,
+    StagingInput,
+    to_dataset,
+)
+
+PATIENCE = 30  # seconds after which something hangs
+
+Made = Callable[..., Input]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The records of a source of tuples of arrays, for an input that makes batches itself."""
+
+    batches: Any
+    rows: int
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches() if callable(self.batches) else self.batches:
+            yield from zip(*batch, strict=True)
+
+
+def batch_queue(source: Any, *, rows: int = 10, **options: Any) -> Input:
+    return BatchQueueInput(Rows(source, rows), rows, **options)
+
+
+def staging_over_queue(source: Any, *, depth: int = 2, **options: Any) -> Input:
+    return StagingInput(QueueInput(source, **options), depth=depth)
+
+
+def dataset_input(source: Any, **options: Any) -> Input:
+    return DatasetInput(to_dataset(source, **options))
+
+
+def staging(depth: int) -> Made:
+    return lambda source, **options: StagingInput(source, depth=depth, **options)
+
+
+WHOLE: dict[str, Made] = {  # those that take batches as they are
+    "feed": FeedInput,
+    "queue": QueueInput,
+    "staging-1": staging(1),
+    "staging-2": staging(2),
+    "staging-3": staging(3),
+    "staging-over-queue": staging_over_queue,
+    "dataset": dataset_input,
+}
+MEMBERS = WHOLE | {"batch-queue": batch_queue}
+FED = {name: make for name, make in MEMBERS.items() if name not in ("feed", "dataset")}
+
+
+def arrays(batch: Any) -> Any:
+    """A batch as numpy arrays of its own memory."""
+    return tf.nest.map_structure(lambda tensor: np.array(tensor), batch)
+
+
+def until_the_end(step: Callable[[], Any], steps: int | None = None) -> list[Any]:
+    """What the step returned until its epoch was over, or so many times."""
+    out = []
+    with suppress(tf.errors.OutOfRangeError):
+        while steps is None or len(out) < steps:
+            out.append(arrays(step()))
+    return out
+
+
+def stepping(each: Input) -> Callable[[], Any]:
+    """A compiled step that hands its batch back."""
+
+    @tf.function
+    def step() -> Any:
+        return each.dequeue()
+
+    return step
+
+
+def by_iteration(each: Input) -> Callable[[], list[Any]]:
+    return lambda: [arrays(batch) for batch in each]
+
+
+def by_eager_dequeue(each: Input) -> Callable[[], list[Any]]:
+    return lambda: until_the_end(each.dequeue)
+
+
+def by_function(each: Input) -> Callable[[], list[Any]]:
+    step = stepping(each)
+    return lambda: until_the_end(step)
+
+
+def by_dataset(each: Input) -> Callable[[], list[Any]]:
+    dataset = each.as_dataset()
+    return lambda: [arrays(batch) for batch in dataset]
+
+
+WAYS: dict[str, Callable[[Input], Callable[[], list[Any]]]] = {
+    "iteration": by_iteration,
+    "eager dequeue": by_eager_dequeue,
+    "tf.function": by_function,
+    "dataset": by_dataset,
+}
+
+
+@dataclass
+class Numbered:
+    """Passes of ``batches`` batches (values float32 [B, 2], numbers int64 [B]), each a function call.
+
+    Values are the number of the pass. ``before`` is called with the step before each batch, and at the end.
+    """
+
+    batches: int = 6
+    rows: int = 3
+    last: int = 1
+    before: Callable[[int], object] = lambda step: None
+    passes: int = field(default=0, init=False)
+
+    def __call__(self) -> Iterator[tuple[Any, Any]]:
+        number, self.passes = self.passes, self.passes + 1
+        return self._pass(number)
+
+    def _pass(self, number: int) -> Iterator[tuple[Any, Any]]:
+        for step in range(self.batches):
+            self.before(step)
+            rows = self.rows if step < self.batches - 1 else self.last
+            yield (
+                np.full((rows, 2), number, np.float32),
+                np.arange(step * self.rows, step * self.rows + rows),
+            )
+        self.before(self.batches)
+
+    def numbers(self) -> list[int]:
+        """What every whole pass has."""
+        return list(range((self.batches - 1) * self.rows + self.last))
+
+
+def numbers_of(batches: list[Any]) -> list[int]:
+    return [int(number) for batch in batches for number in batch[-1]]
+
+
+def assert_whole(source: Numbered, batches: list[Any]) -> None:
+    """One whole pass of the source, and of one pass only."""
+    assert numbers_of(batches) == source.numbers()
+    assert len({float(value) for batch in batches for value in batch[0].ravel()}) == 1
+
+
+def first(batches: Any, steps: int) -> list[Any]:
+    """So many batches of an epoch that is then left."""
+    iterator = iter(batches)
+    return [arrays(batch) for batch in islice(iterator, steps)]
+
+
+class Stop:
+    """A source's wait that a test can end; always ends within the test's patience."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self.go_on.wait(PATIENCE)
+
+
+class Aside:
+    """A call in a thread of its own, with what came of it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._call = call
+        self._thread = threading.Thread(target=self._run, name="shardprep-test")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it hangs"
