@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from data import Data, warm
-from page_cache import evict, resident_share
 
 from shardprep.loaders import Loader
+from shardprep.loaders.disk.page_cache import evict, resident_share
 from shardprep.loaders.loader import READ_AHEAD_BYTES
 
 PIECE = 1 << 20

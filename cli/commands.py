@@ -13,6 +13,7 @@ from importlib.metadata import version
 import click
 
 from ..formats.errors import ShardprepError
+from .bench_disk import bench_disk
 from .bench_loader import bench_loader
 from .convert import convert
 from .demo import demo
@@ -42,7 +43,7 @@ def cli() -> None:
     """
 
 
-for command in (sample, convert, verify, repair, inspect, bench_loader, demo):
+for command in (sample, convert, verify, repair, inspect, bench_disk, bench_loader, demo):
     cli.add_command(command)
 
 

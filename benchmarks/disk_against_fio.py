@@ -1,0 +1,152 @@
+"""What `prep bench-disk` measures beside fio: the same file, block sizes, buffers and page cache.
+
+    python benchmarks/disk_against_fio.py /data/large.file --rounds 5
+
+Both read the whole file forward, or 4,096 blocks of record size at random places, each once, one at a time
+or sixteen at once; from memory again and again for two seconds, or what is measured would be the start of
+the readers. Before a cold pass the file's pages are dropped, which mincore confirms; before a warm one the
+file is read. fio's engine is psync with its defaults, in threads: its processes each have a session of their
+own, and with that as much of a busy processor as everything that runs in another session. A round is ours,
+fio, fio, ours; the ratios are medians of those of each round. Where other work disturbs, the ratio of the
+best rounds says more, because that only ever slows down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from conditions import conditions
+
+from shardprep.loaders.disk.cold import COLD, drop
+from shardprep.loaders.disk.open_files import OpenFiles
+from shardprep.loaders.disk.plans import Cursor, Forward, Plan, Scattered
+from shardprep.loaders.disk.reading import read
+from shardprep.loaders.disk.target import RECORD_BYTES
+
+UNLIMITED = 1e6  # seconds
+BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+DEPTHS = (1, 16)
+WARM_SECONDS = 2
+WARM_BYTES = 40 << 30  # more than any memory delivers in that time
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to read the file; ``block`` in bytes, ``depth`` processes."""
+
+    random: bool
+    block: int
+    depth: int
+    cold: bool
+
+    def __str__(self) -> str:
+        pattern = f"random, {self.depth} at once" if self.random else f"sequential, {self.block >> 10} KiB"
+        return f"{pattern}, {'cold' if self.cold else 'warm'}"
+
+
+CASES = [
+    *(Case(False, block, 1, cold) for block in BLOCKS for cold in (True, False)),
+    *(Case(True, RECORD_BYTES, depth, cold) for depth in DEPTHS for cold in (True, False)),
+]
+COLD_ROUNDS = 3  # times as many, because a disk that others use is far less steady than memory
+
+
+def ours(path: Path, case: Case) -> float:
+    """Bytes per second, by the package's own reading."""
+    with ExitStack() as stack:
+        files = OpenFiles.of([path], stack)
+        plan = plan_of(files, case)
+        lay(files, plan, cold=case.cold)
+        if case.cold:
+            return read(files.descriptors, plan, seconds=UNLIMITED).rate
+        times = -(-WARM_BYTES // (len(plan.pieces) * plan.block))
+        again = replace(plan, pieces=plan.pieces * times)
+        return read(files.descriptors, again, seconds=WARM_SECONDS).rate
+
+
+def plan_of(files: OpenFiles, case: Case) -> Plan:
+    """The whole file forward, or record-sized blocks of it."""
+    if case.random:
+        return Scattered(files.sizes, case.block, depth=case.depth).next()
+    return Forward(files.sizes, case.block, Cursor()).next()
+
+
+def by_fio(path: Path, case: Case) -> float:
+    """Bytes per second, by fio."""
+    with ExitStack() as stack:
+        files = OpenFiles.of([path], stack)
+        plan = plan_of(files, case)
+        lay(files, plan, cold=case.cold)
+    reads = max(1, len(plan.pieces) // case.depth)
+    region = max(1, os.path.getsize(path) // plan.block // case.depth) * plan.block  # noqa: PTH202
+    size = reads * plan.block if case.random else region
+    command = [
+        *("fio", "--name=peer", f"--filename={path}", "--readonly", "--ioengine=psync", "--thread"),
+        *(f"--rw={'randread' if case.random else 'read'}", f"--bs={plan.block}", f"--size={region}"),
+        *(f"--numjobs={case.depth}", f"--offset_increment={region if case.depth > 1 else 0}"),
+        *([f"--io_size={size}"] if case.cold else ["--time_based", f"--runtime={WARM_SECONDS}"]),
+        *("--group_reporting", "--invalidate=0", "--randrepeat=0", "--output-format=json"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
+
+
+def lay(files: OpenFiles, plan: Plan, *, cold: bool) -> None:
+    """Have the file in memory, or out of it; OSError where the kernel keeps it."""
+    if not cold:
+        whole = Forward(files.sizes, 1 << 20, Cursor()).next()
+        read(files.descriptors, whole, seconds=UNLIMITED)
+    elif (kept := drop(files.descriptors, plan.pieces, plan.block)) > COLD:
+        raise OSError(f"cold could not be had: {kept:.0%} of the pages stayed in memory")
+
+
+def compare(path: Path, case: Case, rounds: int) -> list[tuple[float, float]]:
+    """(ours, fio's) of each round: ours, fio, fio, ours, so that a disk that slows down is nobody's fault."""
+    found = []
+    for _ in range(rounds):
+        first, *theirs, last = ours(path, case), by_fio(path, case), by_fio(path, case), ours(path, case)
+        found.append((statistics.harmonic_mean((first, last)), statistics.harmonic_mean(theirs)))
+    return found
+
+
+def ratio(found: list[tuple[float, float]]) -> float:
+    return statistics.median(mine / theirs for mine, theirs in found)
+
+
+def of_best(found: list[tuple[float, float]]) -> float:
+    """The ratio of the rounds that were disturbed least."""
+    return max(mine for mine, _ in found) / max(theirs for _, theirs in found)
+
+
+def report(path: Path, rounds: int) -> None:
+    print(f"{'':32}{'ours, MB/s':>12}{'fio, MB/s':>12}{'ratio':>8}{'of best':>9}   quartiles")
+    for case in CASES:
+        found = compare(path, case, rounds * COLD_ROUNDS if case.cold else rounds)
+        mine, theirs = (statistics.median(column) / 1e6 for column in zip(*found, strict=True))
+        low, high = np.percentile([mine / theirs for mine, theirs in found], (25, 75))
+        spread = f"{low:.2f} to {high:.2f} of {len(found)}"
+        print(
+            f"{case!s:32}{mine:12,.0f}{theirs:12,.0f}{ratio(found):8.3f}{of_best(found):9.3f}   {spread}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="some hundred MB, at most 1 GiB, not being read by others")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    print(conditions("shardprep", "numpy"))
+    print(subprocess.run(["fio", "--version"], capture_output=True, text=True, check=True).stdout.strip())
+    print(f"{arguments.file}, {arguments.file.stat().st_size / 1e6:,.0f} MB, {arguments.rounds} rounds\n")
+    report(arguments.file, arguments.rounds)
