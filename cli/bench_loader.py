@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from .options import FOLDER, json_option, workers_option
-from .text import count_of, print_fields, print_json, size
+from ..formats import OperationError
+from .loader_report import print_report
+from .options import ANY_PATH, FOLDER, json_option, workers_option
+from .text import print_json
 
 if TYPE_CHECKING:  # the commands that load nothing do without OpenCV's 50 ms
     from ..loaders import Transform
-    from ..loaders.measure import LoaderSpeed
     from ..loaders.order import Shuffle
+
+SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # with the least that is allowed
 
 
 class ShuffleType(click.ParamType["Shuffle | None"]):
@@ -31,6 +35,28 @@ class ShuffleType(click.ParamType["Shuffle | None"]):
             case "global":
                 return GlobalShuffle()
         return LocalShuffle(int(value) if value.isdigit() else value)
+
+
+class Swept(NamedTuple):
+    """A loader's parameter, and the values to try."""
+
+    option: str
+    values: tuple[int, ...]
+
+
+class SweptType(click.ParamType[Swept]):
+    """An option and numbers: "workers=1,2,4"."""
+
+    name = "sweep"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Swept:
+        option, _, numbers = value.partition("=")
+        words = numbers.split(",")
+        if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
+            self.fail(
+                f"{value!r} is none of {', '.join(SWEPT)} with numbers, such as workers=1,2,4", param, ctx
+            )
+        return Swept(option.replace("-", "_"), tuple(map(int, words)))
 
 
 @click.command("bench-loader")
@@ -58,6 +84,20 @@ class ShuffleType(click.ParamType["Shuffle | None"]):
     "--seconds", type=click.FloatRange(min=0), default=10, show_default=True, help="How long to measure."
 )
 @workers_option
+@click.option(
+    "--explain", is_flag=True, help="Also a table of the stages, and short runs that try the verdict."
+)
+@click.option(
+    "--sweep",
+    "swept",
+    type=SweptType(),
+    metavar="OPTION=N,N",
+    help="Measure with each of these workers, batch-size or slots; the rest is about the fastest.",
+)
+@click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="Also a Chrome trace, for ui.perfetto.dev.")
+@click.option(
+    "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
+)
 @json_option
 def bench_loader(
     dataset: Path,
@@ -67,32 +107,46 @@ def bench_loader(
     shuffle: Shuffle | None,
     seconds: float,
     workers: int | None,
+    explain: bool,
+    swept: Swept | None,
+    trace: Path | None,
+    disk: Path | None,
     as_json: bool,
 ) -> None:
-    """Load DATASET for a while, doing nothing with it, and say how fast it comes and where time goes.
+    """Load DATASET for a while, doing nothing with it, and say how fast it comes and what limits it.
 
     The first epoch reads the disk; later ones, and data that fit in memory, tell the speed of decoding.
     """
     from ..loaders import Loader
-    from ..loaders.measure import measure
+    from ..loaders.disk import DiskProfile
+    from ..loaders.loader_bench import bench
 
+    _check_place(trace)
+    made = _transform(transform, pixels)
     make = partial(
         Loader,
         dataset,
         batch_size=batch_size,
-        transform=_transform(transform, pixels),
+        transform=made,
         shuffle=shuffle,
         workers="auto" if workers is None else workers,
         rank=0,
         world_size=1,
         drop_last=False,
     )
-    speed = measure(make, seconds=seconds)
+    found = bench(
+        make,
+        made,
+        seconds=seconds,
+        swept=swept,
+        explain=explain,
+        trace=trace,
+        disk=DiskProfile.load(disk) if disk else None,
+    )
     if as_json:
-        print_json(speed.to_json())
+        print_json({"dataset": str(dataset), **found.to_json()})
     else:
-        click.echo(f"{dataset}: {speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s")
-        print_fields(_fields(speed))
+        print_report(dataset, found, explain=explain)
 
 
 def _transform(name: str, pixels: int) -> Transform | None:
@@ -104,17 +158,7 @@ def _transform(name: str, pixels: int) -> Transform | None:
     return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
 
 
-def _fields(speed: LoaderSpeed) -> dict[str, object]:
-    stages = ", ".join(f"{name} {seconds * 1e6:,.0f} µs" for name, seconds in speed.stages.items())
-    fields: dict[str, object] = {
-        "measured": f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s",
-        "first batch": f"after {speed.first_batch:.2f} s",
-        "between batches": f"p50 {speed.gap_p50 * 1e3:,.1f} ms, p99 {speed.gap_p99 * 1e3:,.1f} ms",
-        "worker, per image": stages,
-        "workers waiting": f"{speed.idle:.1%} for work, {speed.blocked:.1%} for a free slot",
-        "consumer waiting": f"{speed.starved:.1%} for a batch",
-        "main process": f"{speed.main_cpu * 1e6:,.1f} µs of CPU per image",
-    }
-    if speed.restarts:
-        fields["restarts"] = count_of(speed.restarts, "worker")
-    return fields
+def _check_place(file: Path | None) -> None:
+    """Fail before the measurement rather than after it."""
+    if file and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise OperationError("cannot be written; name another place", path=file)

@@ -4,6 +4,7 @@
 from .augment import ColorJitter
 from .decoding import decode_rgb
 from .failures import WorkFailed
+from .fake_data import FakeData
 from .loader import Loader
 from .loader_stats import LoaderStats
 from .order import GlobalShuffle, LocalShuffle
@@ -21,6 +22,7 @@ __all__ = [
     "ColorJitter",
     "EngineStats",
     "EvalTransform",
+    "FakeData",
     "GlobalShuffle",
     "Loader",
     "LoaderStats",

@@ -18,6 +18,7 @@ from .messages import Answer, pack_lease, unpack_answer
 from .processes import Worker, cause_of
 from .runs import Failed, Finished, Run
 from .slots import SlotRing
+from .trace import Trace
 
 FAILED_STARTS = 10  # workers that are killed before they are ready, while no other says anything
 PATIENCE = 1.0  # seconds that a worker has to end by itself
@@ -45,6 +46,7 @@ class Dispatcher:
         self.error: BaseException | None = None
         self.restarts = 0
         self.blocked = 0.0
+        self.trace: Trace | None = None
         self._start = start
         self._leases = leases
         self._ring = ring
@@ -117,6 +119,8 @@ class Dispatcher:
         if answer is Answer.READY:
             worker.ready = True
         elif answer is Answer.DONE:
+            if (trace := self.trace) is not None:
+                trace.finished(worker.index, lease_id)
             self._leases.finish(worker.index, lease_id, rest)
         elif worker.ready:
             self._leases.fail(worker.index, lease_id, row, bytes(rest))
@@ -189,6 +193,8 @@ class Dispatcher:
         while self._leases.run and self._leases.wants_batch and self._leases.has_slot and plans:
             self._leases.open(plans.popleft())
         if lease := self._leases.take(worker.index):
+            if (trace := self.trace) is not None:
+                trace.leased(worker.index, lease)
             with suppress(OSError):  # it has ended, which its channel tells next
                 worker.channel.send(*pack_lease(lease))
 
@@ -200,6 +206,8 @@ class Dispatcher:
             else:
                 memory = self._ring.lend(batch.slot, self.bell.ring)
                 self._served.results.put(Finished(batch, memory))
+            if (trace := self.trace) is not None:
+                trace.delivered(self._served.results.qsize())
 
     def _end(self) -> None:
         """Wait a little for the workers to end by themselves, then kill."""

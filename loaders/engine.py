@@ -31,6 +31,7 @@ from .processes import start
 from .runs import Failed, Run
 from .slots import MIN_SLOTS, SlotLayout, SlotRing
 from .timings import EngineStats, Meter
+from .trace import KEEP, Reception, Trace
 from .trusted import dumps
 from .work import Fill, Items, Work
 
@@ -74,6 +75,7 @@ class Engine:
         self._board = Board(max(1, workers), len(work.stages))
         self._ring: SlotRing | None = None
         self._dispatcher: Dispatcher | None = None
+        self._trace: Trace | None = None
         if workers:
             self._launch(min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize)), workers, deadline)
 
@@ -106,14 +108,15 @@ class Engine:
             yield from self._run_there(drawn, self._dispatcher, self._ring)
 
     def _run_here(self, plans: Plans) -> Iterator[Batch]:
+        run = next(self._numbers)
         with self._meter.run(), self._work.open(self._board.clock[0]) as fill:
             for number in itertools.count():
                 drawn = tuple(plans.draw(1))
                 if not plans.claim():
                     return
-                yield self._filled_here(fill, number, *drawn)
+                yield self._filled_here(fill, run, number, *drawn)
 
-    def _filled_here(self, fill: Fill, number: int, items: Items) -> Batch:
+    def _filled_here(self, fill: Fill, run: int, number: int, items: Items) -> Batch:
         began, cpu = perf_counter(), CpuClock()
         before = cpu.read()
         batch = fill_batch(fill, number, items, layout=self._layout, where=self._where)
@@ -122,6 +125,8 @@ class Engine:
         self._board.cpu[0] += cpu.read() - before
         self._meter.waited(took)
         self._meter.handed(len(items), 0.0)
+        if (trace := self._trace) is not None:
+            trace.filled_here(run, number, len(items), began)
         return batch
 
     def _run_there(self, plans: Plans, dispatcher: Dispatcher, ring: SlotRing) -> Iterator[Batch]:
@@ -168,7 +173,11 @@ class Engine:
         batch = Batch.assemble(
             leased.number, leased.items, layout=self._layout, memory=memory, parcels=leased.parcels
         )
-        self._meter.handed(len(leased.items), perf_counter() - got)
+        ended = perf_counter()
+        self._meter.handed(len(leased.items), ended - got)
+        if (trace := self._trace) is not None:
+            reception = Reception(run.number, leased.number, len(leased.items), began, got, ended)
+            trace.received(reception, run.results.qsize())
         return batch
 
     def _why_ended(self, dispatcher: Dispatcher) -> BaseException:
@@ -196,6 +205,32 @@ class Engine:
         """What was counted until now; from any thread."""
         copied = self._ring.copied if self._ring else 0
         return self._meter.read(self._board, self._work.stages, dispatcher=self._dispatcher, copied=copied)
+
+    @property
+    def layout(self) -> SlotLayout:
+        """The form of a batch."""
+        return self._layout
+
+    @property
+    def shared_bytes(self) -> int:
+        """The memory shared with the workers, all slots together; 0 without workers."""
+        return self._slots * self._layout.nbytes if self._dispatcher else 0
+
+    def record(self, *, keep: int = KEEP) -> Trace:
+        """A new trace, of what happens until :meth:`stop_recording`."""
+        trace = Trace(self._board.clock, self._work.stages, keep=keep)
+        self._follow(trace)
+        return trace
+
+    def stop_recording(self, trace: Trace) -> None:
+        """Leave the trace as it is, unless another one was begun since."""
+        if self._trace is trace:
+            self._follow(None)
+
+    def _follow(self, trace: Trace | None) -> None:
+        self._trace = trace
+        if self._dispatcher:
+            self._dispatcher.trace = trace
 
     def close(self) -> None:
         """End the workers: give each a second to end by itself, then kill. Batches stay valid. Idempotent."""

@@ -1,104 +1,129 @@
-"""How fast a loader is: what it delivers to a consumer that does nothing, and where its time goes."""
+"""Measuring a loader: what it delivers to a consumer that does nothing, and where its time goes."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from .disk.page_cache import resident_share
+from .live import LoaderBar
 from .loader import Loader
-from .timings import EngineStats
+from .loader_speed import CacheShares, LoaderSpeed
+from .loader_stats import LoaderStats
+from .process_memory import MemoryUse, worker_pids
+from .trace import tracing
 
 WINDOW = 0.5  # seconds over which a rate is taken, so that the median passes over hiccups
+LOOKED_AT = 64  # shards at most, for the page cache: to ask takes 5 ms per GB
 
 Arrival = tuple[float, int]
 """When a batch came, and with how many images."""
 
 
-@dataclass(frozen=True)
-class LoaderSpeed:
-    """Rates are medians over windows of half a second or more; ``bytes_per_second`` is of encoded images.
-
-    ``first_batch`` is seconds from the loader's construction. ``gap_p50`` and ``gap_p99`` are seconds
-    between batches. ``stages`` are a worker's seconds per image; the shares are of the time measured:
-    workers without work, workers without a free slot, and a consumer without a batch (a loader that is the
-    bottleneck keeps it waiting all the time). ``main_cpu`` is the consumer's process, in seconds per image.
-    """
-
-    images: int
-    batches: int
-    seconds: float
-    first_batch: float
-    images_per_second: float
-    bytes_per_second: float
-    gap_p50: float
-    gap_p99: float
-    stages: dict[str, float]
-    idle: float
-    blocked: float
-    starved: float
-    main_cpu: float
-    skipped: int
-    restarts: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def measure(make: Callable[[], Loader], *, seconds: float) -> LoaderSpeed:
+def measure(
+    make: Callable[[], Loader],
+    *,
+    seconds: float,
+    trace: str | os.PathLike[str] | None = None,
+    watched: bool = False,
+) -> LoaderSpeed:
     """Draw epoch after epoch from a new loader, for so long after its first batch, and close it.
 
-    At least one batch is measured after the first. What the loader raises, this raises.
+    At least one batch is measured after the first. ``trace`` names a file that gets a Chrome trace;
+    ``watched`` draws a bar on stderr, where that is a terminal. What the loader raises, this raises.
     """
-    began = time.perf_counter()
+    others, began = worker_pids(), time.perf_counter()
     with make() as loader:
-        batches = _endless(loader)
-        arrivals = [_next(batches)]
-        before, cpu = loader.stats(), time.process_time()
-        while len(arrivals) < 2 or arrivals[-1][0] < arrivals[0][0] + seconds:
-            arrivals.append(_next(batches))
-        after, cpu = loader.stats(), time.process_time() - cpu
-        batches.close()
-        mean = loader.dataset.manifest.image_bytes / len(loader.dataset)
-        skipped = len(loader.skipped)
-    return _speed(
-        arrivals, before, after, first_batch=arrivals[0][0] - began, cpu=cpu, mean_bytes=mean, skipped=skipped
-    )
+        cached = _cached(loader)
+        drawn = _Drawn(loader, seconds, trace=trace, watched=watched)
+        return drawn.speed(
+            first_batch=drawn.arrivals[0][0] - began,
+            memory=MemoryUse.now(worker_pids() - others, ring=loader._engine.shared_bytes),
+            page_cache=CacheShares(cached, _cached(loader)),
+        )
 
 
-def _speed(
-    arrivals: Sequence[Arrival],
-    before: EngineStats,
-    after: EngineStats,
-    *,
-    first_batch: float,
-    cpu: float,
-    mean_bytes: float,
-    skipped: int,
-) -> LoaderSpeed:
-    images, seconds = sum(n for _, n in arrivals[1:]), arrivals[-1][0] - arrivals[0][0]
-    gap_p50, gap_p99 = np.percentile(np.diff([at for at, _ in arrivals]), (50, 99)).tolist()
-    rate = float(np.median(window_rates(arrivals, min(WINDOW, seconds))))
-    return LoaderSpeed(
-        images=images,
-        batches=len(arrivals) - 1,
-        seconds=seconds,
-        first_batch=first_batch,
-        images_per_second=rate,
-        bytes_per_second=rate * mean_bytes,
-        gap_p50=gap_p50,
-        gap_p99=gap_p99,
-        stages={name: (after.stages[name] - before.stages[name]) / images for name in after.stages},
-        idle=(sum(after.waiting) - sum(before.waiting)) / len(after.waiting) / seconds,
-        blocked=(after.blocked - before.blocked) / seconds,
-        starved=(after.starved - before.starved) / seconds,
-        main_cpu=cpu / images,
-        skipped=skipped,
-        restarts=after.restarts,
-    )
+class _Drawn:
+    """What a loader delivered, and what it said before and after."""
+
+    def __init__(
+        self, loader: Loader, seconds: float, *, trace: str | os.PathLike[str] | None, watched: bool
+    ) -> None:
+        self.arrivals: list[Arrival] = []
+        self._loader = loader
+        with ExitStack() as stack:
+            recorded = stack.enter_context(tracing(loader)) if trace else None
+            bar = stack.enter_context(LoaderBar(loader, shown=watched))
+            batches = stack.enter_context(closing(_endless(loader)))
+            self._draw(batches, bar)
+            self._before, cpu = loader.stats(), time.process_time()
+            while len(self.arrivals) < 2 or self.arrivals[-1][0] < self.arrivals[0][0] + seconds:
+                self._draw(batches, bar)
+            self._after, self._cpu = loader.stats(), time.process_time() - cpu
+        if recorded and trace:
+            recorded.save(trace)
+
+    def _draw(self, batches: Iterator[tuple[Any, ...]], bar: LoaderBar) -> None:
+        """The labels are last; the batch is dropped at once, as by a consumer who has used it."""
+        labels = next(batches)[-1]
+        self.arrivals.append((time.perf_counter(), len(labels)))
+        bar.saw()
+
+    def speed(self, *, first_batch: float, memory: MemoryUse, page_cache: CacheShares) -> LoaderSpeed:
+        arrivals, stats = self.arrivals, _without_step(self._after.since(self._before))
+        images, seconds = sum(n for _, n in arrivals[1:]), arrivals[-1][0] - arrivals[0][0]
+        gap_p50, gap_p99 = np.percentile(np.diff([at for at, _ in arrivals]), (50, 99)).tolist()
+        rate = float(np.median(window_rates(arrivals, min(WINDOW, seconds))))
+        return LoaderSpeed(
+            images=images,
+            batches=len(arrivals) - 1,
+            seconds=seconds,
+            first_batch=first_batch,
+            images_per_second=rate,
+            bytes_per_second=rate * stats.image_bytes,
+            gap_p50=gap_p50,
+            gap_p99=gap_p99,
+            stages={name: spent / images for name, spent in stats.stages.items()},
+            idle=sum(stats.waiting) / len(stats.waiting) / seconds,
+            blocked=stats.blocked / seconds,
+            starved=stats.starved / seconds,
+            cpu=(self._cpu + _of_workers(stats)) / images,
+            main_cpu=self._cpu / images,
+            skipped=len(self._loader.skipped),
+            restarts=self._after.restarts,
+            memory=memory,
+            page_cache=page_cache,
+            stats=stats,
+        )
+
+
+def _without_step(stats: LoaderStats) -> LoaderStats:
+    """A consumer that does nothing with batches but to give them back has no step of its own."""
+    return replace(stats, handing=max(stats.handing, stats.elapsed - stats.starved))
+
+
+def _of_workers(stats: LoaderStats) -> float:
+    """CPU seconds of other processes."""
+    return sum(stats.cpu) if stats.workers else 0.0
+
+
+def _cached(loader: Loader) -> float | None:
+    """The share of the shards that is in memory, by bytes; of many shards, some that lie evenly."""
+    shards = loader.dataset.manifest.shards
+    count = min(len(shards), LOOKED_AT)
+    some = [shards[number * len(shards) // count] for number in range(count)]
+    try:
+        shares = [resident_share(loader.dataset.path / shard.name) for shard in some]
+    except OSError:
+        return None
+    sizes = [shard.size for shard in some]
+    return float(np.average(shares, weights=sizes)) if sum(sizes) else None
 
 
 def window_rates(arrivals: Sequence[Arrival], width: float) -> list[float]:
@@ -118,9 +143,3 @@ def window_rates(arrivals: Sequence[Arrival], width: float) -> list[float]:
 def _endless(loader: Loader) -> Generator[tuple[Any, ...], None, None]:
     while True:
         yield from loader
-
-
-def _next(batches: Iterator[tuple[Any, ...]]) -> Arrival:
-    """The labels are last; the batch is dropped at once, as by a consumer who has used it."""
-    labels = next(batches)[-1]
-    return time.perf_counter(), len(labels)

@@ -54,8 +54,9 @@ class _Desk:
     def serve(self) -> None:
         """Finish leases until no more come."""
         began, cpu = perf_counter(), CpuClock()
+        spent = cpu.read()
         while (message := self.channel.receive()) is not None:
-            got, before = perf_counter(), cpu.read()
+            got = perf_counter()
             _say(self.channel, *self._answer(unpack_lease(message, self.work.item_dtype)))
             self.board.lease[self.index] = (
                 IDLE  # not before it is said: who dies until then dies of this lease
@@ -63,7 +64,8 @@ class _Desk:
             self.board.waiting[self.index] += got - began
             began = perf_counter()
             self.board.filling[self.index] += began - got
-            self.board.cpu[self.index] += cpu.read() - before
+            before, spent = spent, cpu.read()  # one reading for each lease: who waits spends nothing
+            self.board.cpu[self.index] += spent - before
 
     def _answer(self, lease: Lease) -> tuple[Part, ...]:
         try:

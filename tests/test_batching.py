@@ -102,12 +102,10 @@ def test_an_error_of_the_source_comes_after_the_batches_before_it() -> None:
         yield from range(5)
         raise KeyError("no")
 
-    got = []
+    batches = iter(Batches(records, 2))
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     with pytest.raises(KeyError):
-        for batch in Batches(records, 2):
-            got.append(batch.tolist())
-
-    assert got == [[0, 1], [2, 3]]
+        next(batches)
 
 
 def test_leaving_early_ends_the_sources_pass_and_the_next_is_whole() -> None:

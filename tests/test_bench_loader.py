@@ -1,14 +1,26 @@
 """``prep bench-loader`` and what it prints: figures that hang together, never how large they are."""
 
+import io
 import json
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import converted, prep
+from disk_profiles import full_profile, names_in, paths_of, table
+from loaded import assert_same, epoch_of
+from loader_speeds import DECODING, speed_of
+from verdict_workers import Computing, Sleeping
 
+from shardprep.cli.loader_report import sweep_lines
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from shardprep.loaders.live import watched
+from shardprep.loaders.loader_speed import CacheShares
 from shardprep.loaders.measure import measure, window_rates
+from shardprep.loaders.sweep import Sweep, SweepRun, sweep
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +52,30 @@ def test_a_loader_is_measured_over_as_many_epochs_as_it_takes(dataset: Path, wor
     assert set(speed.stages) == {"read", "decode", "augment"}
     assert speed.stages["decode"] > 0
     assert (speed.restarts, speed.skipped) == (0, 0)
+    assert speed.verdict == speed.stats.verdict
+    assert speed.verdict is not None
+    assert speed.stats.rows == speed.images
+
+
+def test_cpu_memory_and_page_cache_are_measured(dataset: Path) -> None:
+    make = partial(Loader, dataset, batch_size=8, transform=Computing(0.002), workers=1)
+
+    speed = measure(make, seconds=0.3)
+
+    assert speed.cpu >= 0.9 * 0.002
+    assert speed.main_cpu < speed.cpu
+    assert speed.memory.ring >= 9 * 8 * 8  # slots of eight rows of eight bytes
+    for peak in (speed.memory.main_peak, speed.memory.worker_peak):
+        assert peak is not None
+        assert peak > 10 << 20
+    assert speed.page_cache == CacheShares(1.0, 1.0)
+
+
+def test_without_workers_there_is_no_memory_of_theirs(dataset: Path) -> None:
+    speed = measure(partial(Loader, dataset, batch_size=8, workers=0), seconds=0.1)
+
+    assert (speed.memory.ring, speed.memory.worker_peak, speed.memory.worker_own) == (0, None, None)
+    assert speed.cpu == speed.main_cpu
 
 
 def test_every_window_counts_the_images_after_its_beginning() -> None:
@@ -48,23 +84,148 @@ def test_every_window_counts_the_images_after_its_beginning() -> None:
     assert window_rates(arrivals, 1.0) == [10.0, 15.0]
 
 
-def test_the_command_tells_people_and_machines_what_it_measured(dataset: Path) -> None:
-    words = ["bench-loader", dataset, "--seconds", "0.2", "--batch-size", "8", "--workers", "1"]
+def test_a_sweep_finds_the_fastest(dataset: Path) -> None:
+    make = partial(Loader, dataset, batch_size=8, transform=Sleeping(0.004))
 
-    text = prep(*words, "--size", "32", check=True).stdout
-    asked = prep(*words, "--transform", "none", "--shuffle", "global", "--json", check=True)
+    found = sweep(make, "workers", (1, 3), seconds=0.3)
+
+    assert [run.value for run in found.runs] == [1, 3]
+    assert found.fastest.value == 3
+    assert found.to_json()["fastest"] == 3
+
+
+def test_the_bar_of_a_sweep_is_as_long_as_its_rate() -> None:
+    slow, fast = speed_of(DECODING), replace(speed_of(DECODING), images_per_second=200.0)
+
+    lines = list(sweep_lines(Sweep("batch_size", (SweepRun(64, slow), SweepRun(128, fast)))))
+
+    assert [line.count("█") + line.count("#") for line in lines[1:3]] == [20, 40]
+    assert "batch-size" in lines[0]
+    assert lines[3] == "Fastest with batch-size=128."
+
+
+@pytest.fixture(scope="module")
+def everything(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
+    """What the command prints for people with all options, for machines, and the trace that it writes."""
+    folder = tmp_path_factory.mktemp("everything")
+    full_profile().save(folder / "disk.json")
+    words = ["bench-loader", dataset, "--seconds", "0.2", "--batch-size", "4", "--size", "32", "--explain"]
+    words += ["--sweep", "workers=1,2", "--disk", folder / "disk.json", "--trace", folder / "trace.json"]
+    text = prep(*words, check=True).stdout
+    figures = json.loads(prep(*words, "--json", check=True).stdout)
+    return text, figures, json.loads((folder / "trace.json").read_text())
+
+
+def test_all_that_was_asked_for_is_told_and_the_verdict_last(everything: tuple[str, Any, Any]) -> None:
+    text, _, trace = everything
+
+    for word in (
+        "workers",
+        "Fastest with",
+        "images/s",
+        "page cache",
+        "µs/image",
+        "hand-over",
+        "without decoding",
+    ):
+        assert word in text
+    assert "this disk reads 200 MB/s cold" in text
+    assert re.match(r"[a-z -]+ limits, at [\d,]+ images/s: ", text.splitlines()[-1])
+    assert {event["name"] for event in trace["traceEvents"]} >= {"waiting", "decode", "ready batches"}
+
+
+def test_the_documented_keys_are_those_that_are_printed(everything: tuple[str, Any, Any]) -> None:
+    _, figures, _ = everything
+
+    assert documented_keys() == set(paths_of(figures))
+
+
+def test_what_was_not_asked_for_is_null(dataset: Path) -> None:
+    asked = prep(
+        "bench-loader",
+        dataset,
+        "--seconds",
+        "0.1",
+        "--transform",
+        "none",
+        "--shuffle",
+        "global",
+        "--json",
+        check=True,
+    )
     figures = json.loads(asked.stdout)
 
-    assert "images/s" in text
-    assert "MB/s" in text or "KB/s" in text
-    assert "decode" in text
-    assert "first batch" in text
+    assert [figures[name] for name in ("sweep", "probes", "disk")] == [None, None, None]
     assert figures["images"] > 0
     assert figures["bytes_per_second"] > figures["images_per_second"]
 
 
-def test_a_window_without_a_number_is_wrong_usage(dataset: Path) -> None:
-    done = prep("bench-loader", dataset, "--shuffle", "much")
+def documented_keys() -> set[str]:
+    """The first column of the tables of docs/bench-loader.md; what a verdict has wherever there is one."""
+    text = (Path(__file__).parent.parent / "docs" / "bench-loader.md").read_text()
+    objects, verdict = text.split("## `--json`")[1].split("A verdict:")
+    inside = [name for line in table(verdict) for name in names_in(line)]
+    found: set[str] = set()
+    for line in table(objects):
+        parts = inside if line.split("|")[2].strip() == "verdict" else [""]
+        found |= {f"{name}.{part}".rstrip(".") for name in names_in(line) for part in parts}
+    return found
+
+
+def test_without_explaining_the_verdict_is_last_as_well(dataset: Path) -> None:
+    text = prep(
+        "bench-loader", dataset, "--seconds", "0.1", "--batch-size", "4", "--workers", "1", check=True
+    ).stdout
+
+    assert " limits, at " in text.splitlines()[-1]
+    assert "first batch" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--shuffle", "much"], "much"),
+        (["--sweep", "workers"], "such as workers=1,2,4"),
+        (["--sweep", "batch-size=0"], "such as workers=1,2,4"),
+        (["--sweep", "seed=1"], "workers, batch-size, slots"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_wrong_usage(dataset: Path, words: list[str], says: str) -> None:
+    done = prep("bench-loader", dataset, *words)
 
     assert done.returncode == 2
+    assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(dataset: Path) -> None:
+    done = prep("bench-loader", dataset, "--trace", dataset / "no" / "trace.json")
+
+    assert done.returncode == 3
+    assert "name another place" in done.stderr
+
+
+def test_watching_a_loader_changes_nothing(dataset: Path) -> None:
+    with Loader(dataset, batch_size=5, workers=1) as loader:
+        plain = epoch_of(loader)
+        loader.set_epoch(0)
+        assert_same(plain, epoch_of(watched(loader)))
+
+
+def test_a_terminal_is_shown_the_rate_and_what_limits(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardprep.loaders.live.WINDOW", 0.0)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with Loader(dataset, batch_size=5, transform=Sleeping(0.05), workers=1) as loader:
+        for _ in watched(loader, title="train"):
+            pass
+
+    assert "train:" in terminal.getvalue()
+    assert "images/s, augment limits" in terminal.getvalue()
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    def isatty(self) -> bool:
+        return True

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from loader_workers import OwnError, Tagging
 from tf_devices import tf
-from tf_members import Numbered, arrays, assert_whole, by_function, first, numbers_of
+from tf_members import Numbered, arrays, assert_whole, by_function, first, gather, numbers_of
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, LocalShuffle, SlotsHeld, TrainTransform
@@ -191,10 +191,9 @@ def test_an_error_passes_through_many_hands_as_itself() -> None:
 
     source = Numbered(before=fail)
     with StagingInput(QueueInput(to_dataset(QueueInput(source).as_dataset())), depth=2) as each:
-        got = []
+        got: list[Any] = []
         with pytest.raises(OwnError, match="at 2"), original_errors():
-            for batch in each.as_dataset().map(lambda *parts: parts):
-                got.append(arrays(batch))
+            gather(each.as_dataset().map(lambda *parts: parts), got)
     assert numbers_of(got) == source.numbers()[:6]
 
 

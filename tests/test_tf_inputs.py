@@ -33,6 +33,8 @@ from tf_members import (
     arrays,
     assert_whole,
     first,
+    forever,
+    gather,
     numbers_of,
     stepping,
     until_the_end,
@@ -54,14 +56,14 @@ from shardprep.loaders.tf_inputs import (
 Pair = namedtuple("Pair", ["image", "label"])
 
 
-ALSO = ("staging-1", "staging-3")  # whose likes are tried anyway
+QUICK = ("queue", "staging-over-queue", "dataset")  # the others share most of their code with these
 
 
 def members(names: Any = MEMBERS) -> Any:
     return pytest.mark.parametrize(
         "make",
         [
-            pytest.param(make, marks=pytest.mark.torture if name in ALSO else ())
+            pytest.param(make, marks=() if name in QUICK else pytest.mark.torture)
             for name, make in names.items()
         ],
         ids=names.keys(),
@@ -88,6 +90,7 @@ def loader(lmdb_shards: Path) -> Iterator[Loader]:
         workers=1,
         with_numbers=True,
         drop_last=False,
+        slots=12,
     ) as made:
         yield made
 
@@ -196,13 +199,9 @@ def test_an_error_comes_in_python_as_itself_after_all_batches_before_it(make: Ma
     source = Numbered(before=fail_at(4))
     with made(make, source) as each:
         for way in ("iteration", "eager dequeue", "iteration"):
-            got = []
+            got: list[Any] = []
             with pytest.raises(OwnError) as caught:
-                if way == "iteration":
-                    for batch in each:
-                        got.append(arrays(batch))
-                while True:
-                    got.append(arrays(each.dequeue()))
+                gather(each if way == "iteration" else forever(each.dequeue), got)
             assert numbers_of(got) == list(range(12))
             assert "in before" in "".join(traceback.format_tb(caught.value.__traceback__))
         source.before = lambda step: None
@@ -218,13 +217,9 @@ def test_an_error_comes_out_of_tensorflow_as_itself(make: Made, way: str) -> Non
         for _ in range(
             1 if isinstance(each, DatasetInput) else 2
         ):  # its epoch goes on after an error, to an end
-            got = []
+            got: list[Any] = []
             with pytest.raises(OwnError, match="at 4") as caught, original_errors():
-                if step is None:
-                    for batch in each.as_dataset():
-                        got.append(arrays(batch))
-                while step:
-                    got.append(arrays(step()))
+                gather(forever(step) if step else each.as_dataset(), got)
             assert numbers_of(got) == list(range(12))
             assert isinstance(caught.value.__cause__, tf.errors.OpError)
             assert "at 4" in str(caught.value.__cause__)
@@ -243,10 +238,9 @@ def test_an_error_of_a_transform_comes_with_its_record(make: Made, lmdb_shards: 
         ) as loader,
         make(loader) as each,
     ):
-        got = []
+        got: list[Any] = []
         with pytest.raises(OwnError) as caught:
-            for batch in each:
-                got.append(arrays(batch))
+            gather(each, got)
 
     assert numbers_of(got) == list(range(50))
     assert any(key in note for note in caught.value.__notes__)
@@ -265,9 +259,13 @@ def test_a_source_that_exits_is_an_error_of_the_step(make: Made) -> None:
 
 @members()
 def test_a_step_that_fails_leaves_nothing_behind(make: Made) -> None:
-    with pytest.raises(ZeroDivisionError), make(Numbered(batches=100, last=3)) as each:
-        for _ in each:
-            raise ZeroDivisionError
+    def train() -> None:
+        with make(Numbered(batches=100, last=3)) as each:
+            for _ in each:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
 
 
 @members()
@@ -325,8 +323,7 @@ def closed_twice(make: Made, uses: str) -> None:
 def test_closing_in_the_middle_ends_an_iteration(make: Made) -> None:
     each = make(Numbered(batches=50, last=3))
     with pytest.raises(UsageError, match="closed"):
-        for _ in each:
-            each.close()
+        gather((each.close() or batch for batch in each), [])
 
 
 @pytest.mark.parametrize("way", ["iteration", "graph"])
@@ -374,7 +371,7 @@ def test_it_may_be_closed_after_its_loader(make: Made, lmdb_shards: Path) -> Non
 
 @members()
 def test_a_loader_that_is_closed_meanwhile_is_an_error_of_the_step(make: Made, lmdb_shards: Path) -> None:
-    loader = Loader(lmdb_shards, batch_size=5, transform=TrainTransform(8), workers=1, slots=3)
+    loader = Loader(lmdb_shards, batch_size=5, transform=TrainTransform(8), workers=1)
     with made(make, loader, rows=5) as each:
         with pytest.raises(Exception, match="closed"):  # noqa: PT012 - whichever notices first
             for _ in each:
@@ -397,7 +394,7 @@ def test_what_is_dropped_ends_its_thread(make: Made) -> None:
 @members()
 def test_what_is_dropped_after_an_error_ends_its_thread(make: Made) -> None:
     for way in WAYS.values():
-        each = make(Numbered(before=fail_at(2)))
+        each = made(make, Numbered(before=fail_at(2)))
         whole_epoch = way(each)
         with suppress(OwnError), original_errors():
             whole_epoch()
@@ -507,17 +504,16 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_a_batch_that_differs_from_the_signature_is_an_error_that_names_both(make: Made) -> None:
     for batch, message in WRONG.values():
         with make([GOOD, GOOD, batch, GOOD]) as each:
-            got = []
+            got: list[Any] = []
             with pytest.raises(UsageError, match=message):
-                for good in each:
-                    got.append(arrays(good))
+                gather(each, got)
             assert len(got) == 2
 
 
 def test_a_dict_with_other_names_is_an_error_that_names_them() -> None:
-    with QueueInput([{"x": GOOD[0]}, {"y": GOOD[0]}]) as each:
-        with pytest.raises(UsageError, match=r"dict of \['x'\].*dict of \['y'\]"):
-            list(each)
+    message = r"dict of \['x'\].*dict of \['y'\]"
+    with QueueInput([{"x": GOOD[0]}, {"y": GOOD[0]}]) as each, pytest.raises(UsageError, match=message):
+        list(each)
 
 
 @members(WHOLE)
@@ -599,10 +595,12 @@ def test_what_the_step_holds_never_changes(make: Made, lmdb_shards: Path) -> Non
         lmdb_shards, batch_size=10, transform=TrainTransform(16), workers=1, slots=3, with_numbers=True
     ) as loader:
         expected = epoch_of(loader)
-        with make(loader) as each, pytest.warns(SlotsHeld):
-            loader.set_epoch(0)
-            held = list(each)
-            list(each)
+        loader.set_epoch(0)
+        with make(loader) as each:
+            with pytest.warns(SlotsHeld):
+                held = list(each)
+            again = [arrays(batch) for batch in each]
+            assert numbers_of(again) == numbers_of(expected)  # in the order of storage
         assert loader.stats().copied > 0
         assert_same([arrays(batch) for batch in held], expected)
 

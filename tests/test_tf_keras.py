@@ -169,15 +169,18 @@ def test_an_error_within_fit_comes_as_itself(make: Callable[[Any], Input]) -> No
     fitted.compile("sgd", "mse")
     steps: list[int] = []
     note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: steps.append(step))
-    with make(lambda: ((x, x[:, :1]) for x, _ in source())) as inputs:
-        with pytest.raises(OwnError, match="second epoch") as caught, original_errors():
-            fitted.fit(
-                inputs.as_dataset().apply(tf.data.experimental.assert_cardinality(6)),
-                epochs=3,
-                shuffle=False,
-                verbose=0,
-                callbacks=[note],
-            )
+    with (
+        make(lambda: ((x, x[:, :1]) for x, _ in source())) as inputs,
+        pytest.raises(OwnError, match="second epoch") as caught,
+        original_errors(),
+    ):
+        fitted.fit(
+            inputs.as_dataset().apply(tf.data.experimental.assert_cardinality(6)),
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[note],
+        )
 
     assert isinstance(caught.value.__cause__, tf.errors.OpError)
     assert steps == [0, 1, 2, 3, 4, 5, 0, 1, 2]

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -124,18 +124,22 @@ each.start(session)
 session.run(batch)
 """,
 }
-SLOW = ("graph over a dataset", "replicas", "stage waits for room", "dataset of a loader")
+QUICK = ("feeder waits for room", "dataset of a queue", "waiting")
 
 
-def states() -> list[object]:
-    return [pytest.param(state, marks=pytest.mark.torture if state in SLOW else ()) for state in STATES]
+def some(names: Iterable[str]) -> list[object]:
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.torture) for name in names]
 
 
-@pytest.mark.parametrize("state", states())
-def test_an_interpreter_ends_quietly_with_and_without_closing(start: Start, state: str) -> None:
-    started = [start(STATES[state]), start(STATES[state] + "\neach.close()")]
+@pytest.mark.parametrize("state", some(STATES))
+def test_an_interpreter_ends_quietly(start: Start, state: str) -> None:
+    assert outcome(start(STATES[state])) == (0, "")
 
-    assert [outcome(process) for process in started] == [(0, "")] * 2
+
+@pytest.mark.torture
+@pytest.mark.parametrize("state", STATES)
+def test_an_interpreter_ends_quietly_after_closing(start: Start, state: str) -> None:
+    assert outcome(start(STATES[state] + "\neach.close()")) == (0, "")
 
 
 @pytest.mark.torture
@@ -188,7 +192,7 @@ while True:
 }
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", some(LOOPS))
 def test_ctrl_c_is_heard(start: Start, loop: str) -> None:
     code, said = outcome(start("interrupt()\n" + LOOPS[loop]))
 

@@ -22,6 +22,7 @@ from tf_members import (
     assert_whole,
     by_dataset,
     first,
+    gather,
     numbers_of,
     staging,
     staging_over_queue,
@@ -120,6 +121,16 @@ def test_an_epoch_that_was_begun_has_its_own_state(make: Made, lmdb_shards: Path
 
 
 @stateful()
+def test_an_epoch_that_was_begun_may_be_left_before_its_first_batch(make: Made, lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards) as loader, make(loader) as each:
+        for leave in (each.reset, lambda: each.load_state_dict(each.state_dict())):  # type: ignore[attr-defined]
+            iter(each)
+            leave()
+            assert numbers_of([arrays(batch) for batch in each]) != []
+            loader.receipt().check(204)
+
+
+@stateful()
 def test_a_state_stays_readable_after_closing(make: Made, lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards) as loader:
         with make(loader) as each:
@@ -178,12 +189,13 @@ def test_a_slow_step_finds_its_batches_and_the_source_waits(make: Made, way: str
         for _ in range(30):
             step()
             filled(each)
+            time.sleep(0.005)  # and its feeder sees that
         stats = each.stats()
 
     assert stats.starved < 0.2
     assert stats.starved_seconds < stats.blocked_seconds
     assert stats.mean_level > 0.5 * (stats.capacity - 1)
-    assert stats.blocked > 0.5
+    assert stats.blocked > 0.3
     if way == "python":
         assert stats.batches == 30
 
@@ -257,10 +269,9 @@ def test_a_list_of_records_has_a_length() -> None:
 )
 def test_records_that_do_not_fit_together_are_an_error(records: list[Any], message: str) -> None:
     with BatchQueueInput([*[records[0]] * 4, *records], 2) as each:
-        got = []
+        got: list[Any] = []
         with pytest.raises(UsageError, match=message):
-            for batch in each:
-                got.append(batch)
+            gather(each, got)
         assert len(got) == 2
 
 

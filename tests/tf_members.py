@@ -92,6 +92,18 @@ def stepping(each: Input) -> Callable[[], Any]:
     return step
 
 
+def gather(batches: Any, got: list[Any]) -> None:
+    """Append what comes, until it ends or raises."""
+    for batch in batches:
+        got.append(arrays(batch))
+
+
+def forever(step: Callable[[], Any]) -> Iterator[Any]:
+    """What the step returns, until it raises."""
+    while True:
+        yield step()
+
+
 def by_iteration(each: Input) -> Callable[[], list[Any]]:
     return lambda: [arrays(batch) for batch in each]
 

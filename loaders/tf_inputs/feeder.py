@@ -91,7 +91,7 @@ class Feeder:
         with self._changed:
             if self._open and ticket == self._ticket and not self._closed:
                 self._leaving = True
-                self._open = False
+                self._open = self._fresh = False
                 self._sink.empty()
                 self._changed.notify_all()
 

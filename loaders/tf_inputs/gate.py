@@ -27,12 +27,14 @@ def weak(method: Callable[..., Any]) -> Callable[..., Any]:
 def gate(status: Any, ended: Callable[[int], None]) -> Any:
     """A tensor that is there once ``status`` says that a batch was dequeued; use it as a control dependency.
 
-    Otherwise ``ended(status)`` is called, which raises: StopIteration is OutOfRangeError to TensorFlow. A
-    batch costs one comparison; Python runs only at the end.
+    Otherwise ``ended(status)`` is called, which raises: StopIteration is OutOfRangeError to TensorFlow. Where
+    it does not, because another replica's call does, the tensor is False. A batch costs one comparison;
+    Python runs only at the end.
     """
 
-    def call_ended(found: Any) -> None:
+    def call_ended(found: Any) -> bool:
         ended(int(found))
+        return False
 
     with tf.device("CPU:0"):
         return tf.cond(

@@ -73,6 +73,8 @@ class StagingAreas:
             if self._closed:
                 if self._emptied == emptied:
                     self._unstage(device)  # nobody gets a token for it
+                else:
+                    self._clear()  # it may have come in after the sweep
                 raise SinkClosed
 
     def _hand_out(self, tokens: Any, token: int, emptied: int) -> bool:
