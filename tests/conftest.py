@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,9 +35,22 @@ def threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("shardprep")}
 
 
+_modules_frozen = 0
+
+
+def freeze_what_was_imported() -> None:
+    """Spare the collector after every test what large libraries left, TensorFlow alone a million objects."""
+    global _modules_frozen
+    if len(sys.modules) > _modules_frozen + 300:
+        gc.collect()
+        gc.freeze()
+        _modules_frozen = len(sys.modules)
+
+
 @pytest.fixture(autouse=True)
 def nothing_outlives_a_test() -> Iterator[None]:
     """No process and no thread that a test started is there after it."""
+    freeze_what_was_imported()
     processes_before, threads_before = children(), threads()
     yield
     gc.collect()
