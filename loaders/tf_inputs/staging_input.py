@@ -29,7 +29,8 @@ class StagingInput(FedInput):
     Iterating then gives values for ``strategy.run(step, args=batch)``, and in a graph ``dequeue`` belongs
     into the replica's function.
 
-    The last batches of an epoch are not lost. What lies on the device already is not copied. Made in a v1 graph
+    A Loader's default ``slots`` suffice for depth 1 over a queue of 2; each more wants one slot more, or batches
+    are copied. The last batches of an epoch are not lost. What lies on the device already is not copied. Made in a v1 graph
     it wraps an input of that graph, on one device, and starts that too.
     """
 
