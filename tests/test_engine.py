@@ -396,10 +396,12 @@ def test_closing_twice_from_another_thread_or_in_the_middle_of_a_run_ends_it() -
     engine = Engine(Writing({5: engine_workers.sleep_for_ever}), layout(4), workers=2)
     run = engine.run(plans_of(40, 4))
     next(run)
-    threading.Timer(0.1, engine.close).start()
+    closer = threading.Timer(0.1, engine.close)
+    closer.start()
 
     with pytest.raises(OperationError, match="closed while"):
         next(run)
+    closer.join()
     engine.close()
     engine.close()
 
