@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ class Ring:
     With ``interval`` it delivers one batch in so many seconds. As workers do, it goes on while nobody asks,
     up to ``ahead`` batches; with 0 a batch is begun when it is asked for.
     """
+
+    batches_never_change: ClassVar[bool] = True
 
     length: int = 1000
     interval: float = 0.0

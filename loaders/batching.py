@@ -23,6 +23,8 @@ class Batches:
     that is not full. Raises UsageError where records differ in shape, dtype or form.
     """
 
+    batches_never_change = True
+
     def __init__(self, records: Source, batch_size: int, *, remainder: Remainder = "keep") -> None:
         if batch_size < 1 or remainder not in ("keep", "drop"):
             raise UsageError(

@@ -60,6 +60,8 @@ class Loader:
     before. Not picklable. Close it, or drop it.
     """
 
+    batches_never_change = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,9 @@ class Passes:
     """
 
     def __init__(self, source: Source) -> None:
-        if not isinstance(source, Iterable) and not callable(source):
+        if isinstance(source, str | bytes | bytearray | Mapping) or not (
+            isinstance(source, Iterable) or callable(source)
+        ):
             raise UsageError(f"batches come from an iterable, or a function that returns one, not {source!r}")
         self.source = source
         self._peeked: tuple[Any, Iterator[Any]] | None = None
@@ -50,11 +52,31 @@ class Passes:
                     "an iterator gives one pass; give a list, a Loader or a function that returns a fresh one"
                 )
             self._spent = True
-        return iter(self.source if isinstance(self.source, Iterable) else self.source())
+        return _asked_once(iter(self.source if isinstance(self.source, Iterable) else self.source()))
 
     def __len__(self) -> int:
         """How many batches the next pass has. TypeError where nobody knows."""
         return len(self.source)  # type: ignore[arg-type]
+
+    def state(self) -> Any:
+        """Where the source is, None for one without ``state_dict``."""
+        for name in ("state_or_none", "state_dict"):
+            if callable(method := getattr(self.source, name, None)):
+                return method()
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Have the next pass begin where the state was taken. Raises UsageError for a source without state."""
+        load_state_dict = getattr(self.source, "load_state_dict", None)
+        if not callable(load_state_dict):
+            raise UsageError("the source of this input has no state to load; give it a Loader")
+        self._peeked = None
+        load_state_dict(state)
+
+    @property
+    def batches_never_change(self) -> bool:
+        """Whether the source promises to leave alone what it has delivered, so that nobody need copy it."""
+        return bool(getattr(self.source, "batches_never_change", False))
 
     @property
     def steady_length(self) -> int | None:
@@ -71,6 +93,19 @@ def end(batches: Iterator[Any]) -> None:
     close = getattr(batches, "close", None)
     if callable(close):
         close()
+
+
+def _asked_once(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same from an iterator that is asked for nothing but the next: some begin anew on ``iter``."""
+    try:
+        while True:
+            try:
+                held = [next(batches)]
+            except StopIteration:
+                return
+            yield held.pop()
+    finally:
+        end(batches)
 
 
 def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

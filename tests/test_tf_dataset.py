@@ -64,7 +64,8 @@ def test_a_new_iterator_ends_the_one_before() -> None:
     next(old)
     assert_whole(source, [arrays(batch) for batch in dataset])
 
-    assert list(old) == []
+    with pytest.raises(UsageError, match="another iteration"), original_errors():
+        next(old)
 
 
 def test_what_a_dataset_keeps_never_changes(lmdb_shards: Path) -> None:

@@ -32,6 +32,7 @@ from tf_members import (
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, LocalShuffle, Receipt, TrainTransform
+from shardprep.loaders.batching import Batches
 from shardprep.loaders.tf_inputs import (
     BatchQueueInput,
     DatasetInput,
@@ -147,7 +148,8 @@ def test_a_graphs_state_and_a_sources_without_any_are_errors(make: Made, lmdb_sh
             with pytest.raises(UsageError, match="not seen"):
                 call()
     with make(Numbered()) as each:
-        assert each.state_dict() is None  # type: ignore[attr-defined]
+        with pytest.raises(UsageError, match="no state"):
+            each.state_dict()  # type: ignore[attr-defined]
         with pytest.raises(UsageError, match="no state"):
             each.load_state_dict(None)  # type: ignore[attr-defined]
 
@@ -278,14 +280,13 @@ def test_records_that_do_not_fit_together_are_an_error(records: list[Any], messa
 def test_assembled_batches_are_not_copied_again() -> None:
     made: list[int] = []
 
-    def note(batch: Any) -> Any:
-        made.append(batch[0].ctypes.data)
-        return batch
+    class Noted(Batches):
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                made.append(batch[0].ctypes.data)
+                yield batch
 
-    from shardprep.loaders.batching import Batches
-
-    batches = Batches(Rows(Numbered(), 3), 3)
-    with QueueInput(lambda: map(note, batches)) as each:
+    with QueueInput(Noted(Rows(Numbered(), 3), 3)) as each:
         got = [np.frombuffer(memoryview(values), np.uint8).ctypes.data for values, _ in each]
 
     assert got == made

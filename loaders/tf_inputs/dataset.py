@@ -40,14 +40,14 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> A
 def _pulled(passes: PulledPasses, element_spec: Any) -> Any:
     """One element that begins a pass, then all its batches until it says that there are no more."""
     specs = flat(element_spec)
-
+    make = partial(tensors_of, element_spec, lend=passes.batches_never_change)
     begin_pass, next_batch = weak(passes.begin_for_tensorflow), weak(passes.next_for_tensorflow)
 
     def begin(_: Any) -> Any:
         return begin_pass()
 
     def pull(number: Any) -> list[Any]:
-        tensors = next_batch(int(number), partial(tensors_of, element_spec))
+        tensors = next_batch(int(number), make)
         return [tf.constant(False), *blanks(specs)] if tensors is None else [tf.constant(True), *tensors]
 
     def pulled(number: Any) -> Any:

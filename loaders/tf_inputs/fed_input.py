@@ -9,6 +9,7 @@ from typing import Any
 from ...formats.errors import UsageError
 from ..passes import Passes
 from .feeder import Feeder
+from .framework import tf
 from .gate import weak
 from .input import Input
 from .occupancy import InputStats, loader_stats
@@ -34,6 +35,8 @@ class FedInput(Input):
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self._sink, SessionSink):
             raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
+        if not tf.executing_eagerly():
+            raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
         return self._epoch(self._feeder.begin())
 
     def _epoch(self, ticket: int) -> Iterator[Any]:
@@ -79,7 +82,8 @@ class FedInput(Input):
         self._drawing = None
         self._feeder.restart()
 
-    def state_dict(self) -> Any:
+    def state_or_none(self) -> Any:
+        """``state_dict()``, None where the source has none."""
         return self._feeder.state()
 
     def load_state_dict(self, state: Any) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from ...formats.errors import UsageError
 from ..passes import Passes, Source
 from .framework import tf
 from .gate import end_epoch, gate, shaped, weak
@@ -40,6 +41,8 @@ class FeedInput(Input):
         self._places = None if tf.executing_eagerly() else _placeholders(self.specs)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._places is None and not tf.executing_eagerly():
+            raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
         return self._epoch(self._pulled.begin())
 
     def _epoch(self, number: int) -> Iterator[Any]:
@@ -50,8 +53,14 @@ class FeedInput(Input):
 
     def _fed(self, batch: Any) -> Any:
         if self._places is None:
-            return self.packed(tensors_of(self.element_spec, batch))
-        return dict(zip(self._places, arrays_of(self.element_spec, batch), strict=True))
+            return self.packed(tensors_of(self.element_spec, batch, lend=self._passes.batches_never_change))
+        return dict(
+            zip(
+                self._places,
+                arrays_of(self.element_spec, batch, lend=self._passes.batches_never_change),
+                strict=True,
+            )
+        )
 
     def _counted(self, number: int) -> Any:
         began = perf_counter()
@@ -85,11 +94,21 @@ class FeedInput(Input):
         if self._number is None:
             self._number = self._pulled.begin_for_tensorflow()
         number, self._number = self._number, None
-        tensors = self._pulled.next_for_tensorflow(number, partial(tensors_of, self.element_spec))
+        tensors = self._pulled.next_for_tensorflow(
+            number, partial(tensors_of, self.element_spec, lend=self._passes.batches_never_change)
+        )
         if tensors is None:
             return [tf.constant(int(Status.END), tf.uint8), *blanks(self.specs)]
         self._number = number
         return [tf.constant(int(Status.BATCH), tf.uint8), *tensors]
+
+    def state_or_none(self) -> Any:
+        return self._passes.state()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Have the next epoch begin where the state was taken. Raises UsageError where the source has none."""
+        self.reset()
+        self._passes.load_state(state)
 
     def reset(self) -> None:
         """Leave the epoch that is under way: the next batch is the first of another."""

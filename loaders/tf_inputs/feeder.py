@@ -46,6 +46,7 @@ class Feeder:
         self._fresh = False  # nothing was taken of it
         self._running = False  # the thread has not yet put the end of the pass, or left it
         self._leaving = False
+        self._again = False  # a graph has seen the end before the thread was through, and wants the next pass
         self._closed = False
         self._within = False  # a pass that was begun, and left perhaps, but not seen to its end
         self._state: Any = None  # the source's after the batch that was taken last
@@ -123,18 +124,15 @@ class Feeder:
             if self._within and self._state is not UNBEGUN:
                 return self._state
             self._await(lambda: not self._running)
-            return self._source_state()
+            return self.passes.state()
 
     def load_state(self, state: Any) -> None:
         """Have the next pass begin where the state was taken."""
         self._check_seen()
-        load_state_dict = getattr(self.passes.source, "load_state_dict", None)
-        if not callable(load_state_dict):
-            raise UsageError("the source of this input has no state to load; give it a Loader")
         with self._changed:
             self.leave(self._ticket)
             self._await(lambda: not self._running)
-            load_state_dict(state)
+            self.passes.load_state(state)
             self._within = False
 
     def restart(self) -> None:
@@ -173,7 +171,7 @@ class Feeder:
         self._states.clear()
         self._within = True
         self._open = self._fresh = self._running = True
-        self._leaving = False
+        self._leaving = self._again = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="shardprep-feeder", daemon=True)
             self._thread.start()
@@ -184,8 +182,10 @@ class Feeder:
         self._open = self._within = False
         self.occupancy.epoch()
         if self.unseen and not self._closed:
-            self._await(lambda: not self._running)
-            self._ask()
+            if self._running:  # not to be waited for on a thread that its last step may need
+                self._again = True
+            else:
+                self._ask()
 
     def _await_element(self, ticket: int) -> float | None:
         """Seconds that it took, None for an element that was there."""
@@ -206,10 +206,6 @@ class Feeder:
             self.check_open()
             self._changed.wait(LOOK_AGAIN)
 
-    def _source_state(self) -> Any:
-        state_dict = getattr(self.passes.source, "state_dict", None)
-        return state_dict() if callable(state_dict) else None
-
     # The thread's side
 
     def _serve(self) -> None:
@@ -224,7 +220,7 @@ class Feeder:
                 if self._leaving and not self._closed:
                     self._sink.empty()
                 self._running = False
-                if self._leaving and self.unseen and not self._closed:
+                if (self._leaving or self._again) and self.unseen and not self._closed:
                     self._ask()
                 self._changed.notify_all()
 
@@ -254,7 +250,7 @@ class Feeder:
         return Status.END
 
     def _begun(self) -> None:
-        state = None if self.unseen else self._source_state()
+        state = None if self.unseen else self.passes.state()
         with self._changed:
             self._state = state
             self._changed.notify_all()
@@ -266,7 +262,7 @@ class Feeder:
             if self._leaving:
                 return
             if not self.unseen:
-                self._states.append(self._source_state())
+                self._states.append(self.passes.state())
             self._put(leaves)
             del leaves  # or the loop holds one more batch while it waits for the next
 

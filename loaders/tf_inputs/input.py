@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Self
 
+from ...formats.errors import UsageError
 from .framework import tf
 from .occupancy import InputStats
 from .signature import flat, renamed
@@ -57,6 +58,17 @@ class Input(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop, wake who waits, and let go of what is held. Idempotent."""
+
+    def state_or_none(self) -> Any:
+        """Where the source is, None for one that does not tell."""
+        return None
+
+    def state_dict(self) -> Any:
+        """The source's state. Raises UsageError where it has none."""
+        state = self.state_or_none()
+        if state is None:
+            raise UsageError("the source of this input has no state to keep; give it a Loader")
+        return state
 
     def start(self, session: Any) -> None:  # noqa: B027 - most inputs have nothing to start
         """Under v1: feed from now on in this session. Nothing to do in eager mode."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...formats.errors import UsageError
 from ..passes import Passes, end
-from .failures import Failure, InputFailed, original_of
+from .failures import Failure, original_of
 
 PATIENCE = 5.0  # seconds for who is pulling to come back
 
@@ -28,6 +28,11 @@ class PulledPasses:
         self.close = Finalize(self, self._shelf.close, exitpriority=15)
         self._failures: deque[Failure] = deque(maxlen=2)
 
+    @property
+    def batches_never_change(self) -> bool:
+        """What the source promises."""
+        return self._shelf.passes.batches_never_change
+
     def begin(self) -> int:
         """Begin a pass; its number. Raises UsageError once this is closed, and what the source raises."""
         return self._shelf.begin()
@@ -41,13 +46,8 @@ class PulledPasses:
         return int(self._telling(self._shelf.begin))
 
     def next_for_tensorflow(self, number: int, made_of: Callable[[Any], Any]) -> Any:
-        """What ``made_of`` makes of it, with errors for :func:`original_errors`; a pass that was ended is only over."""
-        try:
-            return self._telling(partial(self._made, number, made_of))
-        except InputFailed:
-            if self._shelf.is_current(number):
-                raise
-            return None
+        """What ``made_of`` makes of it, with errors for :func:`original_errors`."""
+        return self._telling(partial(self._made, number, made_of))
 
     def _made(self, number: int, made_of: Callable[[Any], Any]) -> Any:
         batch = self._shelf.next(number)
@@ -66,7 +66,7 @@ class _Shelf:
     """What the finalizer closes."""
 
     def __init__(self, passes: Passes) -> None:
-        self._passes = passes
+        self.passes = passes
         self._changed = threading.Condition()
         self._number = 0
         self._batches: Iterator[Any] = iter(())
@@ -84,7 +84,7 @@ class _Shelf:
             before, self._batches = self._batches, iter(())
             if not self._pulling:  # who is pulling ends it himself
                 end(before)
-        batches = self._passes.begin()
+        batches = self.passes.begin()
         with self._changed:
             if number == self._number:
                 self._batches = batches

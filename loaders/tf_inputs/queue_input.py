@@ -27,7 +27,8 @@ class QueueInput(FedInput):
 
     Made in eager mode, it may be iterated, and dequeued from in eager code and in ``tf.function``. The next
     epoch begins when it is asked for, or, once a graph dequeues, as soon as the one before is over. Made in a v1
-    graph, it is dequeued from there, after ``start(session)``. Batches of a Loader are not copied.
+    graph, it is dequeued from there, after ``start(session)``. A Loader's batches are not copied, nor those of a
+    source that says ``batches_never_change = True``; any other source may use its arrays again, so they are copied.
     """
 
     def __init__(self, source: Source, *, signature: Any = None, capacity: int | str | None = None) -> None:
@@ -59,21 +60,21 @@ class BatchQueueInput(QueueInput):
 
 
 def _fed_queue(passes: Passes, element_spec: Any, capacity: int) -> tuple[Sink, Feeder]:
-    specs = flat(element_spec)
+    specs, lend = flat(element_spec), passes.batches_never_change
     if tf.executing_eagerly():
         queue = TensorQueue(specs, capacity)
-        return queue, Feeder(passes, queue, partial(tensors_of, element_spec))
+        return queue, Feeder(passes, queue, partial(tensors_of, element_spec, lend=lend))
     session_queue = SessionQueue(specs, capacity)
-    return session_queue, Feeder(passes, session_queue, partial(arrays_of, element_spec))
+    return session_queue, Feeder(passes, session_queue, partial(arrays_of, element_spec, lend=lend))
 
 
-def tensors_of(element_spec: Any, batch: Any) -> Leaves:
-    """A batch's parts as eager tensors, in the order of the leaves."""
+def tensors_of(element_spec: Any, batch: Any, *, lend: bool) -> Leaves:
+    """A batch's parts as eager tensors, in the order of the leaves; ``lend`` what lies so that TensorFlow can take it."""
     parts = leaves_of(element_spec, batch)
-    return [tensor_of(part, spec) for part, spec in zip(parts, flat(element_spec), strict=True)]
+    return [tensor_of(part, spec, lend=lend) for part, spec in zip(parts, flat(element_spec), strict=True)]
 
 
-def arrays_of(element_spec: Any, batch: Any) -> Leaves:
+def arrays_of(element_spec: Any, batch: Any, *, lend: bool) -> Leaves:
     """A batch's parts as arrays that TensorFlow may take as they are."""
     parts = leaves_of(element_spec, batch)
-    return [array_of(part, spec) for part, spec in zip(parts, flat(element_spec), strict=True)]
+    return [array_of(part, spec, lend=lend) for part, spec in zip(parts, flat(element_spec), strict=True)]

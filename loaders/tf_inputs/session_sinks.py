@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...formats.errors import UsageError
 from .framework import tf
 from .gate import gate, shaped
 from .sink import Leaves, PassEnded, SinkClosed, Status
@@ -37,7 +38,9 @@ class SessionSink(ABC):
         self._closed = False
 
     def attach(self, session: Any) -> None:
-        """Run in this session from now on."""
+        """Run in this session. Raises UsageError for a second one."""
+        if self._runs:
+            raise UsageError("this input was started in another session; make a new one for each session")
         raw = raw_session(session)
         self._runs = {name: raw.make_callable(*op) for name, op in self._operations().items()}
 

@@ -40,6 +40,7 @@ class StagingAreas:
         self._changed = threading.Condition()
         self._closed = False
         self._staging = False
+        self._putting = False
         self._emptied = 0  # how often
         self._pass = 1
         self._is_over = False  # the pass whose elements were put last
@@ -55,6 +56,13 @@ class StagingAreas:
         token = _token(status, self._pass)
         self._is_over = status != Status.BATCH
         self._pass += self._is_over
+        self._putting = True
+        try:
+            self._put_all(parts, token, emptied)
+        finally:
+            self._putting = False
+
+    def _put_all(self, parts: Sequence[Any], token: int, emptied: int) -> None:
         for device, part, tokens in zip(self._devices, parts, self._tokens, strict=True):
             if part is not None:
                 self._stage(device, part, emptied)
@@ -88,19 +96,21 @@ class StagingAreas:
             return self._emptied == emptied
 
     def level(self) -> int:
-        return int(self._tokens[-1].size())
+        with tf.init_scope():  # a garbage collection may call this while a graph is being built
+            return int(self._tokens[-1].size())
 
     def _all_taken(self) -> bool:
-        return not any(int(tokens.size()) for tokens in self._tokens)
+        return not self._putting and not any(int(tokens.size()) for tokens in self._tokens)
 
     def take(self) -> tuple[Status, list[Any]]:
-        status, *_ = [_status(int(tokens.dequeue())) for tokens in self._tokens]
-        if status != Status.BATCH:
-            return status, []
-        return Status.BATCH, [self._unstage(device) for device in self._devices]
+        with tf.init_scope():
+            status, *_ = [_status(int(tokens.dequeue())) for tokens in self._tokens]
+            if status != Status.BATCH:
+                return status, []
+            return Status.BATCH, [self._unstage(device) for device in self._devices]
 
     def empty(self) -> None:
-        with self._changed:
+        with self._changed, tf.init_scope():
             self._emptied += 1
             for tokens in self._tokens:
                 while int(tokens.size()):
@@ -134,6 +144,10 @@ class StagingAreas:
             if self._closed:
                 return
             self._closed = True
+        with tf.init_scope():
+            self._end_tokens()
+
+    def _end_tokens(self) -> None:
         for device, tokens in zip(self._devices, self._tokens, strict=True):
             tokens.close(cancel_pending_enqueues=True)
             self._let_go(device, tokens)

@@ -59,7 +59,7 @@ class StagingInput(FedInput):
     def _eager(self, passes: Passes, element_spec: Any, devices: list[str], depth: int) -> tuple[Any, Feeder]:
         specs = [_part_of(spec, len(devices)) for spec in flat(element_spec)]
         areas = StagingAreas(specs, devices, depth)
-        split = partial(_split, element_spec, len(devices))
+        split = partial(_split, element_spec, len(devices), passes.batches_never_change)
         return areas, Feeder(passes, areas, split, on_close=self._closing())
 
     def _in_session(
@@ -123,9 +123,9 @@ def _part_of(spec: Any, parts: int) -> Any:
     return tf.TensorSpec([rows // parts if rows and rows % parts == 0 else None, *sides], spec.dtype)
 
 
-def _split(element_spec: Any, parts: int, batch: Any) -> list[Leaves]:
+def _split(element_spec: Any, parts: int, lend: bool, batch: Any) -> list[Leaves]:
     """One list of leaves for each device; rows divide as evenly as they can."""
-    leaves = tensors_of(element_spec, batch)
+    leaves = tensors_of(element_spec, batch, lend=lend)
     return [[_rows(leaf, part, parts) for leaf in leaves] for part in range(parts)]
 
 

@@ -33,11 +33,13 @@ class TensorQueue:
             raise SinkClosed from error
 
     def level(self) -> int:
-        return int(self._queue.size())
+        with tf.init_scope():  # a garbage collection may call this while a graph is being built
+            return int(self._queue.size())
 
     def take(self) -> tuple[Status, Leaves]:
-        status, *leaves = self._queue.dequeue()
-        return Status(int(status)), leaves
+        with tf.init_scope():
+            status, *leaves = self._queue.dequeue()
+            return Status(int(status)), leaves
 
     def empty(self) -> None:
         while self.level():
@@ -52,6 +54,7 @@ class TensorQueue:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._queue.close(cancel_pending_enqueues=True)
+            with tf.init_scope():
+                self._queue.close(cancel_pending_enqueues=True)
             with suppress(tf.errors.OutOfRangeError):  # another thread took the last
                 self.empty()

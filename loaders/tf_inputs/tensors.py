@@ -1,8 +1,9 @@
 """Arrays to tensors, without a copy wherever that is safe.
 
-TensorFlow takes the very memory of an array that is C-contiguous, writeable, of native byte order and
-starts on 64 bytes, as all of a Loader's are; it keeps the array alive, and with it the loader's slot, until
-its last use. At any other address it would abort the process. Everything else is copied once.
+TensorFlow takes the very memory of an array that is lent to it if that is C-contiguous, writeable, of native
+byte order and starts on 64 bytes, as all of a Loader's are; it keeps the array alive, and with it the loader's
+slot, until its last use. At any other address it would abort the process. Lent are arrays of a source that
+never changes what it has delivered (``batches_never_change``). Everything else is copied once.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from .framework import tf
 PLAIN_KINDS = "biufc"
 
 
-def tensor_of(part: Any, spec: Any) -> Any:
+def tensor_of(part: Any, spec: Any, *, lend: bool) -> Any:
     """An eager tensor of a batch's part. Raises UsageError where it is not what ``spec`` says."""
     if tf.is_tensor(part):
         return _checked(part, spec)
-    array = array_of(part, spec)
+    array = array_of(part, spec, lend=lend)
     if array.dtype.kind in PLAIN_KINDS:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     return tf.constant(array, spec.dtype)
 
 
-def array_of(part: Any, spec: Any) -> npt.NDArray[Any]:
+def array_of(part: Any, spec: Any, *, lend: bool) -> npt.NDArray[Any]:
     """The part as an array that TensorFlow may take as it is. Raises UsageError where it is not what ``spec`` says."""
     if spec.dtype == tf.string:
         return _checked(_strings(part), spec)  # type: ignore[no-any-return]
@@ -40,8 +41,8 @@ def array_of(part: Any, spec: Any) -> npt.NDArray[Any]:
         and array.dtype != spec.dtype.as_numpy_dtype
         and array.dtype.kind in "iufb"
     ):
-        array = array.astype(spec.dtype.as_numpy_dtype, casting="same_kind")  # Python's numbers have no width
-    return _lendable(_checked(array, spec))
+        array = _as_wide(array, spec)
+    return _lendable(_checked(array, spec), lend=lend)
 
 
 def blanks(specs: Sequence[Any]) -> list[Any]:
@@ -90,11 +91,23 @@ def _strings(part: Any) -> npt.NDArray[Any]:
     return np.asarray(part, object)
 
 
-def _lendable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _as_wide(array: npt.NDArray[Any], spec: Any) -> npt.NDArray[Any]:
+    """Python's numbers have no width: they get the signature's, where they fit into it."""
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    wide = array.astype(dtype)
+    if not np.array_equal(wide, array) and not (array.dtype.kind == dtype.kind == "f"):
+        raise UsageError(
+            f"a batch has numbers that are no {dtype.name}, which its signature says; fix it or the signature"
+        )
+    return wide
+
+
+def _lendable(array: npt.NDArray[Any], *, lend: bool) -> npt.NDArray[Any]:
     flags = array.flags
     if array.dtype.kind not in PLAIN_KINDS:
         return array
-    if flags.c_contiguous and flags.writeable and array.dtype.isnative and array.ctypes.data % ALIGNMENT == 0:
+    is_as_needed = flags.c_contiguous and flags.writeable and array.dtype.isnative
+    if lend and is_as_needed and array.ctypes.data % ALIGNMENT == 0:
         return array
     dtype = array.dtype.newbyteorder("=")
     fresh = aligned(array.nbytes).view(dtype).reshape(array.shape)

@@ -59,7 +59,7 @@ class ZMQInput(FedInput):
         except BaseException:
             receiver.close()
             raise
-        leaves_of = partial(tensors_of if eager else arrays_of, element_spec)
+        leaves_of = partial(tensors_of if eager else arrays_of, element_spec, lend=True)
         self._receiver = receiver
         super().__init__(
             passes, element_spec, queue, Feeder(passes, queue, leaves_of, on_close=receiver.close)
