@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ def threads() -> set[threading.Thread]:
     """Those that keep the interpreter alive, and our own."""
     return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("shardprep")}
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to jobs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _modules_frozen = 0
 
