@@ -65,6 +65,10 @@ class ZMQInput(FedInput):
             passes, element_spec, queue, Feeder(passes, queue, leaves_of, on_close=receiver.close)
         )
 
+    def close(self) -> None:
+        self._receiver.close()  # first, or the senders would hear that the epoch was left, and go on to the next
+        super().close()
+
     @property
     def endpoint(self) -> str:
         """Where it is to be reached, with the port that was chosen for ``*``."""
