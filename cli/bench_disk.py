@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from ..formats import OperationError
-from .options import ANY_PATH, json_option
+from .options import ANY_PATH, check_place, json_option
 from .text import count_of, print_fields, print_json, size
 
 if TYPE_CHECKING:  # the commands that measure nothing do without OpenCV's 50 ms
@@ -79,7 +77,7 @@ def bench_disk(
     from ..loaders.disk.plot import save_picture
 
     for place in (plot, save):
-        _check_place(place)
+        check_place(place)
     with _bar() as tell:
         profile = measure_disk(path, seconds=seconds, record_bytes=record_bytes, progress=tell)
     if save:
@@ -90,12 +88,6 @@ def bench_disk(
         print_json(profile.to_json())
     else:
         _print(profile)
-
-
-def _check_place(file: Path | None) -> None:
-    """Fail before the measurement rather than after it."""
-    if file and not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise OperationError("cannot be written; name another place", path=file)
 
 
 @contextmanager

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..formats import OperationError
 from .loader_report import print_report
-from .options import ANY_PATH, FOLDER, json_option, workers_option
+from .options import ANY_PATH, FOLDER, check_place, json_option, workers_option
 from .text import print_json
 
 if TYPE_CHECKING:  # the commands that load nothing do without OpenCV's 50 ms
@@ -121,7 +119,7 @@ def bench_loader(
     from ..loaders.disk import DiskProfile
     from ..loaders.loader_bench import bench
 
-    _check_place(trace)
+    check_place(trace)
     made = _transform(transform, pixels)
     make = partial(
         Loader,
@@ -156,9 +154,3 @@ def _transform(name: str, pixels: int) -> Transform | None:
     if name == "train":
         return TrainTransform(pixels)
     return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
-
-
-def _check_place(file: Path | None) -> None:
-    """Fail before the measurement rather than after it."""
-    if file and not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise OperationError("cannot be written; name another place", path=file)

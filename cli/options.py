@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import os
 import stat
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import click
 
-UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{infix}": base ** (power + 1)
-    for infix, base in (("B", 1000), ("iB", 1024), ("", 1024))
-    for power, prefix in enumerate("KMGT")
-}
-
-
-def parse_bytes(text: str) -> int:
-    """A size in bytes from "256MiB", "1GB", "64K" (K, M, G, T alone are powers of 1024), "4096".
-
-    >>> parse_bytes("256MiB"), parse_bytes("1.5 GB"), parse_bytes("64K")
-    (268435456, 1500000000, 65536)
-    """
-    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*", text)
-    units = {name.upper(): factor for name, factor in UNITS.items()}
-    if not match or match[2].upper() not in units:
-        raise ValueError(f"{text!r} is not a size such as 256MiB")
-    return int(Fraction(match[1]) * units[match[2].upper()])
+from ..formats import OperationError
+from ..formats.sizes import parse_bytes
 
 
 class ByteSize(click.ParamType[int]):
@@ -72,3 +55,9 @@ workers_option: Callable[[Command], Command] = click.option(
     type=click.IntRange(0, 4096),
     help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
 )
+
+
+def check_place(file: Path | None) -> None:
+    """Fail before the work rather than after it where its result cannot be written."""
+    if file and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise OperationError("cannot be written; name another place", path=file)

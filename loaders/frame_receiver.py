@@ -46,6 +46,8 @@ class FrameReceiver:
     thread, and wakes who waits with UsageError. One thread at a time may draw. Not picklable.
     """
 
+    batches_never_change = True
+
     def __init__(
         self,
         endpoint: str,

@@ -19,6 +19,7 @@ class Purpose(IntEnum):
     SHARD_ORDER = 1
     RECORD_ORDER = 2
     AUGMENTATION = 3
+    FLOW = 4
 
 
 def keyed_bits(purpose: Purpose, *, seed: int, epoch: int, item: int = 0) -> np.random.Philox:
@@ -28,6 +29,18 @@ def keyed_bits(purpose: Purpose, *, seed: int, epoch: int, item: int = 0) -> np.
             raise UsageError(f"{name} must be between 0 and 2**64 - 1, not {value}")
     key = np.array([seed, epoch], np.uint64)
     return np.random.Philox(key=key, counter=np.array([0, 0, item, purpose], np.uint64))
+
+
+def flow_bits(seed: int, *, pass_number: int, item: int, step: int, branch: int) -> np.random.Philox:
+    """The bit generator of one item of one step of a flow, at its start: the counter's last word is
+    branch << 32 | step << 8 | purpose. Raises UsageError for numbers that do not fit."""
+    if not (0 <= item < 1 << 64 and 0 <= step < 1 << 24 and 0 <= branch < 1 << 32):
+        raise UsageError(f"item={item}, step={step}, branch={branch} are out of bounds")
+    bits = keyed_bits(Purpose.FLOW, seed=seed, epoch=pass_number)
+    state = bits.state
+    state["state"]["counter"][2:] = item, branch << 32 | step << 8 | Purpose.FLOW
+    bits.state = state
+    return bits
 
 
 def record_rng(seed: int, epoch: int, record: int) -> np.random.Generator:

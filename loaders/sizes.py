@@ -1,21 +1,19 @@
-"""Sizes in bytes as people write them."""
+"""Sizes in bytes that stand where a number of something else may stand, too."""
 
 from __future__ import annotations
 
-import re
-
 from ..formats.errors import UsageError
-
-UNITS = {"B": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("B", 1000), ("iB", 1024))
-}
+from ..formats.sizes import parse_bytes
 
 
-def byte_count(text: object, *, of: str) -> float:
-    """The bytes of ``"2GiB"`` or ``"1.5 GB"``; ``of`` says in the UsageError what was to be measured."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]i?)?B)", text) if isinstance(text, str) else None
-    if match is None:
-        raise UsageError(f"{of} is a number or a size as '2GiB', not {text!r}")
-    return float(match[1]) * float(UNITS[match[2]])
+def byte_count(text: object, *, of: str) -> int:
+    """The bytes of ``"2GiB"`` or ``"1.5 GB"``; the unit ends in B, lest a bare number be taken for bytes.
+
+    ``of`` says in the UsageError what was to be measured.
+    """
+    try:
+        if isinstance(text, str) and text.endswith("B"):
+            return parse_bytes(text)
+    except ValueError:
+        pass
+    raise UsageError(f"{of} is a number or a size as '2GiB', not {text!r}")

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from loader_workers import Tagging
 
-from shardprep.loaders import Loader
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 
 Kept = tuple[Any, ...]
+
+
+def loader_on(path: Path, **options: Any) -> Loader:
+    """All records in small batches, tagged in this thread and with numbers, unless said otherwise."""
+    defaults = {
+        "batch_size": 10,
+        "transform": Tagging(),
+        "shuffle": LocalShuffle(60),
+        "workers": 0,
+        "with_numbers": True,
+        "drop_last": False,
+    }
+    return Loader(path, **(defaults | options))
+
+
+def crops_on(path: Path, **options: Any) -> Loader:
+    """The same of small crops, made by a worker."""
+    return loader_on(path, **({"transform": TrainTransform(24), "workers": 1} | options))
 
 
 def kept(batch: Sequence[Any]) -> Kept:

@@ -12,7 +12,6 @@ import pytest
 from datasets import converted, flip, prep, tree
 
 from shardprep.cli.commands import cli
-from shardprep.cli.options import parse_bytes
 
 
 def assert_one_line(text: str) -> None:
@@ -196,13 +195,6 @@ def test_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     prep("demo", check=True, env=os.environ | {"TMPDIR": str(tmp_path)})
 
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("1", 1), ("256MiB", 256 << 20), ("1GB", 10**9), ("1.5k", 1536), ("2 TiB", 2 << 40)]
-)
-def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
 
 
 def test_prep_alone_tells_what_there_is() -> None:

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import Kept, assert_exactly_once, assert_same, epoch_of
+from loaded import Kept, assert_exactly_once, assert_same, crops_on, epoch_of
 from loader_workers import OwnError, Tagging, fail
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 
 jax = pytest.importorskip("jax")
 
@@ -26,18 +25,6 @@ from shardprep.loaders.jax_data import to_jax  # noqa: E402
 README = (Path(__file__).parent.parent / "README.md").read_text()
 PROGRAMS = [p for p in re.findall(r"```py\n(.*?)```", README, re.S) if "to_jax" in p]
 ON_CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices have memory of their own")
-
-
-def loader_on(path: Path, **options: Any) -> Loader:
-    defaults = {
-        "batch_size": 10,
-        "transform": TrainTransform(24),
-        "shuffle": LocalShuffle(60),
-        "workers": 1,
-        "with_numbers": True,
-        "drop_last": False,
-    }
-    return Loader(path, **(defaults | options))
 
 
 def arrays_of(batches: Any, steps: int | None = None) -> list[Kept]:
@@ -59,12 +46,12 @@ def span(array: Any) -> set[int]:
 @pytest.fixture
 def whole(lmdb_shards: Path) -> list[Kept]:
     """Epochs 0 and 1 in numpy."""
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         return epoch_of(loader) + epoch_of(loader)
 
 
 def test_two_epochs_are_those_of_the_loader_bit_for_bit(lmdb_shards: Path, whole: list[Kept]) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         batches, epochs = to_jax(loader), []
         for _ in range(2):
             assert len(batches) == 21
@@ -76,12 +63,12 @@ def test_two_epochs_are_those_of_the_loader_bit_for_bit(lmdb_shards: Path, whole
 
 
 def test_with_x64_labels_stay_int64(lmdb_shards: Path, whole: list[Kept]) -> None:
-    with jax.enable_x64(True), loader_on(lmdb_shards) as loader:
+    with jax.enable_x64(True), crops_on(lmdb_shards) as loader:
         assert_same(arrays_of(to_jax(loader)), whole[:21])
 
 
 def test_leaving_early_is_followed_by_a_whole_epoch(lmdb_shards: Path, whole: list[Kept]) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         batches = to_jax(loader)
         for _ in batches:
             break
@@ -92,7 +79,7 @@ def test_leaving_early_is_followed_by_a_whole_epoch(lmdb_shards: Path, whole: li
 
 
 def test_a_slot_stays_lent_while_a_jax_array_on_it_lives(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, slots=6) as loader:
+    with crops_on(lmdb_shards, slots=6) as loader:
         batches = to_jax(loader)
         for images, *_ in batches:
             held, expected = images, np.array(images)
@@ -106,7 +93,7 @@ def test_a_slot_stays_lent_while_a_jax_array_on_it_lives(lmdb_shards: Path) -> N
 
 @ON_CPU
 def test_a_slot_comes_back_when_its_jax_array_is_dropped(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, slots=5) as loader:
+    with crops_on(lmdb_shards, slots=5) as loader:
         places = {images.unsafe_buffer_pointer() for _ in range(4) for images, *_ in to_jax(loader)}
 
     assert len(places) <= 5
@@ -131,7 +118,7 @@ def long_sum_in_numpy(images: Any) -> int:
 
 @pytest.mark.filterwarnings("ignore::shardprep.loaders.SlotsHeld")  # steps that wait hold their batches
 def test_a_computation_under_way_reads_its_own_batch(lmdb_shards: Path, whole: list[Kept]) -> None:
-    with loader_on(lmdb_shards, slots=6) as loader:
+    with crops_on(lmdb_shards, slots=6) as loader:
         sums = [long_sum(images) for _ in range(2) for images, *_ in to_jax(loader)]
 
     assert [int(total) for total in sums] == [long_sum_in_numpy(images) for images, *_ in whole]
@@ -139,14 +126,14 @@ def test_a_computation_under_way_reads_its_own_batch(lmdb_shards: Path, whole: l
 
 def test_a_donated_batch_leaves_the_loaders_alone(lmdb_shards: Path, whole: list[Kept]) -> None:
     inverted = jax.jit(lambda images: 255 - images, donate_argnums=0)
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         for (images, *_), (expected, *_) in zip(to_jax(loader), whole, strict=False):
             assert (np.array(inverted(images)) == 255 - expected).all()
 
 
 @ON_CPU
 def test_on_cpu_what_starts_on_64_bytes_is_not_copied(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         for batch in loader:
             ((images, labels, _),) = to_jax([batch])
             assert images.unsafe_buffer_pointer() == batch[0].ctypes.data
@@ -154,10 +141,10 @@ def test_on_cpu_what_starts_on_64_bytes_is_not_copied(lmdb_shards: Path) -> None
 
 
 def test_an_error_of_the_loader_comes_as_itself(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         key = loader.key(100)
     with (
-        loader_on(lmdb_shards, transform=Tagging({key: fail})) as loader,
+        crops_on(lmdb_shards, transform=Tagging({key: fail})) as loader,
         pytest.raises(OwnError, match="this one not"),
     ):
         for _ in to_jax(loader):
@@ -165,10 +152,10 @@ def test_an_error_of_the_loader_comes_as_itself(lmdb_shards: Path) -> None:
 
 
 def test_a_resumed_loader_has_the_length_that_is_left(lmdb_shards: Path, whole: list[Kept]) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         some = arrays_of(to_jax(loader), 8)
         state = loader.state_dict()
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         loader.load_state_dict(state)
         batches = to_jax(loader)
         assert len(batches) == 13

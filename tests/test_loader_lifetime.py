@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import children, text_of
 from loader_workers import OwnError, Tagging, fail
+from scripts import Start, scripts, session_of
 
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 
@@ -170,59 +171,22 @@ path = os.environ["SHARDS"]
 
 
 @pytest.fixture
-def start(lmdb_shards: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts a script as a user's, in a session of its own, with a TensorFlow that nobody may import."""
+def start(lmdb_shards: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts a script with a TensorFlow that nobody may import."""
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     (stubs / "tensorflow.py").write_text(
         "import os\nif os.environ.get('STRICT'): raise ImportError('imported')\n"
     )
-    started = []
-
-    def start_script(body: str) -> subprocess.Popen[str]:
-        script = tmp_path / "train.py"
-        script.write_text(PRELUDE + body)
-        environ = {
-            **os.environ,
-            "SHARDS": str(lmdb_shards),
-            "PYTHONPATH": f"{HERE}{os.pathsep}{stubs}",
-            "PYTHONWARNINGS": "error",
-        }
-        process = subprocess.Popen(
-            [sys.executable, str(script)],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield start_script
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-Start = Callable[[str], subprocess.Popen[str]]
+    folders = f"{HERE}{os.pathsep}{stubs}"
+    with scripts(tmp_path, PRELUDE, SHARDS=str(lmdb_shards), PYTHONPATH=folders) as start_script:
+        yield start_script
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr."""
     _, said = process.communicate(timeout=PATIENCE)
     return process.returncode, said
-
-
-def session_of(leader: int) -> list[int]:
-    """The living processes of a session."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        fields = text_of(stat).rpartition(")")[2].split()
-        if fields and int(fields[3]) == leader and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 def test_a_script_needs_no_main_guard_and_its_workers_no_tensorflow(start: Start) -> None:

@@ -8,24 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
+from loaded import Kept, assert_exactly_once, assert_same, epoch_of, loader_on, numbers_in
 from loader_workers import OwnError, Tagging, fail, reject
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, Receipt
-
-
-def loader_on(path: Path, **options: Any) -> Loader:
-    defaults = {
-        "batch_size": 10,
-        "transform": Tagging(),
-        "shuffle": LocalShuffle(60),
-        "workers": 0,
-        "with_numbers": True,
-        "drop_last": False,
-    }
-    return Loader(path, **(defaults | options))
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from tf_members import (
     PATIENCE,
     WAYS,
     WHOLE,
-    Aside,
     Made,
     Numbered,
     Rows,
@@ -35,9 +34,11 @@ from tf_members import (
     first,
     forever,
     gather,
+    members,
     numbers_of,
     stepping,
     until_the_end,
+    woken_by_closing,
 )
 
 from shardprep.formats.errors import UsageError
@@ -54,20 +55,6 @@ from shardprep.loaders.tf_inputs import (
 )
 
 Pair = namedtuple("Pair", ["image", "label"])
-
-
-QUICK = ("queue", "staging-over-queue", "dataset")  # the others share most of their code with these
-
-
-def members(names: Any = MEMBERS) -> Any:
-    return pytest.mark.parametrize(
-        "make",
-        [
-            pytest.param(make, marks=() if name in QUICK else pytest.mark.torture)
-            for name, make in names.items()
-        ],
-        ids=names.keys(),
-    )
 
 
 def all_members() -> Any:
@@ -330,20 +317,10 @@ def test_closing_in_the_middle_ends_an_iteration(make: Made) -> None:
 @members(FED)
 def test_a_waiting_step_is_woken_by_closing(make: Made, way: str) -> None:
     stop = Stop()
-    source = Numbered(before=lambda step: stop() if step == 1 else None)
-    each = made(make, source)
-    step = stepping(each) if way == "graph" else each.dequeue
-    step()
-    assert stop.reached.wait(PATIENCE)
-    waiting = Aside(step)
-    time.sleep(0.1)
+    each = made(make, stop.source())
+    error = woken_by_closing(each, stepping(each) if way == "graph" else each.dequeue, stop)
 
-    closing = Aside(each.close)
-    waiting.join()
-    stop.go_on.set()
-    closing.join()
-
-    assert isinstance(waiting.error, tf.errors.OutOfRangeError if way == "graph" else UsageError)
+    assert isinstance(error, tf.errors.OutOfRangeError if way == "graph" else UsageError)
 
 
 @members(FED)

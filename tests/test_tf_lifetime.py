@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from scripts import Start, scripts, session_of
 from tensorflow_log import without_tensorflow_log
-from test_loader_lifetime import session_of
 
 HERE = Path(__file__).parent
 PATIENCE = 60
@@ -45,33 +42,11 @@ def interrupt(seconds=0.5, number=signal.SIGINT):
     threading.Timer(seconds, os.kill, [os.getpid(), number]).start()
 """
 
-Start = Callable[[str], subprocess.Popen[str]]
-
 
 @pytest.fixture
 def start(lmdb_shards: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts a script as a user's, in a session of its own."""
-    started = []
-
-    def start_script(body: str) -> subprocess.Popen[str]:
-        script = tmp_path / f"train{len(started)}.py"
-        script.write_text(PRELUDE + body)
-        process = subprocess.Popen(
-            [sys.executable, str(script)],
-            env=os.environ | {"SHARDS": str(lmdb_shards), "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "error"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield start_script
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    with scripts(tmp_path, PRELUDE, SHARDS=str(lmdb_shards), PYTHONPATH=str(HERE)) as start_script:
+        yield start_script
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import assert_same, epoch_of
-from loader_workers import Tagging
+from loaded import assert_same, epoch_of, loader_on
 from tf_devices import tf
 from tf_members import (
     PATIENCE,
@@ -31,7 +30,7 @@ from tf_members import (
 )
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle, Receipt, TrainTransform
+from shardprep.loaders import Receipt, TrainTransform
 from shardprep.loaders.batching import Batches
 from shardprep.loaders.tf_inputs import (
     BatchQueueInput,
@@ -51,18 +50,6 @@ STATEFUL: dict[str, Made] = {
 
 def stateful() -> Any:
     return pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL.keys())
-
-
-def loader_on(path: Path, **options: Any) -> Loader:
-    defaults = {
-        "batch_size": 10,
-        "transform": Tagging(),
-        "shuffle": LocalShuffle(60),
-        "workers": 0,
-        "with_numbers": True,
-        "drop_last": False,
-    }
-    return Loader(path, **(defaults | options))
 
 
 def filled(each: Input) -> None:
@@ -166,6 +153,14 @@ def test_a_capacity_is_of_batches_or_bytes(capacity: Any, batches: int) -> None:
         time.sleep(0.05)
         assert each.stats().level == batches
         next(iterator)
+
+
+def test_a_capacity_in_bytes_of_a_given_signature_draws_no_batch() -> None:
+    source = Numbered()
+    fixed = (tf.TensorSpec([3, 2], tf.float32), tf.TensorSpec([3], tf.int64))
+    with QueueInput(source, signature=fixed, capacity="480B") as each:
+        assert each.stats().capacity == 10
+        assert source.passes == 0
 
 
 def test_a_capacity_in_bytes_of_a_loader_is_of_its_full_batches(lmdb_shards: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +13,41 @@ import pytest
 from loaded import assert_same, epoch_of
 from loader_workers import OwnError, Tagging
 from tf_devices import tf
-from tf_members import PATIENCE, Aside, Numbered, Rows, Stop, assert_whole, forever, numbers_of
+from tf_members import (
+    Aside,
+    Made,
+    Numbered,
+    Stop,
+    assert_whole,
+    batch_queue,
+    dataset_input,
+    forever,
+    members,
+    numbers_of,
+    staging_over_queue,
+    woken_by_closing,
+)
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.tf_inputs import (
-    BatchQueueInput,
     DatasetInput,
     FeedInput,
-    Input,
     QueueInput,
     StagingInput,
     original_errors,
-    to_dataset,
 )
 
 v1 = tf.compat.v1
 
 
-def staging(depth: int) -> Callable[..., Input]:
-    return lambda source, **options: StagingInput(QueueInput(source, **options), depth=depth)
-
-
-FED: dict[str, Callable[..., Input]] = {
+FED: dict[str, Made] = {
     "queue": QueueInput,
-    "batch-queue": lambda source, rows=3, **options: BatchQueueInput(Rows(source, rows), rows, **options),
-    "staging-1": staging(1),
-    "staging-3": staging(3),
+    "batch-queue": partial(batch_queue, rows=3),
+    "staging-over-queue": partial(staging_over_queue, depth=1),
+    "deep-staging-over-queue": partial(staging_over_queue, depth=3),
 }
-MEMBERS = FED | {"dataset": lambda source, **options: DatasetInput(to_dataset(source, **options))}
-
-
-QUICK = ("queue", "staging-1", "dataset")  # the others share most of their code with these
-
-
-def members(names: Any = MEMBERS) -> Any:
-    return pytest.mark.parametrize(
-        "make",
-        [
-            pytest.param(make, marks=() if name in QUICK else pytest.mark.torture)
-            for name, make in names.items()
-        ],
-        ids=names.keys(),
-    )
+MEMBERS = FED | {"dataset": dataset_input}
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +66,8 @@ def until_the_end(run: Callable[[], Any], steps: int | None = None) -> list[Any]
     return out
 
 
-@members()
-def test_three_epochs_are_the_loaders_bit_for_bit(make: Callable[..., Input], lmdb_shards: Path) -> None:
+@members(MEMBERS)
+def test_three_epochs_are_the_loaders_bit_for_bit(make: Made, lmdb_shards: Path) -> None:
     with Loader(
         lmdb_shards,
         batch_size=30,
@@ -97,8 +90,8 @@ def test_three_epochs_are_the_loaders_bit_for_bit(make: Callable[..., Input], lm
                 each.close()
 
 
-@members()
-def test_a_monitored_session_trains_for_its_steps(make: Callable[..., Input]) -> None:
+@members(MEMBERS)
+def test_a_monitored_session_trains_for_its_steps(make: Made) -> None:
     source = Numbered()
     with make(source) as each:
         values, numbers = each.dequeue()
@@ -115,8 +108,8 @@ def test_a_monitored_session_trains_for_its_steps(make: Callable[..., Input]) ->
     assert np.concatenate(got).tolist() == source.numbers()[:12]
 
 
-@members()
-def test_a_monitored_session_ends_with_the_epoch(make: Callable[..., Input]) -> None:
+@members(MEMBERS)
+def test_a_monitored_session_ends_with_the_epoch(make: Made) -> None:
     source = Numbered()
     with make(source) as each:
         _, numbers = each.dequeue()
@@ -130,8 +123,8 @@ def test_a_monitored_session_ends_with_the_epoch(make: Callable[..., Input]) -> 
     assert np.concatenate(got).tolist() == source.numbers()
 
 
-@members()
-def test_an_error_comes_as_itself_after_all_batches_before_it(make: Callable[..., Input]) -> None:
+@members(MEMBERS)
+def test_an_error_comes_as_itself_after_all_batches_before_it(make: Made) -> None:
     def fail(step: int) -> None:
         if step == 4:
             raise OwnError("at 4")
@@ -151,7 +144,7 @@ def test_an_error_comes_as_itself_after_all_batches_before_it(make: Callable[...
 
 
 @members(FED)
-def test_an_epoch_may_be_left(make: Callable[..., Input]) -> None:
+def test_an_epoch_may_be_left(make: Made) -> None:
     source = Numbered()
     with make(source) as each:
         batch = each.dequeue()
@@ -168,33 +161,25 @@ def test_an_epoch_may_be_left(make: Callable[..., Input]) -> None:
 
 
 @members(FED)
-def test_a_step_that_waits_is_woken_by_closing(make: Callable[..., Input]) -> None:
+def test_a_step_that_waits_is_woken_by_closing(make: Made) -> None:
     stop = Stop()
-    source = Numbered(before=lambda step: stop() if step == 1 else None)
-    with make(source) as each:
+    with make(stop.source()) as each:
         batch = each.dequeue()
         with v1.Session() as session:
             each.start(session)
-            session.run(batch)
-            assert stop.reached.wait(PATIENCE)
-            waiting = Aside(lambda: session.run(batch))
-            time.sleep(0.1)
-            closing = Aside(each.close)
-            waiting.join()
-            stop.go_on.set()
-            closing.join()
+            error = woken_by_closing(each, lambda: session.run(batch), stop)
 
-    assert isinstance(waiting.error, tf.errors.OutOfRangeError | tf.errors.CancelledError)
+    assert isinstance(error, tf.errors.OutOfRangeError | tf.errors.CancelledError)
 
 
-@members()
-def test_session_and_input_may_be_closed_in_any_order(make: Callable[..., Input]) -> None:
+@members(MEMBERS)
+def test_session_and_input_may_be_closed_in_any_order(make: Made) -> None:
     for steps in (0, 1, 6):
         for first in ("session", "input"):
             closed_in_order(make, steps, first)
 
 
-def closed_in_order(make: Callable[..., Input], steps: int, first: str) -> None:
+def closed_in_order(make: Made, steps: int, first: str) -> None:
     each = make(Numbered(batches=20, last=3))
     batch = each.dequeue()
     session = v1.Session()
@@ -209,8 +194,8 @@ def closed_in_order(make: Callable[..., Input], steps: int, first: str) -> None:
     each.close()
 
 
-@members()
-def test_an_input_that_was_never_started_may_be_closed(make: Callable[..., Input]) -> None:
+@members(MEMBERS)
+def test_an_input_that_was_never_started_may_be_closed(make: Made) -> None:
     with make(Numbered()) as each:
         each.dequeue()
     with make(Numbered()):
@@ -218,13 +203,13 @@ def test_an_input_that_was_never_started_may_be_closed(make: Callable[..., Input
 
 
 @members(FED)
-def test_it_is_no_iterable(make: Callable[..., Input]) -> None:
+def test_it_is_no_iterable(make: Made) -> None:
     with make(Numbered()) as each, pytest.raises(UsageError, match="v1 graph"):
         iter(each)
 
 
 @members(FED)
-def test_after_closing_no_graph_dequeues(make: Callable[..., Input]) -> None:
+def test_after_closing_no_graph_dequeues(make: Made) -> None:
     each = make(Numbered())
     each.close()
     with pytest.raises(UsageError, match="closed"):

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from loader_workers import OwnError, Tagging
 from tf_devices import tf
-from tf_members import PATIENCE, Aside, Numbered, Stop, assert_whole, by_iteration, forever, until_the_end
+from tf_members import (
+    Aside,
+    Numbered,
+    Stop,
+    assert_whole,
+    by_iteration,
+    forever,
+    until_the_end,
+    woken_by_closing,
+)
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, LocalShuffle
@@ -169,20 +178,10 @@ def test_an_error_reaches_the_replicas_after_all_batches_before_it(way: str) -> 
 def test_closing_wakes_waiting_replicas(way: str) -> None:
     strategy = mirrored(2)
     stop = Stop()
-    source = Numbered(before=lambda step: stop() if step == 1 else None)
-    each = StagingInput(QueueInput(source), strategy=strategy)
-    step = taking(strategy, each) if way == "graph" else each.dequeue
-    step()
-    assert stop.reached.wait(PATIENCE)
-    waiting = Aside(step)
-    time.sleep(0.1)
+    each = StagingInput(QueueInput(stop.source()), strategy=strategy)
+    error = woken_by_closing(each, taking(strategy, each) if way == "graph" else each.dequeue, stop)
 
-    closing = Aside(each.close)
-    waiting.join()
-    stop.go_on.set()
-    closing.join()
-
-    assert isinstance(waiting.error, tf.errors.OutOfRangeError if way == "graph" else UsageError)
+    assert isinstance(error, tf.errors.OutOfRangeError if way == "graph" else UsageError)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])

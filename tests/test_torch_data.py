@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import Kept, assert_exactly_once, assert_same, epoch_of
+from loaded import Kept, assert_exactly_once, assert_same, crops_on, epoch_of
 from loader_workers import OwnError, Tagging, fail
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import Loader
 
 torch = pytest.importorskip("torch")
 
@@ -26,18 +26,6 @@ from shardprep.loaders.torch_data import to_torch  # noqa: E402
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 PROGRAMS = [p for p in re.findall(r"```py\n(.*?)```", README, re.S) if "to_torch" in p]
-
-
-def loader_on(path: Path, **options: Any) -> Loader:
-    defaults = {
-        "batch_size": 10,
-        "transform": TrainTransform(24),
-        "shuffle": LocalShuffle(60),
-        "workers": 1,
-        "with_numbers": True,
-        "drop_last": False,
-    }
-    return Loader(path, **(defaults | options))
 
 
 def arrays_of(batches: Any, steps: int | None = None) -> list[Kept]:
@@ -54,7 +42,7 @@ def span(tensor: Any) -> set[int]:
 @pytest.fixture
 def whole(lmdb_shards: Path) -> list[Kept]:
     """Epochs 0 and 1 in numpy."""
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         return epoch_of(loader) + epoch_of(loader)
 
 
@@ -64,7 +52,7 @@ def whole(lmdb_shards: Path) -> list[Kept]:
 def test_two_epochs_are_those_of_the_loader_bit_for_bit(
     lmdb_shards: Path, whole: list[Kept], wrap: Any
 ) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         batches, epochs = wrap(to_torch(loader)), []
         for _ in range(2):
             assert len(batches) == len(loader) == 21
@@ -76,7 +64,7 @@ def test_two_epochs_are_those_of_the_loader_bit_for_bit(
 
 
 def test_leaving_early_is_followed_by_a_whole_epoch(lmdb_shards: Path, whole: list[Kept]) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         for _ in DataLoader(to_torch(loader), batch_size=None):
             break
         epoch = arrays_of(to_torch(loader))
@@ -86,7 +74,7 @@ def test_leaving_early_is_followed_by_a_whole_epoch(lmdb_shards: Path, whole: li
 
 
 def test_a_loaders_batches_are_not_copied(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, transform=Tagging()) as loader:
+    with crops_on(lmdb_shards, transform=Tagging()) as loader:
         source, seen = SourceThatNotes(loader), []
         for batch in DataLoader(to_torch(source), batch_size=None):
             seen.append([part.data_ptr() for part in batch])
@@ -111,7 +99,7 @@ class SourceThatNotes:
 
 
 def test_a_slot_stays_lent_while_a_tensor_on_it_lives(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, slots=5) as loader:
+    with crops_on(lmdb_shards, slots=5) as loader:
         batches = to_torch(loader)
         for images, *_ in batches:
             held, expected = images[3:5], images[3:5].clone()
@@ -127,10 +115,10 @@ def test_a_slot_stays_lent_while_a_tensor_on_it_lives(lmdb_shards: Path) -> None
 
 
 def test_an_error_of_the_loader_comes_as_itself(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         key = loader.key(100)
     with (
-        loader_on(lmdb_shards, transform=Tagging({key: fail})) as loader,
+        crops_on(lmdb_shards, transform=Tagging({key: fail})) as loader,
         pytest.raises(OwnError, match="this one not"),
     ):
         arrays_of(DataLoader(to_torch(loader), batch_size=None))
@@ -139,7 +127,7 @@ def test_an_error_of_the_loader_comes_as_itself(lmdb_shards: Path) -> None:
 @pytest.mark.filterwarnings("ignore:os.fork", "ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_torch_are_refused_with_what_to_do(lmdb_shards: Path, context: str) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         batches = DataLoader(
             to_torch(loader), batch_size=None, num_workers=2, multiprocessing_context=context, timeout=60
         )
@@ -148,7 +136,7 @@ def test_workers_of_torch_are_refused_with_what_to_do(lmdb_shards: Path, context
 
 
 def test_encoded_images_come_as_a_list_of_bytes_in_tensors(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, transform=None) as loader, loader_on(lmdb_shards, transform=None) as other:
+    with crops_on(lmdb_shards, transform=None) as loader, crops_on(lmdb_shards, transform=None) as other:
         for (images, labels, _), (expected, *_) in zip(
             DataLoader(to_torch(loader), batch_size=None), other, strict=True
         ):
@@ -157,11 +145,11 @@ def test_encoded_images_come_as_a_list_of_bytes_in_tensors(lmdb_shards: Path) ->
 
 
 def test_a_resumed_loader_has_the_length_that_is_left(lmdb_shards: Path, whole: list[Kept]) -> None:
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         batches = to_torch(loader)
         some = arrays_of(batches, 8)
         state = batches.state_dict()  # type: ignore[attr-defined]
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         batches = to_torch(loader)
         batches.load_state_dict(state)  # type: ignore[attr-defined]
         delivered = DataLoader(batches, batch_size=None)
@@ -174,11 +162,11 @@ def test_a_resumed_loader_has_the_length_that_is_left(lmdb_shards: Path, whole: 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_torchdata_stops_and_goes_on(lmdb_shards: Path, whole: list[Kept]) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         batches = stateful(to_torch(loader), batch_size=None)
         some = arrays_of(batches, 8)
         state = batches.state_dict()
-    with loader_on(lmdb_shards) as loader:
+    with crops_on(lmdb_shards) as loader:
         batches = stateful(to_torch(loader), batch_size=None)
         batches.load_state_dict(state)
         some += arrays_of(batches)

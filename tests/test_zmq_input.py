@@ -14,7 +14,7 @@ from tf_members import PATIENCE, until_the_end
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.frame_receiver import FrameReceiver, SenderFailed
 from shardprep.loaders.frame_sender import ReceiverGone, send_batches
-from shardprep.loaders.tf_inputs import StagingInput, ZMQInput, original_errors
+from shardprep.loaders.tf_inputs import QueueInput, StagingInput, ZMQInput, original_errors
 
 ANY_PORT = "tcp://127.0.0.1:*"
 BATCHES = [
@@ -93,6 +93,24 @@ def test_two_senders_share_an_epoch() -> None:
         for name, batches in (("one", BATCHES[:2]), ("other", BATCHES[2:])):
             pool.submit(send_batches, batches, source.endpoint, name=name)
         assert sorted(numbers_in(source)) == NUMBERS
+
+
+def test_what_was_received_is_not_copied() -> None:
+    received = []
+
+    class Noting(FrameReceiver):
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                received.append(batch["image"].ctypes.data)
+                yield batch
+
+    with (
+        Noting(ANY_PORT) as receiver,
+        sending(receiver.endpoint),
+        QueueInput(receiver, signature=SIGNATURE, capacity=5) as each,
+    ):
+        images = [np.frombuffer(memoryview(batch["image"]), np.uint8) for batch in each]
+    assert [image.ctypes.data for image in images] == received
 
 
 def test_it_is_staged_and_closed_with_its_stage() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import pytest
 from tf_devices import tf
 
 from shardprep.loaders.tf_inputs import (
@@ -66,6 +68,18 @@ WHOLE: dict[str, Made] = {  # those that take batches as they are
 }
 MEMBERS = WHOLE | {"batch-queue": batch_queue}
 FED = {name: make for name, make in MEMBERS.items() if name not in ("feed", "dataset")}
+
+
+QUICK = ("queue", "staging-over-queue", "dataset")  # the others share most of their code with these
+
+
+def members(names: Mapping[str, Made] = MEMBERS) -> pytest.MarkDecorator:
+    """Gives a test its ``make``: the quick ones always, the others in the torture."""
+    made = [
+        pytest.param(make, id=name, marks=() if name in QUICK else pytest.mark.torture)
+        for name, make in names.items()
+    ]
+    return pytest.mark.parametrize("make", made)
 
 
 def arrays(batch: Any) -> Any:
@@ -189,6 +203,10 @@ class Stop:
         self.reached.set()
         assert self.go_on.wait(PATIENCE)
 
+    def source(self) -> Numbered:
+        """One that waits before its second batch."""
+        return Numbered(before=lambda step: self() if step == 1 else None)
+
 
 class Aside:
     """A call in a thread of its own, with what came of it."""
@@ -209,3 +227,17 @@ class Aside:
     def join(self) -> None:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it hangs"
+
+
+def woken_by_closing(each: Input, step: Callable[[], Any], stop: Stop) -> BaseException | None:
+    """What a step raises that waits for ``stop.source()`` when the input is closed; the source hangs until then."""
+    step()
+    assert stop.reached.wait(PATIENCE)
+    waiting = Aside(step)
+    time.sleep(0.1)
+
+    closing = Aside(each.close)
+    waiting.join()
+    stop.go_on.set()
+    closing.join()
+    return waiting.error

@@ -20,9 +20,9 @@ from . import reader_process
 from .plans import Piece, Plan
 from .reader_process import ANSWER, ORDER, REPORT
 
-# Memory from malloc begins 16 bytes into a page, and so do the buffers of real readers; copies into
-# them can be a tenth faster than into whole pages, which only O_DIRECT needs.
-MALLOC_OFFSET = 16
+# A copy into whole pages is up to a tenth slower on some processors (both ends then share their low address
+# bits), one into 16 bytes past a page, as from malloc, on others; only O_DIRECT needs whole pages.
+CACHE_LINE = 64
 
 
 class Reading(NamedTuple):
@@ -68,7 +68,7 @@ def _read_in_turn(files: Sequence[int], plan: Plan, seconds: float, *, direct: b
 def _read_at_once(files: Sequence[int], plan: Plan, seconds: float, *, direct: bool) -> Reading:
     """Each process takes every ``depth``-th piece; the last one to end ends the time."""
     depth = min(plan.depth, len(plan.pieces))
-    order = ORDER.pack(depth, plan.block, 0 if direct else MALLOC_OFFSET, seconds)
+    order = ORDER.pack(depth, plan.block, 0 if direct else CACHE_LINE, seconds)
     flat = array.array("q", [part for file, offset in plan.pieces for part in (files[file], offset)])
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(Path(reader_process.__file__))],
@@ -110,4 +110,4 @@ def advise(files: Sequence[int], plan: Plan) -> None:
 
 def buffer(size: int, *, direct: bool) -> memoryview:
     """Memory to read into, as it is best read into, or as O_DIRECT wants it."""
-    return reader_process.buffer(size, 0 if direct else MALLOC_OFFSET)
+    return reader_process.buffer(size, 0 if direct else CACHE_LINE)

@@ -15,9 +15,10 @@ from .input import Input
 from .occupancy import InputStats, loader_stats
 from .session_sinks import SessionSink
 from .sink import Leaves, Sink
+from .source_input import SourceInput
 
 
-class FedInput(Input):
+class FedInput(SourceInput):
     """An input over a sink and the feeder that fills it; under v1 it is :meth:`start` that sets it going.
 
     ``state_dict`` is the source's as of the last batch that came out here, however many more wait inside;
@@ -25,8 +26,7 @@ class FedInput(Input):
     """
 
     def __init__(self, passes: Passes, element_spec: Any, sink: Sink, feeder: Feeder) -> None:
-        self.element_spec = element_spec
-        self._passes = passes
+        super().__init__(passes, element_spec)
         self._sink = sink
         self._feeder = feeder
         # multiprocessing's, for it runs before an engine ends its workers, and while threads can still be joined
@@ -47,14 +47,6 @@ class FedInput(Input):
                 yield batch.pop()  # what this frame kept would hold its slot while the next is awaited
         finally:
             self._feeder.leave(ticket)
-
-    def __len__(self) -> int:
-        return len(self._passes)
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """How many batches every epoch has; None where that is unknown."""
-        return self._passes.steady_length
 
     def _dequeue_in_graph(self) -> Any:
         if isinstance(self._sink, SessionSink):

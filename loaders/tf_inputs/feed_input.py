@@ -11,16 +11,16 @@ from ...formats.errors import UsageError
 from ..passes import Passes, Source
 from .framework import tf
 from .gate import end_epoch, gate, shaped, weak
-from .input import Input
 from .occupancy import InputStats, Occupancy, loader_stats
 from .pulled_passes import PulledPasses
 from .queue_input import arrays_of, tensors_of
 from .signature import signature_of
 from .sink import Status
+from .source_input import SourceInput
 from .tensors import blanks
 
 
-class FeedInput(Input):
+class FeedInput(SourceInput):
     """Draws each batch from the source when the step asks for it: for debugging, and for tiny data.
 
     ``source`` and ``signature`` are as for :class:`QueueInput`. Made in a v1 graph, ``dequeue`` gives
@@ -33,10 +33,10 @@ class FeedInput(Input):
     """
 
     def __init__(self, source: Source, *, signature: Any = None) -> None:
-        self._passes = Passes(source)
-        self.element_spec = signature_of(self._passes, signature)
+        passes = Passes(source)
+        super().__init__(passes, signature_of(passes, signature))
         self._occupancy = Occupancy()
-        self._pulled = PulledPasses(self._passes)
+        self._pulled = PulledPasses(passes)
         self._number: int | None = None  # of the pass that a graph is in
         self._places = None if tf.executing_eagerly() else _placeholders(self.specs)
 
@@ -72,14 +72,6 @@ class FeedInput(Input):
             self._occupancy.taken(waited=took)
             self._occupancy.drew(took, 0.0)
         return batch
-
-    def __len__(self) -> int:
-        return len(self._passes)
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """How many batches every epoch has; None where that is unknown."""
-        return self._passes.steady_length
 
     def _dequeue_in_graph(self) -> Any:
         if self._places is not None:

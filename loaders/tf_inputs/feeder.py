@@ -81,10 +81,8 @@ class Feeder:
                 self._state = self._states.popleft() if self._states else None
                 return leaves
             self._finish()
-            if status == Status.ERROR:
-                raise (
-                    self._failures.pop().hand_over() or RuntimeError
-                )  # what it was raised through would keep this input
+            if status == Status.ERROR:  # handed over, as what it was raised through would keep this input
+                raise self._failures.pop().hand_over() or RuntimeError
             return None
 
     def leave(self, ticket: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -34,8 +35,8 @@ class QueueInput(FedInput):
     def __init__(self, source: Source, *, signature: Any = None, capacity: int | str | None = None) -> None:
         passes = Passes(source)
         element_spec = signature_of(passes, signature)
-        sink, feeder = _fed_queue(passes, element_spec, capacity_of(passes, capacity))
-        super().__init__(passes, element_spec, sink, feeder)
+        queue, feeder = fed_queue(passes, element_spec, capacity_of(passes, capacity, element_spec))
+        super().__init__(passes, element_spec, queue, feeder)
 
 
 class BatchQueueInput(QueueInput):
@@ -59,13 +60,14 @@ class BatchQueueInput(QueueInput):
         )
 
 
-def _fed_queue(passes: Passes, element_spec: Any, capacity: int) -> tuple[Sink, Feeder]:
-    specs, lend = flat(element_spec), passes.batches_never_change
-    if tf.executing_eagerly():
-        queue = TensorQueue(specs, capacity)
-        return queue, Feeder(passes, queue, partial(tensors_of, element_spec, lend=lend))
-    session_queue = SessionQueue(specs, capacity)
-    return session_queue, Feeder(passes, session_queue, partial(arrays_of, element_spec, lend=lend))
+def fed_queue(
+    passes: Passes, element_spec: Any, capacity: int, *, on_close: Callable[[], None] | None = None
+) -> tuple[Sink, Feeder]:
+    """A queue, of eager mode or of the v1 graph that is being built, and what fills it."""
+    specs, eager = flat(element_spec), tf.executing_eagerly()
+    queue: Sink = TensorQueue(specs, capacity) if eager else SessionQueue(specs, capacity)
+    made_of = partial(tensors_of if eager else arrays_of, element_spec, lend=passes.batches_never_change)
+    return queue, Feeder(passes, queue, made_of, on_close=on_close)
 
 
 def tensors_of(element_spec: Any, batch: Any, *, lend: bool) -> Leaves:

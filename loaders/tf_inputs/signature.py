@@ -81,12 +81,12 @@ def renamed(signature: Any, values: list[Any]) -> Any:
     return packed(signature, iter(values))
 
 
-def capacity_of(passes: Passes, capacity: int | str | None) -> int:
+def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any) -> int:
     """Batches that a queue holds: as many as asked for, or as full batches fit into so many bytes; at least 1."""
     if capacity is None:
         return DEFAULT_CAPACITY
     if isinstance(capacity, str):
-        return max(1, int(byte_count(capacity, of="a capacity") // max(1, _batch_bytes(passes))))
+        return max(1, byte_count(capacity, of="a capacity") // max(1, _batch_bytes(passes, element_spec)))
     if isinstance(capacity, bool) or not hasattr(capacity, "__index__") or capacity < 1:
         raise UsageError(
             f"a capacity is a number of batches from 1 on, or a size as '512MiB', not {capacity!r}"
@@ -94,15 +94,22 @@ def capacity_of(passes: Passes, capacity: int | str | None) -> int:
     return int(capacity)
 
 
-def _batch_bytes(passes: Passes) -> int:
+def _batch_bytes(passes: Passes, element_spec: Any) -> int:
+    """As the source knows, or the signature says, or as its first batch has."""
     known = getattr(passes.source, "batch_bytes", None)
+    if known is None:
+        known = fixed_bytes(element_spec)
     if known is not None:
         return int(known)
-    signature = signature_of(passes)
-    if all(spec.shape.is_fully_defined() for spec in flat(signature)):
-        return sum(math.prod(spec.shape) * spec.dtype.size for spec in flat(signature))
-    batch = passes.peek()
-    return sum(_nbytes(part) for part in leaves_of(signature, batch))
+    return sum(_nbytes(part) for part in leaves_of(element_spec, passes.peek()))
+
+
+def fixed_bytes(element_spec: Any) -> int | None:
+    """The bytes of a batch; None where the signature leaves them open."""
+    specs = flat(element_spec)
+    if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
+        return None
+    return int(sum(math.prod(spec.shape) * spec.dtype.size for spec in specs))
 
 
 def _nbytes(part: Any) -> int:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import Any
 
 from ...formats.errors import UsageError
 from ..frame_receiver import FrameReceiver
 from ..frames import DEFAULT_LIMIT
 from ..passes import Passes
-from ..sizes import byte_count
 from .fed_input import FedInput
-from .feeder import Feeder
-from .framework import tf
-from .queue_input import arrays_of, tensors_of
-from .session_sinks import SessionQueue
-from .signature import capacity_of, flat, signature_of
-from .tensor_queue import TensorQueue
+from .queue_input import fed_queue
+from .signature import capacity_of, fixed_bytes, signature_of
 
 
 class ZMQInput(FedInput):
@@ -50,20 +43,17 @@ class ZMQInput(FedInput):
         try:
             passes = Passes(receiver)
             element_spec = signature_of(passes, signature)
-            specs = flat(element_spec)
-            room = (
-                _batches_in(capacity, specs) if isinstance(capacity, str) else capacity_of(passes, capacity)
-            )
-            eager = tf.executing_eagerly()
-            queue = TensorQueue(specs, room) if eager else SessionQueue(specs, room)
+            if isinstance(capacity, str) and fixed_bytes(element_spec) is None:
+                raise UsageError(
+                    "a capacity in bytes needs a signature of fixed size; give a number of batches"
+                )
+            room = capacity_of(passes, capacity, element_spec)
+            queue, feeder = fed_queue(passes, element_spec, room, on_close=receiver.close)
         except BaseException:
             receiver.close()
             raise
-        leaves_of = partial(tensors_of if eager else arrays_of, element_spec, lend=True)
         self._receiver = receiver
-        super().__init__(
-            passes, element_spec, queue, Feeder(passes, queue, leaves_of, on_close=receiver.close)
-        )
+        super().__init__(passes, element_spec, queue, feeder)
 
     def close(self) -> None:
         self._receiver.close()  # first, or the senders would hear that the epoch was left, and go on to the next
@@ -78,10 +68,3 @@ class ZMQInput(FedInput):
     def rejected(self) -> int:
         """How many messages were dropped for being damaged, or nobody's that was let in."""
         return self._receiver.rejected
-
-
-def _batches_in(capacity: str, specs: list[Any]) -> int:
-    size = byte_count(capacity, of="a capacity")
-    if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
-        raise UsageError("a capacity in bytes needs a signature of fixed size; give a number of batches")
-    return max(1, int(size // max(1, sum(math.prod(spec.shape) * spec.dtype.size for spec in specs))))

@@ -1,0 +1,1 @@
+"""Flow: any Python data, composed into a pipeline."""

@@ -1,0 +1,94 @@
+"""A pass under way: its number, its place in the flow, and what is kept from one pass to the next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from zlib import crc32
+
+import numpy as np
+
+from ..rng import flow_bits
+
+if TYPE_CHECKING:
+    from .node import Node
+
+Place = tuple[tuple[int, ...], int]
+
+
+class Closeable(Protocol):
+    """What is kept between passes."""
+
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closeable)
+
+
+class Kept:
+    """What the steps of one flow keep between its passes: worker processes, caches. Thread-safe.
+
+    Two passes at once never share: who borrows gets what nobody uses, or something new.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[Place, list[Closeable]] = {}
+        self._closed = False
+
+    @contextmanager
+    def borrowed(self, place: Place, make: Callable[[], T]) -> Iterator[T]:
+        """Something made by ``make`` for this place, for as long as the context lasts."""
+        with self._lock:
+            idle = self._idle.setdefault(place, [])
+            found = cast("T", idle.pop()) if idle else None
+        found = make() if found is None else found
+        try:
+            yield found
+        finally:
+            self._give_back(place, found)
+
+    def _give_back(self, place: Place, found: Closeable) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle[place].append(found)
+                return
+        found.close()
+
+    def close(self) -> None:
+        """Close what nobody uses now, and the rest as soon as it is given back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, {}
+        for found in (thing for things in idle.values() for thing in things):
+            found.close()
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The ``number``-th pass of a node; ``branch`` says which way leads to it where steps have several sources."""
+
+    number: int = 0
+    kept: Kept = field(default_factory=Kept)
+    branch: tuple[int, ...] = ()
+
+    def of(self, node: Node, source: int = 0, *, number: int | None = None) -> Pass:
+        """The pass of a node's source; ``number`` where that runs through other passes than the node does."""
+        branch = (*self.branch, source) if len(node.sources) > 1 else self.branch
+        return Pass(self.number if number is None else number, self.kept, branch)
+
+    def place(self, node: Node) -> Place:
+        """What tells the node from all others of the flow."""
+        return self.branch, node.height
+
+    def bits(self, node: Node, seed: int, item: int = 0) -> np.random.Philox:
+        """The random stream of (seed, this pass, the item's number, this step), at its start."""
+        branch = crc32(bytes(self.branch)) if any(self.branch) else 0
+        return flow_bits(seed, pass_number=self.number, item=item, step=node.height, branch=branch)
+
+    def rng(self, node: Node, seed: int, item: int = 0) -> np.random.Generator:
+        """A generator over :meth:`bits`."""
+        return np.random.Generator(self.bits(node, seed, item))

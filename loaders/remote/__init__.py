@@ -1,0 +1,1 @@
+"""Batches between machines, authenticated and exact."""
