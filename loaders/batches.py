@@ -30,14 +30,25 @@ class Batch:
 
     @classmethod
     def assemble(
-        cls, number: int, items: Items, *, layout: SlotLayout, memory: Memory, parcels: Iterable[Parcel]
+        cls,
+        number: int,
+        items: Items,
+        *,
+        layout: SlotLayout,
+        memory: Memory,
+        parcels: Iterable[Parcel],
+        copied: bool = False,
     ) -> Self:
+        """The batch that lies in ``memory``, or was ``copied`` out of it."""
         payloads: dict[int, object] = {}
         skipped: dict[int, str] = {}
         for parcel in sorted(parcels, key=attrgetter("first")):
-            for row, outcome in parcel.unpack(layout.spare_bytes(memory, parcel.first, parcel.count)):
+            for row, outcome in parcel.unpack(
+                layout.spare_bytes(memory, parcel.first, parcel.count), copied=copied
+            ):
                 if isinstance(outcome, Skipped):
                     skipped[row] = outcome.reason
                 else:
                     payloads[row] = outcome
-        return cls(number, items, layout.arrays(memory, len(items)), payloads, skipped)
+        arrays = (layout.copied_arrays if copied else layout.arrays)(memory, len(items))
+        return cls(number, items, arrays, payloads, skipped)

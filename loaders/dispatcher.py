@@ -191,7 +191,8 @@ class Dispatcher:
     def _lease_to(self, worker: Worker) -> None:
         plans = self._served.plans
         while self._leases.run and self._leases.wants_batch and self._leases.has_slot and plans:
-            self._leases.open(plans.popleft())
+            plan = plans.popleft()
+            self._ring.load(self._leases.open(plan.items), plan.cargo)
         if lease := self._leases.take(worker.index):
             if (trace := self.trace) is not None:
                 trace.leased(worker.index, lease)

@@ -26,13 +26,13 @@ from .dispatcher import Dispatcher
 from .inline import fill_batch
 from .leases import STRIKES, Failure, LeasedBatch, Leases
 from .messages import MAX_LEASE_BYTES
-from .plans import Plans
+from .plans import Plans, Shipment
 from .processes import start
 from .runs import Failed, Run
 from .slots import MIN_SLOTS, SlotLayout, SlotRing
 from .timings import EngineStats, Meter
 from .trace import KEEP, Reception, Trace
-from .trusted import dumps
+from .trusted import dumps_noting_main
 from .work import Fill, Items, Work
 
 
@@ -44,8 +44,8 @@ class Engine:
     """``workers`` processes that fill batches in ``slots`` shared slots; with none, the calling thread does.
 
     A lease has at most ``chunk`` rows. ``deadline`` is how many seconds one row may take before its worker
-    is killed, None for ever: set it where work can hang, well above the slowest row. ``describe`` names an
-    item in errors, in the thread that gets them. Raises OperationError when there is too little memory,
+    is killed, None for ever: set it where work can hang, well above the slowest row. Unless ``ordered``,
+    batches come as they are finished. ``describe`` names an item in errors, in the thread that gets them. Raises OperationError when there is too little memory,
     UsageError when the work cannot be pickled; what its opening raises, the first batch raises.
 
     Close it, or drop it, or let the interpreter end: no process, file or memory stays, not even when this
@@ -61,6 +61,7 @@ class Engine:
         slots: int = 8,
         chunk: int = 32,
         deadline: float | None = None,
+        ordered: bool = True,
         describe: Callable[[Any], str] = _number,
     ) -> None:
         _check(work, workers=workers, slots=slots, chunk=chunk, deadline=deadline)
@@ -77,23 +78,24 @@ class Engine:
         self._dispatcher: Dispatcher | None = None
         self._trace: Trace | None = None
         if workers:
-            self._launch(min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize)), workers, deadline)
+            chunk = min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize))
+            self._launch(Leases(slots=slots, workers=workers, chunk=chunk, ordered=ordered), workers, deadline)
 
-    def _launch(self, chunk: int, workers: int, deadline: float | None) -> None:
-        pickled = _pickled(self._work)
+    def _launch(self, leases: Leases, workers: int, deadline: float | None) -> None:
+        pickled, of_main = _pickled(self._work)
         ring = SlotRing(self._layout, self._slots)
-        leases = Leases(slots=self._slots, workers=workers, chunk=chunk)
-        begin = partial(start, ring=ring, board=self._board, pickled_work=pickled)
+        begin = partial(start, ring=ring, board=self._board, pickled_work=pickled, of_main=of_main)
         dispatcher = Dispatcher(begin, leases, ring, self._board, deadline=deadline)
         # multiprocessing's own, for it runs before multiprocessing ends what it takes for forgotten children
         Finalize(self, dispatcher.close, exitpriority=10)
         dispatcher.launch(workers)
         self._ring, self._dispatcher = ring, dispatcher
 
-    def run(self, plans: Iterable[npt.ArrayLike]) -> Iterator[Batch]:
+    def run(self, plans: Iterable[npt.ArrayLike | Shipment]) -> Iterator[Batch]:
         """One batch per plan (an array of items, at most as many as a slot has rows), in the plans' order.
 
-        Plans are drawn in the caller's thread, up to ``slots`` of them before their batches can be begun.
+        Plans are drawn in the caller's thread, up to ``slots`` of them before their batches can be begun. A
+        :class:`.plans.Shipment` has cargo beside its items, which the slots' layout must have room for.
         Raises what the work raised for a row, with its traceback and the row's description as a note, once
         the batches before it are delivered; WorkerDied where a row ended three workers; what the plans raise.
         However a run ends, another may follow; beginning it ends the one before, which raises UsageError.
@@ -114,7 +116,7 @@ class Engine:
                 drawn = tuple(plans.draw(1))
                 if not plans.claim():
                     return
-                yield self._filled_here(fill, run, number, *drawn)
+                yield self._filled_here(fill, run, number, *(shipment.items for shipment in drawn))
 
     def _filled_here(self, fill: Fill, run: int, number: int, items: Items) -> Batch:
         began, cpu = perf_counter(), CpuClock()
@@ -154,9 +156,13 @@ class Engine:
             )
 
     def _top_up(self, run: Run, plans: Plans, dispatcher: Dispatcher) -> bool:
+        """Each plan is handed on as it is drawn, and none is waited for while a batch is ready."""
         self._refuse_copy()
-        run.plans.extend(plans.draw(self._slots - len(run.plans)))
-        dispatcher.bell.ring()
+        for drawn in plans.draw(self._slots - len(run.plans)):
+            run.plans.append(drawn)
+            dispatcher.bell.ring()
+            if not run.results.empty():
+                break
         return plans.claim()
 
     def _receive(self, run: Run, dispatcher: Dispatcher, ring: SlotRing) -> Batch:
@@ -169,9 +175,13 @@ class Engine:
         if isinstance(result, Failed):
             raise self._error_of(leased, result.failure)
         self._meter.waited(got - began)
-        memory = ring.hand_over(leased.slot, result.memory)
         batch = Batch.assemble(
-            leased.number, leased.items, layout=self._layout, memory=memory, parcels=leased.parcels
+            leased.number,
+            leased.items,
+            layout=self._layout,
+            memory=result.memory,
+            parcels=leased.parcels,
+            copied=not ring.may_keep(leased.slot),
         )
         ended = perf_counter()
         self._meter.handed(len(leased.items), ended - got)
@@ -264,17 +274,15 @@ def _check(work: Work, *, workers: int, slots: int, chunk: int, deadline: float 
         )
 
 
-def _pickled(work: Work) -> bytes:
+def _pickled(work: Work) -> tuple[bytes, bool]:
+    """And whether the work refers to the main module."""
     try:
-        pickled = dumps(work)
-        if (
-            b"__main__" in pickled
-            and not Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
-        ):
+        pickled, of_main = dumps_noting_main(work)
+        if of_main and not Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
             raise UsageError(
                 "it is defined in a notebook or on standard input, which no other process imports"
             )
-        return pickled
+        return pickled, of_main
     except Exception as error:
         raise UsageError(
             f"the work cannot be sent to the workers ({error}); define what it uses at the top level of a "

@@ -52,10 +52,12 @@ class LeasedBatch:
 
 
 class Leases:
-    """Not thread-safe. ``chunk`` is the greatest number of rows of a lease."""
+    """Not thread-safe. ``chunk`` is the greatest number of rows of a lease; unless ``ordered``, a batch is due
+    as soon as it is finished."""
 
-    def __init__(self, *, slots: int, workers: int, chunk: int) -> None:
+    def __init__(self, *, slots: int, workers: int, chunk: int, ordered: bool = True) -> None:
         self.run = 0
+        self._ordered = ordered
         self._chunk = chunk
         self._free = deque(range(slots))
         self._held: list[dict[int, Lease]] = [{} for _ in range(workers)]
@@ -92,8 +94,8 @@ class Leases:
     def has_slot(self) -> bool:
         return bool(self._free)
 
-    def open(self, items: Items) -> None:
-        """Start the next batch on a free slot."""
+    def open(self, items: Items) -> int:
+        """Start the next batch on a free slot, which is returned; its leases are given out by :meth:`take`."""
         batch = LeasedBatch(self._opened, self._free.popleft(), items, len(items))
         self._opened += 1
         self._batches[batch.number] = batch
@@ -101,6 +103,7 @@ class Leases:
         for first in range(0, len(items), rows):
             part = items[first : first + rows]
             self._waiting.append(Lease(next(self._ids), self.run, batch.number, batch.slot, first, part))
+        return batch.slot
 
     def held(self, worker: int) -> int:
         """Number of leases that the worker holds."""
@@ -142,12 +145,12 @@ class Leases:
 
     def deliver(self) -> LeasedBatch | None:
         """The batch that is due, if it is finished or has failed; its slot is then the receiver's."""
-        batch = self._batches.get(self._due)
-        if batch is None or (batch.missing and not batch.failure):
-            return None
-        self._due += 1
-        del self._batches[batch.number]
-        return batch
+        due = [self._batches[self._due]] if self._due in self._batches else []
+        for batch in due if self._ordered else self._batches.values():
+            if batch.failure or not batch.missing:
+                self._due += 1
+                return self._batches.pop(batch.number)
+        return None
 
     def release(self, slot: int) -> None:
         """The receiver of a delivered batch is done with its slot, or never took it."""

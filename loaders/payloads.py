@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .memory import ALIGNMENT, aligned
+from .pickled import Pickled, unpickled
 from .slots import Memory
-from .trusted import dumps, loads
-from .work import Skipped
+from .work import Skipped, Whole
 
 
 class Kind(IntEnum):
@@ -60,14 +60,16 @@ class Packer:
         self._room = self._spare[self._used : end] if end <= self._spare.size else np.empty(size, np.uint8)
         return self._room
 
-    def _put(self, kind: Kind, form: bytes, body: Memory) -> None:
+    def _put(self, kind: Kind, form: bytes, body: Memory | Pickled) -> None:
         end = self._used + body.size
         if fits := end <= self._spare.size:
             if body is not self._room:
-                self._spare[self._used : end] = body
+                _lay(body, self._spare[self._used : end])
             at, self._used = self._used, -(-end // ALIGNMENT) * ALIGNMENT
         else:
-            self._bodies.append(body.tobytes())
+            memory = np.empty(body.size, np.uint8)
+            _lay(body, memory)
+            self._bodies.append(memory.tobytes())
             at, self._size = self._size, self._size + body.size
         self._entries.append((self.rows, kind, fits, at, body.size, form))
 
@@ -85,8 +87,11 @@ class Parcel:
     count: int
     message: memoryview
 
-    def unpack(self, spare: Memory) -> Iterator[tuple[int, object]]:
-        """Rows of the batch that have a payload or were Skipped; ``spare`` is what the packer had."""
+    def unpack(self, spare: Memory, *, copied: bool = False) -> Iterator[tuple[int, object]]:
+        """Rows of the batch that have a payload or were Skipped; ``spare`` is what the packer had.
+
+        Payloads lie in it, unless they are ``copied``.
+        """
         length = int.from_bytes(self.message[:4], "little")
         if not length:
             return
@@ -94,31 +99,40 @@ class Parcel:
         bodies = np.frombuffer(self.message, np.uint8, offset=4 + entries.nbytes)
         for row, kind, in_slot, at, size, form in entries.tolist():
             body = (spare if in_slot else bodies)[at : at + size]
-            yield self.first + row, _decode(_KINDS[kind], form, body)
+            yield self.first + row, _decode(_KINDS[kind], form, body, copied=copied)
 
 
-def _encode(outcome: object) -> tuple[Kind, bytes, Memory]:
+def _lay(body: Memory | Pickled, memory: Memory) -> None:
+    if isinstance(body, Pickled):
+        body.write(memory)
+    else:
+        memory[:] = body
+
+
+def _encode(outcome: object) -> tuple[Kind, bytes, Memory | Pickled]:
+    if isinstance(outcome, Whole):
+        return Kind.OBJECT, b"", Pickled.of(outcome.value)
     if isinstance(outcome, Skipped):
         return Kind.SKIPPED, b"", _bytes_of(outcome.reason.encode())
     if isinstance(outcome, bytes | bytearray | memoryview):
         return Kind.BYTES, b"", _bytes_of(outcome)
     if isinstance(outcome, np.ndarray) and len(form := _form(outcome)) <= _ENTRY["form"].itemsize:
         return Kind.ARRAY, form, np.ascontiguousarray(outcome).reshape(-1).view(np.uint8)
-    return Kind.OBJECT, b"", _bytes_of(dumps(outcome))
+    return Kind.OBJECT, b"", Pickled.of(outcome)
 
 
-def _decode(kind: Kind, form: bytes, body: Memory) -> object:
+def _decode(kind: Kind, form: bytes, body: Memory, *, copied: bool) -> object:
     match kind:
         case Kind.SKIPPED:
             return Skipped(body.tobytes().decode())
         case Kind.BYTES:
-            return body.data
+            return memoryview(body.tobytes()) if copied else body.data
         case Kind.ARRAY:
             dtype, _, shape = form.decode().partition(":")
             sides = [int(side) for side in shape.split(",") if side]
-            return _on_alignment(body).view(dtype).reshape(sides)
+            return _usable(body, copied).view(dtype).reshape(sides)
         case Kind.OBJECT:
-            return loads(body.tobytes())
+            return unpickled(body, copied=copied or not _is_usable(body))
 
 
 def _form(array: npt.NDArray[Any]) -> bytes:
@@ -128,8 +142,12 @@ def _form(array: npt.NDArray[Any]) -> bytes:
     return f"{array.dtype.str}:{','.join(map(str, array.shape))}".encode()
 
 
-def _on_alignment(body: Memory) -> Memory:
-    if body.ctypes.data % ALIGNMENT == 0 and body.flags.writeable:
+def _is_usable(body: Memory) -> bool:
+    return bool(body.ctypes.data % ALIGNMENT == 0 and body.flags.writeable)
+
+
+def _usable(body: Memory, copied: bool) -> Memory:
+    if not copied and _is_usable(body):
         return body
     fresh = aligned(body.size)
     fresh[:] = body

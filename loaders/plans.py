@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats.errors import UsageError
+from .pickled import Pickled
 from .work import Items
+
+
+@dataclass(frozen=True, eq=False)
+class Shipment:
+    """The items of a batch, and what goes with them to its slot's cargo: where it begins there, and what it is."""
+
+    items: Items
+    cargo: tuple[tuple[int, Pickled], ...] = ()
 
 
 class Plans:
     """Draws from ``plans`` and knows what is still due; their error waits for the batches before it."""
 
-    def __init__(self, plans: Iterable[npt.ArrayLike], *, dtype: np.dtype[Any], rows: int) -> None:
+    def __init__(self, plans: Iterable[npt.ArrayLike | Shipment], *, dtype: np.dtype[Any], rows: int) -> None:
         self._plans = iter(plans)
         self._dtype = dtype
         self._rows = rows
@@ -23,7 +33,7 @@ class Plans:
         self._drained = False
         self._error: Exception | None = None
 
-    def draw(self, enough: int) -> Iterable[Items]:
+    def draw(self, enough: int) -> Iterable[Shipment]:
         """Further plans, at most ``enough``."""
         while enough > 0 and not self._drained:
             try:
@@ -46,7 +56,12 @@ class Plans:
             raise self._error
         return False
 
-    def _checked(self, plan: npt.ArrayLike) -> Items:
+    def _checked(self, plan: npt.ArrayLike | Shipment) -> Shipment:
+        if isinstance(plan, Shipment):
+            return Shipment(self._checked_items(plan.items), plan.cargo)
+        return Shipment(self._checked_items(plan))
+
+    def _checked_items(self, plan: npt.ArrayLike) -> Items:
         items = np.array(plan)
         if items.ndim != 1 or len(items) > self._rows:
             raise UsageError(f"a plan of shape {items.shape} does not fit a batch of {self._rows} rows")

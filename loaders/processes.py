@@ -51,14 +51,14 @@ class Worker:
         return code
 
 
-def start(index: int, ring: SlotRing, board: Board, pickled_work: bytes) -> Worker:
+def start(index: int, ring: SlotRing, board: Board, pickled_work: bytes, *, of_main: bool) -> Worker:
     """Start worker number ``index``; it says READY when its work is open.
 
-    Its process imports the main module only if the work mentions it: a training script would load its
+    Its process imports the main module only if the work is ``of_main``: a training script would load its
     framework again (1.5 s and 500 MB for TensorFlow), and run again without ``if __name__ == "__main__"``.
     """
     ours, theirs = socket.socketpair()
-    with theirs, starting_process(main_visible=b"__main__" in pickled_work):
+    with theirs, starting_process(main_visible=of_main):
         process = SPAWN.Process(
             target=main,
             args=(index, os.getpid()),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from .leases import Failure, LeasedBatch
+from .plans import Shipment
 from .slots import Memory
-from .work import Items
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Run:
     """
 
     number: int
-    plans: deque[Items] = field(default_factory=deque)
+    plans: deque[Shipment] = field(default_factory=deque)
     results: SimpleQueue[Finished | Failed | None] = field(default_factory=SimpleQueue)
     stopped: bool = False
 

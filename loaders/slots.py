@@ -20,11 +20,13 @@ import numpy.typing as npt
 
 from ..formats.errors import OperationError, UsageError
 from .memory import ALIGNMENT, aligned, available
+from .pickled import Pickled
 
 Memory = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
 
 RESERVE = 2  # slots never left to the consumer: one that is being filled, one that follows it
+CARGO = "(cargo)"  # the name of a slot's cargo among the arrays that a worker is given
 MIN_SLOTS = 3  # a loop holds the batch before while it asks for the next, and one is to be filled
 
 
@@ -57,16 +59,21 @@ class SlotLayout:
     """What lies where in a slot of ``rows`` rows: every field's array on 64 bytes, then the spare bytes.
 
     ``spare`` bytes per row are for what a worker returns in varying size; what does not fit there
-    travels through the worker's socket, which costs about six times as much.
+    travels through the worker's socket, which costs about six times as much. ``cargo`` bytes of each slot are
+    for what the workers are given beside their items. A ``sparse`` slot takes memory only where it was written.
     """
 
     rows: int
     fields: tuple[Field, ...]
     spare: int = 0
+    cargo: int = 0
+    sparse: bool = False
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.spare < 0:
-            raise UsageError(f"a slot cannot have {self.rows} rows and {self.spare} spare bytes")
+        if self.rows < 1 or min(self.spare, self.cargo) < 0:
+            raise UsageError(
+                f"a slot cannot have {self.rows} rows, {self.spare} spare bytes and {self.cargo} of cargo"
+            )
         if len({field.name for field in self.fields}) < len(self.fields):
             raise UsageError("two fields of a slot have the same name")
 
@@ -80,7 +87,7 @@ class SlotLayout:
     @property
     def nbytes(self) -> int:
         """Size of a slot: a whole number of pages, and at least one."""
-        return _round_up(max(1, self.offsets()[-1] + self.rows * self.spare), mmap.PAGESIZE)
+        return _round_up(max(1, self._cargo_start + self.cargo), mmap.PAGESIZE)
 
     def arrays(self, memory: Memory, rows: int) -> Arrays:
         """The first ``rows`` rows of each field, as views of a slot's memory."""
@@ -91,6 +98,20 @@ class SlotLayout:
             for field, start in zip(self.fields, self.offsets(), strict=False)
         }
 
+    @property
+    def _cargo_start(self) -> int:
+        return _round_up(self.offsets()[-1] + self.rows * self.spare, ALIGNMENT)
+
+    def cargo_bytes(self, memory: Memory) -> Memory:
+        """Where a slot's cargo lies."""
+        return memory[self._cargo_start : self._cargo_start + self.cargo]
+
+    def copied_arrays(self, memory: Memory, rows: int) -> Arrays:
+        """The same as :meth:`arrays`, in memory of their own."""
+        fresh = aligned(self.offsets()[-1])
+        fresh[:] = memory[: fresh.size]
+        return self.arrays(fresh, rows)
+
     def spare_bytes(self, memory: Memory, first: int, count: int) -> Memory:
         """The spare bytes of ``count`` rows, whose first is ``first``."""
         start = self.offsets()[-1]
@@ -98,7 +119,8 @@ class SlotLayout:
 
 
 class SlotRing:
-    """``slots`` slots in one piece of anonymous shared memory, allocated and mapped in full at the start.
+    """``slots`` slots in one piece of anonymous shared memory, allocated and mapped in full at the start, or
+    as it is used, where the layout is sparse.
 
     It has no name anywhere, so nothing is left however its processes end; it is picklable to a child
     that is being started, and to nothing else. The memory lives until :meth:`close` was called *and*
@@ -117,12 +139,19 @@ class SlotRing:
         self.copied = 0
         self._held: set[int] = set()
         self._fd = fd
-        self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=mmap.MAP_SHARED | _POPULATE))
+        flags = mmap.MAP_SHARED | (0 if layout.sparse else _POPULATE)
+        self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))
 
     def memory(self, slot: int) -> Memory:
         """A slot's bytes, on a page boundary; not lent: its writer answers for what it does."""
         size = self.layout.nbytes
         return np.frombuffer(self._map, np.uint8, count=size, offset=slot * size)
+
+    def load(self, slot: int, cargo: Iterable[tuple[int, Pickled]]) -> None:
+        """Write what the slot's workers are given."""
+        room = self.layout.cargo_bytes(self.memory(slot))
+        for start, piece in cargo:
+            piece.write(room[start : start + piece.size])
 
     def lend(self, slot: int, on_return: Callable[[], None]) -> Memory:
         """A slot's bytes, which comes back when they and every view of them are dropped.
@@ -139,12 +168,12 @@ class SlotRing:
         self.returned.append(slot)
         on_return()
 
-    def hand_over(self, slot: int, memory: Memory) -> Memory:
-        """What the consumer gets for a lent slot: the slot, or a copy if it already holds all it may."""
+    def may_keep(self, slot: int) -> bool:
+        """Whether the consumer may keep a lent slot; if it already holds all it may, its batch is to be copied."""
         if len(self._held) < max(self.slots - RESERVE, MIN_SLOTS - 1):
             self._held.add(slot)
-            return memory
-        if not self.copied:
+            return True
+        if not (self.copied or self.layout.sparse):
             warnings.warn(
                 f"{len(self._held)} batches are held, all that {self.slots} slots allow: batches are copied "
                 "until some are dropped. If you need to hold so many, raise `slots`.",
@@ -152,9 +181,7 @@ class SlotRing:
                 stacklevel=2,
             )
         self.copied += 1
-        fresh = aligned(memory.size)
-        fresh[:] = memory
-        return fresh
+        return False
 
     def close(self) -> None:
         """Leave the memory to the arrays that are still on it. Idempotent."""
@@ -181,11 +208,11 @@ def _attached(layout: SlotLayout, slots: int, handle: Any) -> SlotRing:
 
 def _allocate(layout: SlotLayout, slots: int) -> int:
     need, free = slots * layout.nbytes, available()
-    if free is not None and need > free:
+    if not layout.sparse and free is not None and need > free:
         raise _too_little(layout, slots, f"{free / 2**20:,.0f} MiB are available")
     fd = _anonymous_file()
     try:
-        _reserve(fd, need)
+        os.truncate(fd, need) if layout.sparse else _reserve(fd, need)
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):

@@ -19,10 +19,11 @@ Clock = npt.NDArray[np.float64]
 Fill = Callable[[Items, Arrays, Room], Iterable[object]]
 """Fills one array row per item and yields each row's outcome when the row is finished.
 
-``arrays`` are views of the items' rows, which must not be kept. An outcome is None (the row is written),
+``arrays`` are views of the items' rows, which must not be kept; CARGO among them is all the slot's cargo,
+where its layout has some. An outcome is None (the row is written),
 :class:`Skipped` (it is not), or a payload that has no fixed size: bytes or an array, delivered as a
-memoryview or an aligned array, or any picklable object. A payload is copied as it is yielded: its buffer
-may be used again.
+memoryview or an aligned array, or any picklable object, whose arrays are aligned; Whole says that a payload
+is such an object, though it be bytes. A payload is copied as it is yielded: its buffer may be used again.
 
 ``room(size)`` gives uint8 [size] to make the row's payload in: the very array, yielded for that row, is
 delivered as bytes, as a rule without a copy. It is good until the row's outcome is yielded, or room is
@@ -35,6 +36,13 @@ class Skipped:
     """The outcome of a row that was left out; what its arrays hold there is undefined."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An outcome that is delivered as what it is: bytes, or a subclass of an array."""
+
+    value: object
 
 
 class Work(Protocol):

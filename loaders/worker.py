@@ -18,7 +18,7 @@ from .cpu_clock import CpuClock
 from .leases import Lease
 from .messages import Answer, pack_answer, unpack_lease
 from .payloads import Packer
-from .slots import SlotRing
+from .slots import CARGO, SlotRing
 from .trusted import loads
 from .work import Fill, Items, Work, outcomes
 
@@ -92,6 +92,8 @@ class _Desk:
         memory, layout = self.ring.memory(lease.slot), self.ring.layout
         end = lease.first + len(lease.items)
         arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
+        if layout.cargo:
+            arrays[CARGO] = layout.cargo_bytes(memory)
         return arrays, Packer(layout.spare_bytes(memory, lease.first, len(lease.items)))
 
     def _is_stale(self, lease: Lease) -> bool:
