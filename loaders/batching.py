@@ -1,17 +1,14 @@
-"""Records to batches, in this process."""
+"""Records to batches, in this process: which of them go together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator
+from itertools import islice, repeat
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from ..formats.errors import UsageError
-from .memory import aligned
 from .passes import Passes, Source, end
+from .stacking import shapes_of, stack
 
 Remainder = Literal["keep", "drop"]
 
@@ -41,40 +38,40 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         records = self._records.begin()
         try:
-            while rows := list(islice(records, self._batch_size)):
-                if len(rows) < self._batch_size and self._remainder == "drop":
-                    return
-                yield stack(rows)
+            least = self._batch_size if self._remainder == "drop" else 1
+            yield from map(stack, grouped(records, repeat(self._batch_size), least=least))
         finally:
             end(records)
 
 
-def stack(records: Sequence[Any]) -> Any:
-    """Equal records as one with a first axis more. Raises UsageError where they are not equal in form."""
-    first = records[0]
-    if any(type(record) is not type(first) for record in records):
-        raise UsageError(
-            f"records of one batch have different forms: {sorted({type(r).__name__ for r in records})}"
-        )
-    if isinstance(first, Mapping):
-        _same({tuple(record) for record in records}, "names")
-        return {name: stack([record[name] for record in records]) for name in first}
-    if isinstance(first, tuple | list):
-        _same({len(record) for record in records}, "numbers of parts")
-        return tuple(map(stack, zip(*records, strict=True)))
-    return _stacked([np.asarray(record) for record in records])
+def grouped(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> Iterator[list[Any]]:
+    """Lists of records, of which nothing is held. Ends with the records, or with a list of fewer than ``least``.
+
+    A list's size is drawn after its first record.
+    """
+
+    def group() -> list[Any]:
+        rows = list(islice(records, 1))
+        if rows:
+            rows += islice(records, next(sizes) - 1)
+        return rows if len(rows) >= least else []
+
+    return iter(group, [])
 
 
-def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    _same({row.shape for row in rows}, "shapes")
-    _same({row.dtype.str for row in rows}, "dtypes")
-    dtype, shape = rows[0].dtype, (len(rows), *rows[0].shape)
-    if dtype.kind not in "biufc":
-        raise UsageError(f"records of dtype {dtype} cannot be stacked; turn them into numbers")
-    batch = aligned(len(rows) * rows[0].nbytes).view(dtype).reshape(shape)
-    return np.stack(rows, out=batch)
+def grouped_by_shape(records: Iterator[Any], size: int, *, with_rest: bool) -> Iterator[list[Any]]:
+    """Lists of ``size`` records of the same shapes, as they fill, then the rest, by the first record of each.
 
+    Of a list that was yielded nothing is held.
+    """
+    waiting: dict[Any, list[Any]] = {}
 
-def _same(found: set[Any], what: str) -> None:
-    if len(found) > 1:
-        raise UsageError(f"records of one batch have different {what}: {sorted(map(str, found))}")
+    def group_with(record: Any) -> list[Any]:
+        shapes = shapes_of(record)
+        group = waiting.setdefault(shapes, [])
+        group.append(record)
+        return waiting.pop(shapes) if len(group) == size else []
+
+    yield from filter(None, map(group_with, records))
+    while waiting and with_rest:
+        yield waiting.pop(next(iter(waiting)))

@@ -79,7 +79,9 @@ class Engine:
         self._trace: Trace | None = None
         if workers:
             chunk = min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize))
-            self._launch(Leases(slots=slots, workers=workers, chunk=chunk, ordered=ordered), workers, deadline)
+            self._launch(
+                Leases(slots=slots, workers=workers, chunk=chunk, ordered=ordered), workers, deadline
+            )
 
     def _launch(self, leases: Leases, workers: int, deadline: float | None) -> None:
         pickled, of_main = _pickled(self._work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import zmq
 
@@ -33,16 +33,47 @@ class Message(NamedTuple):
         except zmq.ZMQError:
             return -1
 
+    @property
+    def user(self) -> str:
+        """As whom the socket's :class:`Security` let its peer in, "" without one."""
+        try:
+            return str(self.parts[0].get("User-Id"))
+        except zmq.ZMQError:
+            return ""
+
+
+class Security(Protocol):
+    """What decides who may talk on a socket; each serves one."""
+
+    def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        """Set a socket up before it binds or connects."""
+
+    def close(self) -> None:
+        """Let go of whatever is in its context, after the socket has; called even where ``secure`` was not."""
+
+
+def check_form(endpoint: str) -> None:
+    """Raises UsageError for what is no endpoint of a FrameSocket."""
+    if not endpoint.startswith(("tcp://", "ipc://")):
+        raise UsageError(f"an endpoint is tcp://ADDRESS:PORT or ipc://PATH, not {endpoint!r}")
+
 
 class FrameSocket:
     """One socket in a context of its own; it tells of its connections' ``watched`` events. Not thread-safe."""
 
     def __init__(
-        self, kind: int, endpoint: str, *, bind: bool, options: dict[int, int], watched: int = 0
+        self,
+        kind: int,
+        endpoint: str,
+        *,
+        bind: bool,
+        options: dict[int, int],
+        watched: int = 0,
+        security: Security | None = None,
     ) -> None:
-        if not endpoint.startswith(("tcp://", "ipc://")):
-            raise UsageError(f"an endpoint is tcp://ADDRESS:PORT or ipc://PATH, not {endpoint!r}")
+        check_form(endpoint)
         self._has_peers = kind == zmq.ROUTER
+        self._security = security
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
         self._watch(watched)
@@ -52,14 +83,20 @@ class FrameSocket:
             zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
             zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
             zmq.HEARTBEAT_TIMEOUT: SILENCE_MS,
+            zmq.IPV6: int("[" in endpoint),
         }
-        for option, value in (common | options).items():
-            self._socket.setsockopt(option, value)
         try:
+            if security:
+                security.secure(self._context, self._socket)
+            for option, value in (common | options).items():
+                self._socket.setsockopt(option, value)
             self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise OperationError(f"{endpoint}: {error.strerror}; choose another endpoint") from error
+        except BaseException:
+            self.close()
+            raise
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _watch(self, events: int) -> None:
@@ -126,4 +163,6 @@ class FrameSocket:
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
             self._socket.close(linger=linger_ms)
+            if self._security:
+                self._security.close()
             self._context.term()

@@ -41,7 +41,7 @@ class FrameDamaged(DataError):
 
 
 class Kind(IntEnum):
-    """What a frame says. Senders say the first four, receivers the others."""
+    """What a frame says. docs/frames.md and docs/wire.md tell who says what when."""
 
     DATA = 0
     END = 1
@@ -51,6 +51,7 @@ class Kind(IntEnum):
     CREDIT = 5
     DONE = 6
     STOP = 7
+    LEASE = 8
 
 
 @dataclass(frozen=True)

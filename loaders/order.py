@@ -114,13 +114,11 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
     if shuffle is None:
         return np.arange(records, dtype=np.int64)
     window = shuffle.window_of(records)
-    displaced = _displaced(
-        records, window=window, bits=keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch)
-    )
+    order = displaced(records, window=window, bits=keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch))
     shards = shard_order(shard_counts, shuffle=shuffle, seed=seed, epoch=epoch)
     if shards is None:
-        return displaced
-    stream: Records = _shard_stream(shard_counts, shards)[displaced]
+        return order
+    stream: Records = _shard_stream(shard_counts, shards)[order]
     return stream
 
 
@@ -134,7 +132,7 @@ def shard_order(
     if shuffle.window_of(records) == records:
         return None
     bits = keyed_bits(Purpose.SHARD_ORDER, seed=seed, epoch=epoch)
-    return _displaced(len(shard_counts), window=len(shard_counts), bits=bits)
+    return displaced(len(shard_counts), window=len(shard_counts), bits=bits)
 
 
 def _shard_stream(shard_counts: Sequence[int], shards: npt.NDArray[np.int64]) -> Records:
@@ -147,7 +145,7 @@ def _shard_stream(shard_counts: Sequence[int], shards: npt.NDArray[np.int64]) ->
     return stream
 
 
-def _displaced(count: int, *, window: int, bits: np.random.Philox) -> Records:
+def displaced(count: int, *, window: int, bits: np.random.Philox) -> Records:
     """0 .. count - 1 ordered by i + window * u, with u uniform in [0, 1) for each i.
 
     One 64-bit key per record holds that sum as a fixed-point number, and below it i itself, which

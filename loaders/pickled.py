@@ -51,14 +51,18 @@ class Pickled:
     def write(self, memory: Memory) -> None:
         """Lay the value out at the start of ``memory``."""
         whole = memory.data
-        pieces = [(0, self.head), (len(self.head), self.stream), *self.buffers]
+        pieces: list[tuple[int, bytes | memoryview]] = [
+            (0, self.head),
+            (len(self.head), self.stream),
+            *self.buffers,
+        ]
         for start, piece in pieces:
             whole[start : start + len(piece)] = piece
 
 
 def unpickled(memory: Memory, *, copied: bool) -> Any:
     """The value that was written there: its arrays are views of that memory, or ``copied``, and writable."""
-    count, length = _HEAD.unpack_from(memory)
+    count, length = _HEAD.unpack_from(memory.data)
     table = memory[_HEAD.size : _HEAD.size + 2 * _NUMBER.itemsize * count].view(_NUMBER).reshape(-1, 2)
     start = _HEAD.size + table.nbytes
     stream = memory[start : start + length].data

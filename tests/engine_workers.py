@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.shard import Room
-from shardprep.loaders.slots import Arrays, Field, SlotLayout
-from shardprep.loaders.work import Clock, Fill, Items, Skipped
+from shardprep.loaders.pickled import unpickled
+from shardprep.loaders.slots import CARGO, Arrays, Field, SlotLayout
+from shardprep.loaders.work import Clock, Fill, Items, Skipped, Whole
 
 Action = Callable[[int], object]
 INT64 = np.dtype(np.int64)
+PLACE = np.dtype([("at", "<u8"), ("size", "<u8")])
 
 
 def layout(rows: int, *, width: int = 64, spare: int = 0) -> SlotLayout:
@@ -195,3 +197,19 @@ class Uneven:
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
         yield lambda items, arrays, room: [None] * (len(items) + self.by)
+
+
+@dataclass(frozen=True)
+class Receiving:
+    """Returns, Whole, what each row's cargo is; the items say where it lies."""
+
+    item_dtype: np.dtype[Any] = PLACE
+    stages: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        def fill(items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
+            for at, size in items.tolist():
+                yield Whole(unpickled(arrays[CARGO][at : at + size], copied=True))
+
+        yield fill

@@ -28,7 +28,7 @@ from .map import Filter, Map
 from .measure import FlowSpeed, measure
 from .node import Node
 from .prefetch import Prefetch
-from .process_map import ProcessMap
+from .process_map import ProcessMap, declared
 from .repeat import Repeat, Take
 from .running import Kept, Pass
 from .shuffle import LocallyShuffled
@@ -85,9 +85,7 @@ class Flow:
         ``shuffle`` is as for :class:`.Loader`, and pass n has the order of its epoch n. Records are checked
         against their CRC-32C: raises CorruptRecord, ShardDamaged. A ``map`` with processes reads in its workers.
         """
-        return cls(
-            FromDataset.of(path, shuffle=shuffle, seed=seed, label_space=labels, with_keys=with_keys)
-        )
+        return cls(FromDataset.of(path, shuffle=shuffle, seed=seed, label_space=labels, with_keys=with_keys))
 
     @classmethod
     def from_files(
@@ -115,7 +113,11 @@ class Flow:
 
         As :class:`.FakeData`: read-only, few different ones, each costing ``seconds``.
         """
-        return cls(FromFakeData(FakeData(items, batch_size=1, size=size, encoded=encoded, seconds=seconds, seed=seed)))
+        return cls(
+            FromFakeData(
+                FakeData(items, batch_size=1, size=size, encoded=encoded, seconds=seconds, seed=seed)
+            )
+        )
 
     # Steps on each item
 
@@ -146,11 +148,13 @@ class Flow:
         cloudpickle where there are processes.
         """
         if threads < 0 or processes < 0 or (threads and processes):
-            raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them, or neither")
+            raise UsageError(
+                f"threads={threads}, processes={processes}: give a number for one of them, or neither"
+            )
         call = Function(function)
         if processes:
             return self._with(
-                ProcessMap.of(
+                ProcessMap(
                     self._node,
                     call,
                     processes=processes,
@@ -158,7 +162,8 @@ class Flow:
                     drop_none=drop_none,
                     random=random,
                     seed=seed,
-                    outputs=outputs,
+                    outputs=declared(outputs),
+                    is_single=isinstance(outputs, ArraySpec),
                     deadline=deadline,
                 )
             )
@@ -167,12 +172,20 @@ class Flow:
         if threads:
             return self._with(
                 ThreadMap(
-                    self._node, call, threads=threads, ordered=ordered, drop_none=drop_none, random=random, seed=seed
+                    self._node,
+                    call,
+                    threads=threads,
+                    ordered=ordered,
+                    drop_none=drop_none,
+                    random=random,
+                    seed=seed,
                 )
             )
         return self._with(Map(self._node, call, drop_none=drop_none, random=random, seed=seed))
 
-    def map_component(self, function: Callable[..., Any], component: int | str, *, random: bool = False, seed: int = 0) -> Flow:
+    def map_component(
+        self, function: Callable[..., Any], component: int | str, *, random: bool = False, seed: int = 0
+    ) -> Flow:
         """``function`` of one component of each item, the ``component``-th or that of the name; the others stay.
 
         Items are tuples, lists or dicts, of which new ones are made; what ``random`` means is as in :meth:`map`.
@@ -274,7 +287,7 @@ class Flow:
 
     def peek(self, items: int = 1) -> list[Any]:
         """The first items of pass 0, which is ended then."""
-        with closing(self.at_pass(0)) as found:
+        with closing(self.at_pass(0)) as found:  # type: ignore[type-var]
             return [item for item, _ in zip(found, range(items), strict=False)]
 
     def measure(self, *, seconds: float = 5.0) -> FlowSpeed:
@@ -314,8 +327,13 @@ class Flow:
     def __len__(self) -> int:
         """How many items each pass has. TypeError where that is not known exactly."""
         if not self.length.is_exact:
-            raise TypeError(f"this flow's length is {self.length}; flow.take(n) or an exact source gives it one")
+            raise TypeError(
+                f"this flow's length is {self.length}; flow.take(n) or an exact source gives it one"
+            )
         return self.length.items
+
+    def __bool__(self) -> bool:
+        return True
 
     @property
     def batches_never_change(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...formats.errors import UsageError
-from ..trusted import dumps, loads
+from ..trusted import can_dump_by_value, dumps_by_value, dumps_noting_main, loads
 
 
 @dataclass(frozen=True)
@@ -27,36 +27,32 @@ class Function:
         return str(getattr(self.call, "__qualname__", type(self.call).__qualname__))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (_packed(self),)
+        if _has_name(self):
+            return Function, (self.call,)
+        return _unpacked, (_by_value(self),)
 
 
-def _packed(function: Function) -> bytes:
+def _has_name(function: Function) -> bool:
+    """Whether another process finds it by its name."""
     try:
-        by_name = dumps(function.call)
-        if b"__main__" not in by_name:
-            return by_name
+        _, of_main = dumps_noting_main(function.call)
+    except Exception as error:  # lambdas and closures; what else it may be, cloudpickle says
+        if not can_dump_by_value():
+            raise UsageError(
+                f"{function.name} cannot be sent to another process ({error}): install cloudpickle, define it at "
+                "the top level of a module, or use threads"
+            ) from error
+        return False
+    return not (of_main and can_dump_by_value())
+
+
+def _by_value(function: Function) -> bytes:
+    try:
+        return dumps_by_value(function.call)
     except Exception as error:
-        return _by_value(function, error)
-    try:
-        return _by_value(function, None)
-    except UsageError:
-        return by_name
-
-
-def _by_value(function: Function, error: Exception | None) -> bytes:
-    try:
-        import cloudpickle
-    except ImportError:
         raise UsageError(
-            f"{function.name} cannot be sent to another process ({error}): install cloudpickle, define it at the "
-            "top level of a module, or use threads"
+            f"{function.name} cannot be sent to another process ({error}); what it refers to must be picklable"
         ) from error
-    try:
-        return bytes(cloudpickle.dumps(function.call))
-    except Exception as failure:
-        raise UsageError(
-            f"{function.name} cannot be sent to another process ({failure}); what it refers to must be picklable"
-        ) from failure
 
 
 def _unpacked(packed: bytes) -> Function:

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from zlib import crc32
 
 import numpy as np
@@ -31,25 +32,39 @@ T = TypeVar("T", bound=Closeable)
 class Kept:
     """What the steps of one flow keep between its passes: worker processes, caches. Thread-safe.
 
-    Two passes at once never share: who borrows gets what nobody uses, or something new.
+    Two passes at once never have the same: who borrows gets what nobody uses, or something new. What is shared
+    is one for all of them.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Place, list[Closeable]] = {}
+        self._shared: dict[Place, Closeable] = {}
         self._closed = False
 
     @contextmanager
     def borrowed(self, place: Place, make: Callable[[], T]) -> Iterator[T]:
-        """Something made by ``make`` for this place, for as long as the context lasts."""
+        """Something made by ``make`` for this place, for as long as the context lasts; an exception ends it for good."""
         with self._lock:
             idle = self._idle.setdefault(place, [])
             found = cast("T", idle.pop()) if idle else None
         found = make() if found is None else found
         try:
             yield found
-        finally:
+        except Exception:
+            found.close()
+            raise
+        except BaseException:  # a pass that was left, or Ctrl-C
             self._give_back(place, found)
+            raise
+        self._give_back(place, found)
+
+    def shared(self, place: Place, make: Callable[[], T]) -> T:
+        """The only thing made by ``make`` for this place, which does nothing that takes time. Itself thread-safe."""
+        with self._lock:
+            if place not in self._shared:
+                self._shared[place] = make()
+            return cast("T", self._shared[place])
 
     def _give_back(self, place: Place, found: Closeable) -> None:
         with self._lock:
@@ -63,8 +78,26 @@ class Kept:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
-        for found in (thing for things in idle.values() for thing in things):
+            shared, self._shared = self._shared, {}
+        for found in (*chain.from_iterable(idle.values()), *shared.values()):
             found.close()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The randomness of one step, in any process: picklable."""
+
+    seed: int
+    step: int
+    branch: int
+
+    def bits(self, pass_number: int, item: int = 0) -> np.random.Philox:
+        """The random stream of (seed, pass, the item's number, this step), at its start."""
+        return flow_bits(self.seed, pass_number=pass_number, item=item, step=self.step, branch=self.branch)
+
+    def rng(self, pass_number: int, item: int = 0) -> np.random.Generator:
+        """A generator over :meth:`bits`."""
+        return np.random.Generator(self.bits(pass_number, item))
 
 
 @dataclass(frozen=True)
@@ -86,9 +119,12 @@ class Pass:
 
     def bits(self, node: Node, seed: int, item: int = 0) -> np.random.Philox:
         """The random stream of (seed, this pass, the item's number, this step), at its start."""
-        branch = crc32(bytes(self.branch)) if any(self.branch) else 0
-        return flow_bits(seed, pass_number=self.number, item=item, step=node.height, branch=branch)
+        return self.stream(node, seed).bits(self.number, item)
 
     def rng(self, node: Node, seed: int, item: int = 0) -> np.random.Generator:
         """A generator over :meth:`bits`."""
-        return np.random.Generator(self.bits(node, seed, item))
+        return self.stream(node, seed).rng(self.number, item)
+
+    def stream(self, node: Node, seed: int) -> Stream:
+        """The step's randomness, to be sent elsewhere."""
+        return Stream(seed, node.height, crc32(bytes(self.branch)) if any(self.branch) else 0)

@@ -1,0 +1,150 @@
+"""Items to batches, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, repeat, takewhile
+from typing import Any, Literal, Self, get_args
+
+from ...formats.errors import UsageError
+from ..batching import grouped, grouped_by_shape
+from ..passes import end
+from ..stacking import listed, padded, row_count, rows_of, stack
+from .batching_source import BatchingSource
+from .blame import blamed
+from .length import INFINITE, UNKNOWN, Length
+from .node import Node, Step
+from .numbered import Asked
+from .running import Pass
+from .whole import whole, within
+
+Remainder = Literal["keep", "drop", "pad"]
+
+
+@dataclass(frozen=True)
+class Batch(Step):
+    """Each ``size`` items as one: fresh arrays on 64 bytes, or with ``as_list`` lists. See :meth:`.Flow.batch`.
+
+    Python's own numbers become bool, int64, float64 or complex128; strings and bytes need ``as_list``. Where
+    the source makes whole batches (:class:`.BatchingSource`) they are taken from there.
+    """
+
+    source: Node
+    size: int
+    remainder: Remainder
+    as_list: bool
+
+    @classmethod
+    def of(cls, source: Node, size: int, *, remainder: Remainder, as_list: bool) -> Self:
+        """Raises UsageError."""
+        _check(remainder, get_args(Remainder))
+        if as_list and remainder == "pad":
+            raise UsageError("lists are not padded: leave out as_list, or keep or drop the remainder")
+        return cls(source, whole(size, "a batch size", least=1), remainder, as_list)
+
+    @property
+    def length(self) -> Length:
+        return self.source.length.batches(self.size, drop=self.remainder == "drop")
+
+    @property
+    def never_change(self) -> bool:
+        return not self.as_list or self.source.never_change
+
+    def run(self, now: Pass) -> Iterator[Any]:
+        if not self.as_list and isinstance(self.source, BatchingSource) and self.source.can_batch:
+            return self._made_whole(self.source.batches(now.of(self), self.size))
+        return self._made_of(now, self.drawn(now), repeat(self.size), count())
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick
+
+    def pick(self, now: Pass, numbers: Iterable[int]) -> Iterator[Any]:
+        if not self.can_pick:
+            return super().pick(now, numbers)
+        asked = Asked(within(numbers, self.length))
+        items = self.source.pick(now.of(self), chain.from_iterable(map(self._items_of, asked)))
+        begun = Asked(asked.again)
+        return self._made_of(now, items, (len(self._items_of(number)) for number in begun), begun.again)
+
+    def _items_of(self, number: int) -> range:
+        """The items' numbers in this batch: of the last, perhaps fewer."""
+        return range(self.source.length.items)[number * self.size : (number + 1) * self.size]
+
+    def _made_of(
+        self, now: Pass, items: Iterator[Any], sizes: Iterator[int], numbers: Iterator[int]
+    ) -> Iterator[Any]:
+        try:
+            groups = grouped(items, sizes, least=self.size if self.remainder == "drop" else 1)
+            make = listed if self.as_list else lambda rows: self._finished(stack(rows))
+            yield from blamed(make, groups, now, numbers, f"batch({self.size})")
+        finally:
+            end(items)
+
+    def _made_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+        least = self.size if self.remainder == "drop" else 1
+        try:
+            yield from map(self._finished, takewhile(lambda batch: row_count(batch) >= least, batches))
+        finally:
+            end(batches)
+
+    def _finished(self, batch: Any) -> Any:
+        return padded(batch, self.size) if self.remainder == "pad" else batch
+
+
+@dataclass(frozen=True)
+class BatchByShape(Step):
+    """As :class:`Batch`, of items whose arrays have the same shapes. See :meth:`.Flow.batch_by_shape`."""
+
+    source: Node
+    size: int
+    remainder: Literal["keep", "drop"]
+
+    def __post_init__(self) -> None:
+        whole(self.size, "a batch size", least=1)
+        _check(self.remainder, ("keep", "drop"))
+
+    @property
+    def length(self) -> Length:
+        least = self.size if self.remainder == "drop" else 1
+        return self.source.length.batches(least, drop=True).filtered()
+
+    @property
+    def never_change(self) -> bool:
+        return True
+
+    def run(self, now: Pass) -> Iterator[Any]:
+        items = self.drawn(now)
+        try:
+            groups = grouped_by_shape(items, self.size, with_rest=self.remainder == "keep")
+            yield from blamed(stack, groups, now, count(), f"batch_by_shape({self.size})")
+        finally:
+            end(items)
+
+
+@dataclass(frozen=True)
+class Unbatch(Step):
+    """The rows of each batch: views of arrays, elements of lists. UsageError where a batch has no such."""
+
+    source: Node
+
+    @property
+    def length(self) -> Length:
+        return INFINITE if self.source.length.is_infinite else UNKNOWN
+
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
+    def run(self, now: Pass) -> Iterator[Any]:
+        batches = self.drawn(now)
+        try:
+            yield from chain.from_iterable(blamed(rows_of, batches, now, count(), "unbatch"))
+        finally:
+            end(batches)
+
+
+def _check(remainder: object, known: Sequence[str]) -> None:
+    if remainder not in known:
+        raise UsageError(f"remainder must be one of {', '.join(known)}, not {remainder!r}")

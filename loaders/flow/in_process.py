@@ -1,0 +1,87 @@
+"""Everything up to here in one other process."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ...formats.errors import UsageError
+from ..batches import Batch
+from ..engine import Engine
+from ..slots import SlotLayout
+from ..work import Items
+from .node import Node, Step
+from .pass_work import ITEM, PassWork
+from .process_map import SPARE, ProcessMap, restored
+from .running import Pass
+
+SLOTS = 4
+
+_runs = count()
+
+
+@dataclass(frozen=True)
+class InProcess(Step):
+    """Runs ``source`` in a worker, at most ``ahead`` items ahead. See :meth:`.Flow.in_process`."""
+
+    source: Node
+    ahead: int
+
+    def __post_init__(self) -> None:
+        if operator.index(self.ahead) < 1:
+            raise UsageError(f"in_process runs at least 1 item ahead, not {self.ahead}")
+        if _has_processes(self.source):
+            raise UsageError("a step with processes cannot run in another process; leave out in_process()")
+
+    @property
+    def never_change(self) -> bool:
+        return True  # what arrives here was copied from the other process
+
+    def run(self, now: Pass) -> Iterator[Any]:
+        with (
+            now.kept.borrowed(now.place(self), partial(self._engine, now)) as engine,
+            closing(engine.run(self._plans(now.number))) as batches,  # type: ignore[type-var]
+        ):
+            for batch in batches:
+                yield from _items_of(batch)
+                if batch.skipped:
+                    return
+                del batch
+
+    def _plans(self, pass_number: int) -> Iterator[Items]:
+        """Items to ask for, first one alone, then more together."""
+        run, first, rows = next(_runs), 0, 1
+        while True:
+            plan = np.empty(rows, ITEM)
+            plan["pass"], plan["run"], plan["number"] = pass_number, run, range(first, first + rows)
+            yield plan
+            first, rows = first + rows, min(2 * rows, self._rows)
+
+    @property
+    def _rows(self) -> int:
+        return -(-self.ahead // SLOTS)
+
+    def _engine(self, now: Pass) -> Engine:
+        work = PassWork(self.source, now.of(self).branch)
+        layout = SlotLayout(self._rows, (), spare=SPARE, sparse=True)
+        return Engine(work, layout, workers=1, slots=SLOTS, describe=self._described)
+
+    def _described(self, item: Any) -> str:
+        return f"item {item['number']} of pass {item['pass']}, in_process()"
+
+
+def _items_of(batch: Batch) -> Iterator[Any]:
+    """All that the pass had, of those that were asked for."""
+    while batch.payloads:
+        yield restored(batch.payloads.pop(next(iter(batch.payloads))))
+
+
+def _has_processes(node: Node) -> bool:
+    return isinstance(node, ProcessMap | InProcess) or any(map(_has_processes, node.sources))

@@ -1,0 +1,39 @@
+"""Numbers drawn at random, with exact probabilities: whole numbers and raw random words are all they are made of."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from ...formats.errors import UsageError
+
+BLOCK = 1024
+
+
+def words(bits: np.random.Philox) -> Iterator[int]:
+    """The stream's 64-bit words."""
+    while True:
+        yield from bits.random_raw(BLOCK).tolist()
+
+
+def weights_of(weights: Sequence[float] | None, flows: int) -> list[int]:
+    """The weights as whole numbers in the same proportions; equal ones for None. Raises UsageError."""
+    if weights is None:
+        return [1] * flows
+    if len(weights) != flows:
+        raise UsageError(f"{len(weights)} weights for {flows} flows: give one for each, this flow's first")
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise UsageError(f"weights must be finite, not negative, and not all 0, not {tuple(weights)}")
+    ratios = [weight.as_integer_ratio() for weight in weights]
+    common = math.lcm(*(below for _, below in ratios))
+    return [above * (common // below) for above, below in ratios]
+
+
+def drawn(weights: Sequence[int], word: int) -> int:
+    """The n that the word stands for: each with probability ``weights[n] / sum(weights)``, to 2**-64."""
+    ends = list(accumulate(weights))
+    return bisect_right(ends, word * ends[-1] >> 64)

@@ -1,0 +1,112 @@
+"""Items on their way to worker processes, in groups that are worth sending and not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ...formats.errors import UsageError
+from ..memory import ALIGNMENT
+from ..pickled import Pickled, unpickled
+from ..plans import Shipment
+from ..slots import Memory
+
+ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u8")])
+WORTH = 0.05  # seconds of all workers' time that a group should be, for its messages to cost nothing
+PATIENCE = 0.02  # seconds after which a group is sent that is not full, where items come slowly
+GROUP_BYTES = 64 << 20  # from which on a group is full, so that slots stay small
+
+Numbered = Iterator[tuple[Any, int]]  # an item, and its number
+
+
+class Shipping:
+    """Iterating it yields a Shipment for each group of ``numbered`` items, of at most ``rows``.
+
+    Groups grow from ``least`` with the rate at which results are :meth:`delivered`; with ``least`` = ``rows`` all
+    are full but the last. Unless the items ``never_change`` they are copied when they are drawn. What the items'
+    iterator raises comes after the group before it. Raises UsageError for an item that cannot be sent.
+    """
+
+    def __init__(
+        self, numbered: Numbered, *, pass_number: int, rows: int, least: int, room: int, never_change: bool
+    ) -> None:
+        self._numbered = numbered
+        self._pass = pass_number
+        self._rows, self._least, self._room = rows, min(least, rows), room
+        self._never_change = never_change
+        self._began = perf_counter()
+        self._delivered = 0
+
+    def delivered(self, items: int) -> None:
+        """So many results have come."""
+        self._delivered += items
+
+    def __iter__(self) -> Iterator[Shipment]:
+        ended = False
+        while not ended:
+            group, failure = _Group(self._pass, self._room), None
+            try:
+                ended = self._fill(group)
+            except Exception as error:  # raised when what came before it is sent
+                ended, failure = True, error
+            if group.items:
+                yield group.shipment()
+            if failure is not None:
+                raise failure
+
+    def _fill(self, group: _Group) -> bool:
+        """Whether there are no more items."""
+        size, full_at = self._size(), perf_counter() + PATIENCE
+        for item, number in self._numbered:
+            group.add(number, item, copied=not self._never_change)
+            if len(group.items) >= size or (size < self._rows and group.is_enough(full_at)):
+                return False
+        return True
+
+    def _size(self) -> int:
+        """A power of two times the least, so that groups seldom lie differently in their slots."""
+        wanted = WORTH * self._delivered / max(1e-9, perf_counter() - self._began)
+        size = self._least
+        while size * 2 <= min(wanted, self._rows):
+            size *= 2
+        return size
+
+
+class _Group:
+    def __init__(self, pass_number: int, room: int) -> None:
+        self.items: list[tuple[int, int, int, int]] = []
+        self._cargo: list[tuple[int, Pickled]] = []
+        self._pass = pass_number
+        self._room = room
+        self._end = 0
+
+    def add(self, number: int, item: object, *, copied: bool) -> None:
+        try:
+            piece = Pickled.of(item, copied=copied)
+        except Exception as error:
+            raise UsageError(
+                f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Have the "
+                "function make it, from what can be sent"
+            ) from error
+        if self._end + piece.size > self._room:
+            raise UsageError(
+                f"item {number} has {piece.size / 2**30:.1f} GiB, with those sent together {self._room / 2**30:.0f} "
+                "GiB or more, which is more than is sent at once; have the function read it"
+            )
+        self.items.append((self._pass, number, self._end, piece.size))
+        self._cargo.append((self._end, piece))
+        self._end += -(-piece.size // ALIGNMENT) * ALIGNMENT
+
+    def is_enough(self, full_at: float) -> bool:
+        return self._end >= GROUP_BYTES or perf_counter() >= full_at
+
+    def shipment(self) -> Shipment:
+        return Shipment(np.array(self.items, ITEM), tuple(self._cargo))
+
+
+def received(cargo: Memory, at: int, size: int) -> Any:
+    """The item that lies there; its arrays are writable and its own, lest a second try sees what the first did."""
+    return unpickled(cargo[at : at + size], copied=True)

@@ -1,0 +1,386 @@
+"""Maps in processes, and whole passes in one: exact, in order, the same for any number of workers, whoever dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardprep.formats.errors import UsageError, WorkerDied
+from shardprep.loaders.flow import functions
+from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.transforms import ArraySpec
+
+IMAGE = ArraySpec("image", (4, 5), "float32")
+NUMBER = ArraySpec("number", (), "int64")
+
+slow_examples = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def noisy(x: int, rng: np.random.Generator) -> tuple[int, int]:
+    return x, int(rng.integers(1 << 40))
+
+
+def image_of(x: int) -> tuple[np.ndarray[Any, Any], np.int64]:
+    return np.full((4, 5), x, np.float32), np.int64(x)
+
+
+def numbers(count: int) -> Flow:
+    return Flow.from_iterable(range(count))
+
+
+def drawn(flow: Flow) -> tuple[list[Any], Exception | None]:
+    """The items of a pass until it ended, and what it raised."""
+    found = []
+    try:
+        for item in flow:
+            found.append(item)
+    except Exception as error:
+        return found, error
+    return found, None
+
+
+def killing(path: Path) -> Callable[[int], int]:
+    """Kills its process, once, at item 50."""
+
+    def function(x: int) -> int:
+        if x == 50 and not path.exists():
+            path.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    return function
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_any_number_of_workers_gives_the_same_items_in_order(workers: int) -> None:
+    with numbers(300).map(noisy, processes=workers, random=True, seed=3) as flow:
+        assert [list(flow.at_pass(n)) for n in (0, 1)] == [
+            list(numbers(300).map(noisy, random=True, seed=3).at_pass(n)) for n in (0, 1)
+        ]
+
+
+def test_lambdas_closures_and_any_values_go_both_ways() -> None:
+    values = [
+        None,
+        b"bytes",
+        bytearray(b"x"),
+        "text",
+        {1: np.arange(3)},
+        (1, [np.ones(2)]),
+        np.float32(3),
+        1 << 80,
+    ]
+    extra = object
+    with Flow.from_iterable(values).map(lambda x: (x, type(x) is extra), processes=2) as flow:
+        found = [x for x, _ in flow]
+    with Flow.from_iterable(values[1:]).map(lambda x: x, processes=1) as flow:
+        again = list(flow)
+
+    np.testing.assert_equal(found, values)
+    assert [type(x) for x in again] == [type(x) for x in values[1:]]
+
+
+def test_without_cloudpickle_a_lambda_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "can_dump_by_value", lambda: False)
+
+    with pytest.raises(UsageError, match="install cloudpickle, define it at the top level"):
+        list(numbers(3).map(lambda x: x, processes=1))
+    with numbers(3).map(square, processes=1) as flow:
+        assert list(flow) == [0, 1, 4]
+
+
+def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    with numbers(200).map(killing(tmp_path / "killed"), processes=2) as flow:
+        assert list(flow) == list(range(200))
+        assert (tmp_path / "killed").exists()
+
+
+def test_an_item_that_kills_every_worker_is_named() -> None:
+    with numbers(20).map(lambda x: os._exit(3) if x == 7 else x, processes=2) as flow:
+        items = iter(flow)
+        assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(WorkerDied, match="item 7 of pass 0"):
+            list(items)
+
+
+def test_an_exception_carries_its_item_and_comes_after_those_before_it() -> None:
+    with numbers(100).map(lambda x: 1 // (x - 37) and x, processes=2) as flow:
+        found, raised = drawn(flow)
+
+        assert isinstance(raised, ZeroDivisionError)
+        assert len(found) <= 37
+        assert found == list(range(len(found)))
+        assert "item 37 of pass 0, at map(" in str(raised.__notes__)
+        assert next(flow.at_pass(1)) == 0  # the flow can be run again
+
+
+def test_what_the_source_raises_comes_after_the_items_before_it() -> None:
+    def source() -> Iterator[int]:
+        yield from range(75)
+        raise KeyError("gone")
+
+    with Flow.from_callable(source).map(square, processes=2) as flow:
+        found, raised = drawn(flow)
+
+    assert found == [x * x for x in range(75)]
+    assert isinstance(raised, KeyError)
+
+
+def test_none_is_refused_unless_it_is_to_be_dropped() -> None:
+    with (
+        numbers(100).map(lambda x: x if x % 3 else None, processes=2) as flow,
+        pytest.raises(UsageError, match="drop_none=True"),
+    ):
+        list(flow)
+    with numbers(100).map(lambda x: x if x % 3 else None, processes=2, drop_none=True) as flow:
+        assert list(flow) == [x for x in range(100) if x % 3]
+        assert str(flow.length) == "at most 100"
+
+
+@slow_examples
+@given(cuts=st.lists(st.integers(0, 150), max_size=4), ordered=st.booleans())
+def test_a_full_pass_after_any_that_were_left_early_is_exact(
+    shared: dict[bool, Flow], cuts: list[int], ordered: bool
+) -> None:
+    flow = shared[ordered]
+    for cut in cuts:
+        for _ in zip(range(cut), flow, strict=False):
+            pass
+    found = list(flow)
+
+    assert (found if ordered else sorted(found)) == [x * x for x in range(150)]
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest) -> Iterator[dict[bool, Flow]]:
+    """One flow for all examples of a test."""
+    flows = {ordered: numbers(150).map(square, processes=2, ordered=ordered) for ordered in (True, False)}
+    yield flows
+    for flow in flows.values():
+        flow.close()
+
+
+def test_several_passes_at_once_do_not_disturb_each_other() -> None:
+    with numbers(100).map(square, processes=1) as flow:
+        first, second = iter(flow), iter(flow)
+        pairs = list(zip(first, second, strict=True))
+
+    assert pairs == [(x * x, x * x) for x in range(100)]
+
+
+def test_a_flow_that_is_zipped_with_itself_has_workers_of_its_own() -> None:
+    mapped = numbers(40).map(square, processes=1)
+    with mapped.zip(mapped) as flow:
+        assert list(flow) == [(x * x, x * x) for x in range(40)]
+
+
+def test_picked_items_are_those_of_the_pass() -> None:
+    with numbers(100).map(noisy, processes=2, random=True) as flow:
+        whole = list(flow.at_pass(4))
+        assert list(flow.pick(4, [99, 0, 5, 5, 50])) == [whole[n] for n in (99, 0, 5, 5, 50)]
+    assert not numbers(3).map(square, processes=1, ordered=False).can_pick
+
+
+@pytest.mark.parametrize("outputs", [IMAGE, (IMAGE, NUMBER)])
+def test_declared_outputs_arrive_alone_and_in_batches(outputs: Any) -> None:
+    single = outputs is IMAGE
+
+    def make(x: int) -> Any:
+        return image_of(x)[0] if single else image_of(x)
+
+    mapped = numbers(103).map(make, processes=2, outputs=outputs)
+    with mapped as flow:
+        alone = [item[0, 0] if single else (item[0][0, 0], int(item[1])) for item in flow]
+    with mapped.batch(25) as flow:
+        batches = list(flow)
+
+    assert alone == [x if single else (x, x) for x in range(103)]
+    images = [batch if single else batch[0] for batch in batches]
+    assert [len(image) for image in images] == [25, 25, 25, 25, 3]
+    assert np.array_equal(np.concatenate(images)[:, 1, 1], np.arange(103))
+    assert all(image.ctypes.data % 64 == 0 for image in images)
+
+
+def test_batches_that_are_held_never_change() -> None:
+    mapped = numbers(2000).map(lambda x: np.full(8, x), processes=2, outputs=ArraySpec("x", (8,), "int64"))
+    with mapped.batch(20) as flow:
+        assert flow.batches_never_change
+        held = list(flow)
+
+    assert np.array_equal(np.concatenate(held)[:, 0], np.arange(2000))
+
+
+def test_an_output_of_another_form_than_declared_says_both() -> None:
+    with (
+        numbers(3).map(lambda x: np.zeros(3), processes=1, outputs=IMAGE) as flow,
+        pytest.raises(UsageError, match=r"float64\[3\], where outputs declare float32\[4, 5\]"),
+    ):
+        list(flow)
+
+
+def test_a_source_that_refills_its_array_is_copied_in_time() -> None:
+    def refilled() -> Iterator[Any]:
+        array = np.zeros(1000, np.int64)
+        for number in range(300):
+            array[:] = number
+            yield array
+
+    with Flow.from_callable(refilled).map(
+        lambda array: (int(array.min()), int(array.max())), processes=2
+    ) as flow:
+        assert list(flow) == [(n, n) for n in range(300)]
+
+
+def test_a_retry_sees_the_item_as_it_was(tmp_path: Path) -> None:
+    def spoiling(array: Any) -> int:
+        found = int(array.sum())
+        array[:] = 1000
+        if found == 20 and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    arrays = [np.full(1, n) for n in range(40)]
+    with Flow.from_iterable(arrays).map(spoiling, processes=2) as flow:
+        assert list(flow) == list(range(40))
+
+
+def test_slow_items_do_not_pile_up_on_one_worker() -> None:
+    def uneven(x: int) -> int:
+        time.sleep(0.02 if x % 4 == 0 else 0.0)
+        return x
+
+    with numbers(400).map(uneven, processes=4) as flow:
+        for _ in flow:  # starts the workers
+            break
+        ratios = []
+        for _ in range(3):
+            began = time.perf_counter()
+            assert list(flow) == list(range(400))
+            ratios.append((time.perf_counter() - began) / (100 * 0.02 / 4))
+
+    assert min(ratios) <= 1.3
+
+
+def test_a_slow_source_is_not_waited_for_by_what_it_has_given() -> None:
+    def slow() -> Iterator[int]:
+        yield from range(3)
+        while not seen:
+            time.sleep(0.01)
+            yield -1
+
+    seen: list[int] = []
+    with Flow.from_callable(slow).map(square, processes=2) as flow:
+        for item in flow:
+            seen.append(item)
+
+    assert seen[:3] == [0, 1, 4]
+
+
+# In one other process
+
+
+def test_a_pass_in_a_process_is_the_pass() -> None:
+    inner = numbers(200).map(noisy, random=True).shuffle(40)
+    with inner.in_process() as flow:
+        for number in range(3):
+            assert list(flow.at_pass(number)) == list(inner.at_pass(number))
+        for _ in zip(range(10), flow, strict=False):
+            pass
+        assert list(flow.at_pass(0)) == list(inner.at_pass(0))
+
+
+def test_a_pass_runs_elsewhere_and_takes_the_item_where_its_process_is_killed() -> None:
+    with Flow.from_callable(lambda: ((n, os.getpid()) for n in range(500))).in_process() as flow:
+        found = []
+        for item in flow:
+            found.append(item)
+            if len(found) == 100:
+                os.kill(item[1], signal.SIGKILL)
+
+    assert [n for n, _ in found] == list(range(500))
+    assert len({pid for _, pid in found}) == 2
+    assert os.getpid() not in {pid for _, pid in found}
+
+
+def test_an_exception_in_the_process_comes_after_what_it_had_made() -> None:
+    def failing() -> Iterator[int]:
+        yield from range(30)
+        raise KeyError("gone")
+
+    with Flow.from_callable(failing).in_process(ahead=8) as flow:
+        found, raised = drawn(flow)
+
+    assert found == list(range(30))[: len(found)]
+    assert isinstance(raised, KeyError)
+    assert "item 30 of pass 0, in_process()" in str(raised.__notes__)
+
+
+def test_processes_within_a_process_are_refused_when_the_step_is_added() -> None:
+    with pytest.raises(UsageError, match="cannot run in another process"):
+        numbers(3).map(square, processes=1).batch(2).in_process()
+    with numbers(3).map(square, threads=2).in_process() as flow:
+        assert list(flow) == [0, 1, 4]
+
+
+# What is left
+
+
+def test_closing_a_flow_ends_its_workers_and_another_pass_begins_new_ones() -> None:
+    flow = numbers(30).map(square, processes=2)
+    for _ in range(2):
+        assert len(list(flow)) == 30
+        assert len(multiprocessing.active_children()) == 2
+        flow.close()
+        assert not multiprocessing.active_children()
+
+
+def test_a_copy_of_a_flow_runs_as_it_did() -> None:
+    flow = numbers(30).map(noisy, processes=2, random=True).batch(4)
+    with flow, pickle.loads(pickle.dumps(flow)) as copy:  # noqa: S301
+        for ours, theirs in zip(flow, copy, strict=True):
+            np.testing.assert_equal(ours, theirs)
+
+
+SCRIPT = """
+from shardprep.loaders.flow.flow import Flow
+
+class Point:
+    def __init__(self, x): self.x = x
+
+def double(point): return Point(2 * point.x)
+
+print("begun")
+flow = Flow.from_iterable([Point(1), Point(2)]).map(double, processes=1)
+print([point.x for point in flow])
+"""
+
+
+@pytest.mark.parametrize("how", ["a script", "standard input"])
+def test_a_script_without_a_main_guard_needs_none(tmp_path: Path, how: str) -> None:
+    """What it defines is sent by value, so no worker runs it again."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    arguments = [sys.executable] + ([str(tmp_path / "script.py")] if how == "a script" else ["-"])
+    done = subprocess.run(arguments, input=SCRIPT, capture_output=True, text=True, timeout=60)
+
+    assert done.stdout == "begun\n[2, 4]\n"
+    assert done.stderr == ""
