@@ -5,6 +5,7 @@ from .augment import ColorJitter
 from .decoding import decode_rgb
 from .failures import WorkFailed
 from .fake_data import FakeData
+from .flow import Flow
 from .loader import Loader
 from .loader_stats import LoaderStats
 from .order import GlobalShuffle, LocalShuffle
@@ -23,6 +24,7 @@ __all__ = [
     "EngineStats",
     "EvalTransform",
     "FakeData",
+    "Flow",
     "GlobalShuffle",
     "Loader",
     "LoaderStats",

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Self
 
 from .payloads import Parcel
-from .slots import Arrays, Memory, SlotLayout
+from .slots import Arrays, CargoArrays, Memory, SlotLayout
 from .work import Items, Skipped
 
 
@@ -37,6 +37,7 @@ class Batch:
         layout: SlotLayout,
         memory: Memory,
         parcels: Iterable[Parcel],
+        written: CargoArrays | None = None,
         copied: bool = False,
     ) -> Self:
         """The batch that lies in ``memory``, or was ``copied`` out of it."""
@@ -51,4 +52,6 @@ class Batch:
                 else:
                     payloads[row] = outcome
         arrays = (layout.copied_arrays if copied else layout.arrays)(memory, len(items))
+        if written is not None:
+            arrays |= (written.copied if copied else written.arrays)(layout.cargo_bytes(memory))
         return cls(number, items, arrays, payloads, skipped)

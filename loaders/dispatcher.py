@@ -192,7 +192,7 @@ class Dispatcher:
         plans = self._served.plans
         while self._leases.run and self._leases.wants_batch and self._leases.has_slot and plans:
             plan = plans.popleft()
-            self._ring.load(self._leases.open(plan.items), plan.cargo)
+            self._ring.load(self._leases.open(plan.items, plan.written), plan.cargo)
         if lease := self._leases.take(worker.index):
             if (trace := self.trace) is not None:
                 trace.leased(worker.index, lease)

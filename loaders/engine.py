@@ -183,6 +183,7 @@ class Engine:
             layout=self._layout,
             memory=result.memory,
             parcels=leased.parcels,
+            written=leased.written,
             copied=not ring.may_keep(leased.slot),
         )
         ended = perf_counter()

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from .payloads import Parcel
+from .slots import CargoArrays
 from .work import Items
 
 CREDIT = 2  # leases a worker holds: one to work on, one not to wait for; more would pile up behind a slow row
@@ -47,6 +48,7 @@ class LeasedBatch:
     slot: int
     items: Items
     missing: int
+    written: CargoArrays | None = None
     parcels: list[Parcel] = field(default_factory=list)
     failure: Failure | None = None
 
@@ -94,9 +96,9 @@ class Leases:
     def has_slot(self) -> bool:
         return bool(self._free)
 
-    def open(self, items: Items) -> int:
+    def open(self, items: Items, written: CargoArrays | None = None) -> int:
         """Start the next batch on a free slot, which is returned; its leases are given out by :meth:`take`."""
-        batch = LeasedBatch(self._opened, self._free.popleft(), items, len(items))
+        batch = LeasedBatch(self._opened, self._free.popleft(), items, len(items), written)
         self._opened += 1
         self._batches[batch.number] = batch
         rows = lease_rows(len(items), workers=len(self._held), chunk=self._chunk)

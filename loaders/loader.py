@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -22,8 +23,10 @@ from .batch_spec import BatchSpec, full_batch_bytes, loader_specs
 from .batches import Batch
 from .engine import Engine
 from .epoch import Epoch, resumed
+from .epoch_steps import EpochSteps, LoadedStep
+from .identity import loader_identity
 from .loader_stats import LoaderStats
-from .order import Shuffle
+from .order import Records, Shuffle
 from .read_ahead import ReadAhead, Stream
 from .receipt import Receipt
 from .shard_work import ShardWork, items_of
@@ -105,7 +108,8 @@ class Loader:
         self._constant_rows = drop_last and on_bad_record == "raise"
         self._read_ahead = read_ahead
         self._skipped: dict[str, str] = {}
-        work = ShardWork(
+        self._steps: EpochSteps | None = None
+        self._work = ShardWork(
             folder=self.dataset.path,
             container=self.dataset.manifest.container,
             shards=self.dataset.manifest.shards,
@@ -116,7 +120,7 @@ class Loader:
             one_thread=count > 0,
         )
         self._engine = Engine(
-            work,
+            self._work,
             layout_of(self.dataset, rows=self._plan.batch_size, outputs=self._outputs),
             workers=count,
             slots=slots,
@@ -135,37 +139,63 @@ class Loader:
         return self._run(epoch)
 
     def _run(self, epoch: Epoch) -> Iterator[Loaded]:
-        with self._reading_ahead(epoch) as ahead:
-            batches = self._engine.run(self._items(epoch, ahead))
-            with closing(batches):  # type: ignore[type-var]
-                yield from map(partial(self._delivered, epoch), batches)  # a loop would hold one meanwhile
+        with self._batches(epoch.batches(), epoch.number) as batches:
+            yield from map(partial(self._delivered, epoch), batches)  # a loop would hold one meanwhile
         epoch.end()
 
-    def _reading_ahead(self, epoch: Epoch) -> AbstractContextManager[ReadAhead | None]:
-        shards = self._plan.shards(epoch.number)
+    def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:
+        """The batches that an epoch has at these steps, counted from its beginning, in the order asked for.
+
+        ``steps`` are drawn up to ``slots`` ahead. Where iterating is, and its receipt, stays as it is; but an
+        iteration under way ends. Raises IndexError for a step that the epoch has not.
+        """
+        if self._steps is None or self._steps.number != epoch:
+            self._steps = EpochSteps(self._plan, operator.index(epoch))
+        wanted, drawn = self._steps, deque[int]()
+        with self._batches(wanted.batches(steps, drawn), epoch) as batches:
+            yield from map(partial(self._loaded, wanted, drawn), batches)
+
+    def _loaded(self, wanted: EpochSteps, drawn: deque[int], batch: Batch) -> LoadedStep:
+        return wanted.loaded(drawn.popleft(), *self._without_bad(batch))
+
+    @contextmanager
+    def _batches(self, numbers: Iterator[Records], epoch: int) -> Iterator[Iterator[Batch]]:
+        with (
+            self._reading_ahead(epoch) as ahead,
+            closing(self._engine.run(self._items(numbers, epoch, ahead))) as batches,  # type: ignore[type-var]
+        ):
+            yield batches
+
+    def _reading_ahead(self, epoch: int) -> AbstractContextManager[ReadAhead | None]:
+        shards = self._plan.shards(epoch)
         if shards is None or not self._read_ahead:
             return nullcontext()
         stream = Stream.of(self.dataset.path, self.dataset.manifest.shards, shards)
         return closing(ReadAhead(stream, budget=self._read_ahead))
 
-    def _items(self, epoch: Epoch, ahead: ReadAhead | None) -> Iterator[Items]:
+    def _items(self, batches: Iterator[Records], epoch: int, ahead: ReadAhead | None) -> Iterator[Items]:
         """The work of each batch; drawing it tells the reader ahead how far the workers will get."""
-        for numbers in epoch.batches():
+        for numbers in batches:
             if ahead is not None:
                 ahead.expect(numbers)
-            yield items_of(self.dataset.index, numbers, epoch.number)
+            yield items_of(self.dataset.index, numbers, epoch)
 
     def _delivered(self, epoch: Epoch, batch: Batch) -> Loaded:
         if epoch is not self._current:
             raise UsageError("another iteration of this loader has begun; end the first, or use two loaders")
+        columns, delivered, skipped = self._without_bad(batch)
+        epoch.delivered(delivered, skipped.tolist())
+        self._place = epoch
+        return tuple(columns)
+
+    def _without_bad(self, batch: Batch) -> tuple[list[Any], Records, Records]:
+        """The columns without the rows that were skipped, and the record numbers of both."""
         columns = self._columns(batch)
         numbers, bad = batch.items["number"], list(batch.skipped)
         if bad:
             self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
             columns = [c if isinstance(c, list) else np.delete(c, bad, axis=0) for c in columns]
-        epoch.delivered(np.delete(numbers, bad), numbers[bad].tolist())
-        self._place = epoch
-        return tuple(columns)
+        return columns, np.delete(numbers, bad), numbers[bad]
 
     def _columns(self, batch: Batch) -> list[Any]:
         """What the batch has, in the order promised; lists have no place for rows that were skipped."""
@@ -191,6 +221,14 @@ class Loader:
     def batch_bytes(self) -> int:
         """Bytes of the arrays of a full batch. Raises UsageError where these have no fixed size."""
         return full_batch_bytes(self.batch_specs, self._plan.batch_size)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What decides the batches, by name: loaders of equal identities deliver the same ones, bit for bit.
+
+        Raises UsageError for a transform that nobody can tell from others.
+        """
+        return loader_identity(self._plan, self._work, with_numbers=self._with_numbers)
 
     def key(self, number: int) -> str:
         """The key of a record number."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from .arrivals import Arrivals
 from .disk.page_cache import resident_share
 from .live import LoaderBar
 from .loader import Loader
@@ -19,11 +20,7 @@ from .loader_stats import LoaderStats
 from .process_memory import MemoryUse, worker_pids
 from .trace import tracing
 
-WINDOW = 0.5  # seconds over which a rate is taken, so that the median passes over hiccups
 LOOKED_AT = 64  # shards at most, for the page cache: to ask takes 5 ms per GB
-
-Arrival = tuple[float, int]
-"""When a batch came, and with how many images."""
 
 
 def measure(
@@ -43,7 +40,7 @@ def measure(
         cached = _cached(loader)
         drawn = _Drawn(loader, seconds, trace=trace, watched=watched)
         return drawn.speed(
-            first_batch=drawn.arrivals[0][0] - began,
+            first_batch=drawn.arrivals.first - began,
             memory=MemoryUse.now(worker_pids() - others, ring=loader._engine.shared_bytes),
             page_cache=CacheShares(cached, _cached(loader)),
         )
@@ -55,34 +52,26 @@ class _Drawn:
     def __init__(
         self, loader: Loader, seconds: float, *, trace: str | os.PathLike[str] | None, watched: bool
     ) -> None:
-        self.arrivals: list[Arrival] = []
         self._loader = loader
         with ExitStack() as stack:
             recorded = stack.enter_context(tracing(loader)) if trace else None
             bar = stack.enter_context(LoaderBar(loader, shown=watched))
             batches = stack.enter_context(closing(_endless(loader)))
-            self._draw(batches, bar)
+            self.arrivals = Arrivals(map(bar.passed, batches), _images_in)
+            self.arrivals.draw()
             self._before, cpu = loader.stats(), time.process_time()
-            while len(self.arrivals) < 2 or self.arrivals[-1][0] < self.arrivals[0][0] + seconds:
-                self._draw(batches, bar)
+            self.arrivals.draw_for(seconds)
             self._after, self._cpu = loader.stats(), time.process_time() - cpu
         if recorded and trace:
             recorded.save(trace)
 
-    def _draw(self, batches: Iterator[tuple[Any, ...]], bar: LoaderBar) -> None:
-        """The labels are last; the batch is dropped at once, as by a consumer who has used it."""
-        labels = next(batches)[-1]
-        self.arrivals.append((time.perf_counter(), len(labels)))
-        bar.saw()
-
     def speed(self, *, first_batch: float, memory: MemoryUse, page_cache: CacheShares) -> LoaderSpeed:
         arrivals, stats = self.arrivals, _without_step(self._after.since(self._before))
-        images, seconds = sum(n for _, n in arrivals[1:]), arrivals[-1][0] - arrivals[0][0]
-        gap_p50, gap_p99 = np.percentile(np.diff([at for at, _ in arrivals]), (50, 99)).tolist()
-        rate = float(np.median(window_rates(arrivals, min(WINDOW, seconds))))
+        images, seconds, rate = arrivals.amount, arrivals.seconds, arrivals.rate
+        gap_p50, gap_p99 = arrivals.gaps
         return LoaderSpeed(
             images=images,
-            batches=len(arrivals) - 1,
+            batches=arrivals.count,
             seconds=seconds,
             first_batch=first_batch,
             images_per_second=rate,
@@ -101,6 +90,11 @@ class _Drawn:
             page_cache=page_cache,
             stats=stats,
         )
+
+
+def _images_in(batch: tuple[Any, ...]) -> int:
+    """The labels are last."""
+    return len(batch[-1])
 
 
 def _without_step(stats: LoaderStats) -> LoaderStats:
@@ -124,20 +118,6 @@ def _cached(loader: Loader) -> float | None:
         return None
     sizes = [shard.size for shard in some]
     return float(np.average(shares, weights=sizes)) if sum(sizes) else None
-
-
-def window_rates(arrivals: Sequence[Arrival], width: float) -> list[float]:
-    """Images per second in windows of at least ``width`` seconds, each from one batch's arrival to another's.
-
-    What is left at the end belongs to no window.
-    """
-    rates, (since, images) = [], (arrivals[0][0], 0)
-    for at, count in arrivals[1:]:
-        images += count
-        if at - since >= width:
-            rates.append(images / (at - since))
-            since, images = at, 0
-    return rates
 
 
 def _endless(loader: Loader) -> Generator[tuple[Any, ...], None, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,20 @@ import numpy.typing as npt
 
 from ..formats.errors import UsageError
 from .pickled import Pickled
+from .slots import CargoArrays
 from .work import Items
 
 
 @dataclass(frozen=True, eq=False)
 class Shipment:
-    """The items of a batch, and what goes with them to its slot's cargo: where it begins there, and what it is."""
+    """The items of a batch, and what goes with them to its slot's cargo: where it begins there, and what it is.
+
+    ``written`` are arrays that the workers write there, rather than in the fields of the slot's layout.
+    """
 
     items: Items
     cargo: tuple[tuple[int, Pickled], ...] = ()
+    written: CargoArrays | None = None
 
 
 class Plans:
@@ -58,7 +63,7 @@ class Plans:
 
     def _checked(self, plan: npt.ArrayLike | Shipment) -> Shipment:
         if isinstance(plan, Shipment):
-            return Shipment(self._checked_items(plan.items), plan.cargo)
+            return replace(plan, items=self._checked_items(plan.items))
         return Shipment(self._checked_items(plan))
 
     def _checked_items(self, plan: npt.ArrayLike) -> Items:

@@ -118,6 +118,20 @@ class SlotLayout:
         return memory[start + first * self.spare : start + (first + count) * self.spare]
 
 
+@dataclass(frozen=True)
+class CargoArrays:
+    """Arrays of a batch that lie in its slot's cargo, from ``at`` on, as in a slot of their own."""
+
+    layout: SlotLayout
+    at: int
+
+    def arrays(self, cargo: Memory) -> Arrays:
+        return self.layout.arrays(cargo[self.at :], self.layout.rows)
+
+    def copied(self, cargo: Memory) -> Arrays:
+        return self.layout.copied_arrays(cargo[self.at :], self.layout.rows)
+
+
 class SlotRing:
     """``slots`` slots in one piece of anonymous shared memory, allocated and mapped in full at the start, or
     as it is used, where the layout is sparse.

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import islice
+from itertools import chain
 from typing import Any
 
 from ...formats.errors import UsageError
 from ..passes import end
-from .length import INFINITE, UNKNOWN, Length, at_most
-from .lots import drawn, weights_of, words
-from .node import Node
+from .combined import Combined, ended
+from .length import Length
+from .mix import Choose, Mix
 from .running import Pass
 from .shared_numbers import SharedNumbers
-from .whole import seed_of, within
+from .whole import within
 
-
-@dataclass(frozen=True)
-class Combined(Node):
-    """A step over several flows."""
-
-    nodes: tuple[Node, ...]
-
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        return self.nodes
-
-    @property
-    def length(self) -> Length:
-        return reduce(Length.then, (node.length for node in self.nodes))
-
-    @property
-    def never_change(self) -> bool:
-        return all(node.never_change for node in self.nodes)
-
-    @contextmanager
-    def begun(self, now: Pass) -> Iterator[list[Iterator[Any]]]:
-        """A pass of each, all of which end with the context."""
-        with ExitStack() as opened:
-            passes = [node.run(now.of(self, n)) for n, node in enumerate(self.nodes)]
-            for items in passes:
-                opened.callback(end, items)
-            yield passes
+__all__ = ["Choose", "Concat", "Mix", "Zip"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +26,9 @@ class Concat(Combined):
 
     def __post_init__(self) -> None:
         if any(node.length.is_infinite for node in self.nodes[:-1]):
-            raise UsageError("what comes after an infinite flow would never come; take(n) of it first, or mix()")
+            raise UsageError(
+                "what comes after an infinite flow would never come; take(n) of it first, or mix()"
+            )
 
     def run(self, now: Pass) -> Iterator[Any]:
         for n, node in enumerate(self.nodes):
@@ -77,30 +52,24 @@ class Zip(Combined):
         return all(node.can_pick for node in self.nodes)
 
     def run(self, now: Pass) -> Iterator[Any]:
-        with self.begun(now) as passes:
-            yield from _zipped(passes)
+        return _zipped(self.begun(now))
 
     def pick(self, now: Pass, numbers: Iterable[int]) -> Iterator[Any]:
         if not self.can_pick:
             return super().pick(now, numbers)
-        return self._picked(now, SharedNumbers(within(numbers, self.length), len(self.nodes)))
-
-    def _picked(self, now: Pass, numbers: SharedNumbers) -> Iterator[Any]:
-        with ExitStack() as opened:
-            passes = [node.pick(now.of(self, n), numbers.of(n)) for n, node in enumerate(self.nodes)]
-            for items in passes:
-                opened.callback(end, items)
-            yield from _zipped(passes)
+        shared = SharedNumbers(within(numbers, self.length), len(self.nodes))
+        return _zipped([node.pick(now.of(self, n), shared.of(n)) for n, node in enumerate(self.nodes)])
 
 
-def _zipped(passes: Sequence[Iterator[Any]]) -> Iterator[Any]:
+def _zipped(passes: list[Iterator[Any]]) -> Iterator[Any]:
     """Python's own zip would hold on to the items."""
-    return iter(partial(_row, passes), None)
+    with ended(passes):
+        yield from iter(partial(_row, passes), None)
 
 
 def _row(passes: Sequence[Iterator[Any]]) -> Any:
-    """None where one has ended."""
-    parts = [part for items in passes for part in islice(items, 1)]
+    """None where one has ended, after which no other is asked."""
+    parts = tuple(map(next, passes))  # a StopIteration ends the tuple
     return joined(parts) if len(parts) == len(passes) else None
 
 
@@ -108,33 +77,9 @@ def joined(parts: Sequence[Any]) -> Any:
     """One tuple of the components of all, where tuples and lists have several; one dict of dicts."""
     if not all(isinstance(part, Mapping) for part in parts):
         spread = (part if isinstance(part, tuple | list) else (part,) for part in parts)
-        return tuple(component for components in spread for component in components)
+        return tuple(chain.from_iterable(spread))
     whole = {name: value for part in parts for name, value in part.items()}
     if len(whole) < sum(map(len, parts)):
-        raise UsageError(f"dicts to be joined have names in common: {[sorted(map(str, part)) for part in parts]}")
+        names = "; ".join(", ".join(map(str, part)) for part in parts)
+        raise UsageError(f"the dicts to be joined have names in common ({names}); rename them with map()")
     return whole
-
-
-@dataclass(frozen=True)
-class Mix(Combined):
-    """All items of all flows, interleaved at random. See :meth:`.Flow.mix`."""
-
-    weights: tuple[float, ...] | None
-    seed: int
-
-    def __post_init__(self) -> None:
-        seed_of(self.seed)
-        if not all(weights_of(self.weights, len(self.nodes))):
-            raise UsageError(f"a flow of weight 0 would never come; leave it out, or choose(): {self.weights}")
-        if self.weights is None and not all(node.length.is_exact for node in self.nodes):
-            lengths = ", ".join(str(node.length) for node in self.nodes)
-            raise UsageError(f"mix() needs weights where lengths are not exact; they are {lengths}")
-
-    def run(self, now: Pass) -> Iterator[Any]:
-        spent = 1 if self.weights is None else 0
-        left = self._weights()
-        with self.begun(now) as passes:
-            for word in words(now.bits(self, self.seed)):
-                if not any(left):
-                    return
-                ...

@@ -208,7 +208,7 @@ class Flow:
         Where items can be had by number (sequences, datasets, files, and maps over those) only numbers are
         shuffled; otherwise about half a window of items is held.
         """
-        return self._with(LocallyShuffled(self._node, window, seed))
+        return self._with(LocallyShuffled.of(self._node, window, seed))
 
     def batch(self, size: int, *, remainder: Remainder = "keep", as_list: bool = False) -> Flow:
         """Each ``size`` items as one: arrays with a first axis more, in tuples or dicts like the items.
@@ -237,7 +237,7 @@ class Flow:
 
     def take(self, count: int) -> Flow:
         """The first ``count`` items of each pass."""
-        return self._with(Take(self._node, count))
+        return self._with(Take.of(self._node, count))
 
     def concat(self, *others: Flow) -> Flow:
         """This flow's items, then those of the others."""

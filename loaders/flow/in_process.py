@@ -19,7 +19,8 @@ from ..slots import SlotLayout
 from ..work import Items
 from .node import Node, Step
 from .pass_work import ITEM, PassWork
-from .process_map import SPARE, ProcessMap, restored
+from .process_map import SPARE, ProcessMap
+from .results import restored
 from .running import Pass
 
 SLOTS = 4
@@ -50,10 +51,15 @@ class InProcess(Step):
             closing(engine.run(self._plans(now.number))) as batches,  # type: ignore[type-var]
         ):
             for batch in batches:
-                yield from _items_of(batch)
+                yield from self._items_of(batch)
                 if batch.skipped:
                     return
                 del batch
+
+    def _items_of(self, batch: Batch) -> Iterator[Any]:
+        """All that the pass had, of those that were asked for."""
+        for item in batch.items[: len(batch.payloads)]:
+            yield restored(batch.payloads.pop(next(iter(batch.payloads))), self._described(item))
 
     def _plans(self, pass_number: int) -> Iterator[Items]:
         """Items to ask for, first one alone, then more together."""
@@ -75,12 +81,6 @@ class InProcess(Step):
 
     def _described(self, item: Any) -> str:
         return f"item {item['number']} of pass {item['pass']}, in_process()"
-
-
-def _items_of(batch: Batch) -> Iterator[Any]:
-    """All that the pass had, of those that were asked for."""
-    while batch.payloads:
-        yield restored(batch.payloads.pop(next(iter(batch.payloads))))
 
 
 def _has_processes(node: Node) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from ...formats.shard import Room
 from ..heap import keep_freed_memory
 from ..slots import CARGO, Arrays
 from ..transforms import ArraySpec
-from ..work import Clock, Fill, Items, Skipped, Whole
+from ..work import Clock, Fill, Items, Skipped
+from .form import Form
 from .functions import Function
 from .node import Fetch
+from .results import outcome_of, raised
 from .running import Stream
-from .shipping import ITEM, received
+from .shipping import ITEM, received, rows_behind
 
 
 @dataclass(frozen=True)
@@ -49,41 +51,72 @@ class MapWork:
             yield _Bench(self, item_of, clock).fill
 
 
-@dataclass(frozen=True)
 class _Bench:
-    work: MapWork
-    item_of: Callable[[Any], Any] | None
-    clock: Clock
+    def __init__(self, work: MapWork, item_of: Callable[[Any], Any] | None, clock: Clock) -> None:
+        self._work = work
+        self._item_of = item_of
+        self._clock = clock
 
     def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
-        cargo, receiving, mapping = arrays.pop(CARGO), 0.0, 0.0
-        for row, (pass_number, number, at, size) in enumerate(items.tolist()):
-            began = perf_counter()
-            item = received(cargo, at, size)
-            got = perf_counter()
-            outcome = self._outcome(item, pass_number, number, arrays, row)
+        rows, receiving, mapping = _Rows(self._work, items, arrays), 0.0, 0.0
+        for row, item in enumerate(map(_Item._make, items.tolist())):
+            began = got = perf_counter()
+            try:
+                key = received(rows.cargo, item.at, item.size)
+                got = perf_counter()
+                outcome = rows.outcome(self._result(key, item), row, item.row)
+            except Exception as error:
+                outcome = raised(error)
             receiving, mapping = receiving + got - began, mapping + perf_counter() - got
-            del item
             yield outcome
-        self.clock[:] += receiving, mapping
+        self._clock[:] += receiving, mapping
 
-    def _outcome(self, item: Any, pass_number: int, number: int, arrays: Arrays, row: int) -> object:
-        item = self.item_of(item) if self.item_of else item
-        stream = self.work.stream
-        result = (
-            self.work.function(item, stream.rng(pass_number, number)) if stream else self.work.function(item)
-        )
+    def _result(self, key: Any, item: _Item) -> Any:
+        value = self._item_of(key) if self._item_of else key
+        stream = self._work.stream
+        rng = (stream.rng(item.pass_number, item.number),) if stream else ()
+        return self._work.function(value, *rng)
+
+
+class _Item(NamedTuple):
+    pass_number: int
+    number: int
+    at: int
+    size: int
+    row: int
+    rows: int
+    form_at: int
+    form_size: int
+
+
+class _Rows:
+    """Where the results of a lease go."""
+
+    def __init__(self, work: MapWork, items: Items, arrays: Arrays) -> None:
+        self.cargo = arrays.pop(CARGO)
+        self._work = work
+        self._declared = list(arrays.values())
+        self._form: Form | None = None
+        self._written: list[Any] = []
+        if len(items) and items[0]["form_size"]:
+            at, size, rows = (int(items[0][name]) for name in ("form_at", "form_size", "rows"))
+            self._form = received(self.cargo, at, size)
+            written = rows_behind(self._form, at, size, rows).arrays(self.cargo)  # type: ignore[arg-type]
+            self._written = list(written.values())
+
+    def outcome(self, result: Any, row: int, row_of_batch: int) -> object:
+        """What is yielded for a result, which is written where its form is known."""
         if result is None:
-            return _dropped(self.work.drop_none)
-        if self.work.outputs is None:
+            return _dropped(self._work.drop_none)
+        if self._work.outputs is not None:
+            _write(result, self._work.outputs, [array[row, ...] for array in self._declared])
+            return None
+        parts = self._form.arrays_of(result) if self._form else None
+        if parts is None:
             return outcome_of(result)
-        _write(result, self.work.outputs, [array[row, ...] for array in arrays.values()])
+        for array, part in zip(self._written, parts, strict=True):
+            array[row_of_batch] = part
         return None
-
-
-def outcome_of(result: Any) -> object:
-    """What a worker yields, for the result to arrive as what it is."""
-    return result if type(result) in (np.ndarray, bytes) else Whole(result)
 
 
 def use_one_thread() -> None:

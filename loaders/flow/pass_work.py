@@ -14,8 +14,9 @@ from ...formats.shard import Room
 from ..passes import end
 from ..slots import Arrays
 from ..work import Clock, Fill, Items, Skipped
-from .map_work import outcome_of, use_one_thread
+from .map_work import use_one_thread
 from .node import Node
+from .results import outcome_of, raised
 from .running import Kept, Pass
 
 ITEM = np.dtype([("pass", "<u8"), ("run", "<u8"), ("number", "<u8")])
@@ -71,8 +72,11 @@ class _Runner:
 
     def _next(self) -> object:
         """After an exception a generator has no more items, so that nothing runs again for items behind it."""
-        for item in self._items:
-            return outcome_of(item)
+        try:
+            for item in self._items:
+                return outcome_of(item)
+        except Exception as error:
+            return raised(error)
         return ENDED
 
     def close(self) -> None:

@@ -15,12 +15,15 @@ from ..engine import Engine
 from ..loader import DEFAULT_SLOTS
 from ..passes import end
 from ..slots import Field, SlotLayout
+from ..stacking import stack
 from ..transforms import ArraySpec
 from .batching_source import BatchingSource
+from .form import Form
 from .map_work import MapWork
 from .mapped import Mapped
 from .node import Fetched
 from .numbered import Asked, numbered
+from .results import restored
 from .running import Pass
 from .shipping import Shipping
 
@@ -50,21 +53,16 @@ class ProcessMap(Mapped, BatchingSource):
 
     def results(self, now: Pass, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         rows = max(ROWS, 2 * AHEAD * self.processes)
-        for batch in self._batches(now, numbers, rows, AHEAD * self.processes):
+        items, shipping = self._sent(now, numbers, rows, AHEAD * self.processes)
+        for batch in self._received(now, items, shipping):
             yield from self._values(batch)
             del batch
 
-    @property
-    def never_change(self) -> bool:
-        return True  # each result was made by a worker, for nobody else
-
     def _values(self, batch: Batch) -> Iterator[Any]:
         for row in range(len(batch.items)):
-            if row in batch.skipped:
-                continue
-            if self.outputs is None:
-                yield restored(batch.payloads.pop(row))
-            else:
+            if row in batch.payloads:
+                yield restored(batch.payloads.pop(row), self._described(batch.items[row]))
+            elif row not in batch.skipped:
                 yield self._in_form([array[row, ...] for array in batch.arrays.values()])
 
     def _in_form(self, arrays: list[Any]) -> Any:
@@ -72,18 +70,40 @@ class ProcessMap(Mapped, BatchingSource):
 
     @property
     def can_batch(self) -> bool:
-        return self.outputs is not None and self.ordered and not self.drop_none
+        return self.ordered and not self.drop_none
 
     def batches(self, now: Pass, size: int) -> Iterator[Any]:
-        for batch in self._batches(now, None, size, size):
-            arrays = list(batch.arrays.values())
-            del batch
-            held = [self._in_form(arrays)]
-            del arrays
-            yield held.pop()
+        items, shipping = self._sent(now, None, size, size)
+        if self.outputs is not None:
+            yield from map(self._whole, self._received(now, items, shipping))
+            return
+        learnt = now.kept.shared(now.place(self), Learnt)
+        shipping.form = learnt.form
+        yield from map(partial(self._stacked, shipping, learnt), self._received(now, items, shipping))
 
-    def _batches(self, now: Pass, numbers: Iterable[int] | None, rows: int, least: int) -> Iterator[Batch]:
-        items, places = self._sent(now, numbers)
+    def _whole(self, batch: Batch) -> Any:
+        for row, payload in batch.payloads.items():
+            restored(payload, self._described(batch.items[row]))
+        return self._in_form(list(batch.arrays.values()))
+
+    def _stacked(self, shipping: Shipping, learnt: Learnt, batch: Batch) -> Any:
+        """What the workers have written, or else what it takes to stack; they learn the form of that."""
+        form = shipping.forms.popleft()
+        if form and not batch.payloads:
+            return form.made_of(batch.arrays)
+        rows = [self._row(batch, row, form) for row in range(len(batch.items))]
+        shipping.form = learnt.form = Form.of(rows[0])
+        return stack(rows)
+
+    def _row(self, batch: Batch, row: int, form: Form | None) -> Any:
+        if row in batch.payloads or form is None:
+            return restored(batch.payloads[row], self._described(batch.items[row]))
+        return form.made_of({name: array[row, ...] for name, array in batch.arrays.items()})
+
+    def _sent(
+        self, now: Pass, numbers: Iterable[int] | None, rows: int, least: int
+    ) -> tuple[Iterator[Any], Shipping]:
+        items, places = self._keys(now, numbers)
         shipping = Shipping(
             zip(items, places, strict=False),
             pass_number=now.number,
@@ -92,21 +112,25 @@ class ProcessMap(Mapped, BatchingSource):
             room=CARGO,
             never_change=isinstance(self.source, Fetched) or self.source.never_change,
         )
-        try:
-            with (
-                now.kept.borrowed(now.place(self), partial(self._engine, now, rows)) as engine,
-                closing(engine.run(shipping)) as batches,  # type: ignore[type-var]
-            ):
-                yield from map(partial(_noted, shipping), batches)
-        finally:
-            end(items)
+        return items, shipping
 
-    def _sent(self, now: Pass, numbers: Iterable[int] | None) -> tuple[Iterator[Any], Iterator[int]]:
+    def _keys(self, now: Pass, numbers: Iterable[int] | None) -> tuple[Iterator[Any], Iterator[int]]:
         """What the workers are sent, the items or what they fetch them by, and the number of each."""
         if not isinstance(self.source, Fetched):
             return numbered(self, now, numbers)
         asked = Asked(range(self.source.length.items) if numbers is None else numbers)
         return self.source.keys(now.of(self), asked), asked.again
+
+    def _received(self, now: Pass, items: Iterator[Any], shipping: Shipping) -> Iterator[Batch]:
+        make = partial(self._engine, now, shipping.rows)
+        try:
+            with (
+                now.kept.borrowed(now.place(self), make) as engine,
+                closing(engine.run(shipping)) as batches,  # type: ignore[type-var]
+            ):
+                yield from map(partial(_noted, shipping), batches)
+        finally:
+            end(items)
 
     def _engine(self, now: Pass, rows: int) -> Engine:
         work = MapWork(
@@ -130,6 +154,15 @@ class ProcessMap(Mapped, BatchingSource):
         return f"item {item['number']} of pass {item['pass']}, at {self.label}"
 
 
+class Learnt:
+    """The form of a step's results, from one pass to the next."""
+
+    form: Form | None = None
+
+    def close(self) -> None:
+        self.form = None
+
+
 def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec, ...] | None:
     """Outputs as a tuple. Raises UsageError for anything but specs."""
     if outputs is None:
@@ -149,8 +182,3 @@ def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
 def _noted(shipping: Shipping, batch: Batch) -> Batch:
     shipping.delivered(len(batch.items))
     return batch
-
-
-def restored(payload: object) -> object:
-    """The result that a worker had."""
-    return bytes(payload) if isinstance(payload, memoryview) else payload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from .node import Fetch, Fetched, Step
 from .running import Pass
@@ -33,12 +33,14 @@ class Renumbered(Step):
 
 
 class RenumberedKeys(Renumbered, Fetched):
-    """Such a step over a source whose items are fetched: so are its own."""
+    """Such a step over a :class:`Fetched` source: so are its own items."""
 
-    source: Fetched
+    @property
+    def _fetched(self) -> Fetched:
+        return cast("Fetched", self.source)
 
     def fetch(self) -> Fetch:
-        return self.source.fetch()
+        return self._fetched.fetch()
 
     def keys(self, now: Pass, numbers: Iterable[int]) -> Iterator[Any]:
-        return self.source.keys(now.of(self), self.numbers(now, within(numbers, self.length)))
+        return self._fetched.keys(now.of(self), self.numbers(now, within(numbers, self.length)))

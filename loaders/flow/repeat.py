@@ -28,9 +28,11 @@ class Repeat(Step):
 
     def __post_init__(self) -> None:
         if self.passes is not None:
-            whole(self.passes, "the number of passes", least=0)
+            object.__setattr__(self, "passes", whole(self.passes, "the number of passes", least=0))
         if self.source.length.is_infinite:
-            raise UsageError("an infinite flow has no end to be repeated after; leave out repeat(), or take(n) before")
+            raise UsageError(
+                "an infinite flow has no end to be repeated after; leave out repeat(), or take(n) before"
+            )
         if self.passes is None and self.source.length.is_exact and not self.source.length.items:
             raise UsageError("a flow without items cannot be repeated for ever")
 
@@ -70,7 +72,7 @@ class Take(Renumbered):
     count: int
 
     def __post_init__(self) -> None:
-        whole(self.count, "the number of items to take", least=0)
+        object.__setattr__(self, "count", whole(self.count, "the number of items to take", least=0))
 
     @classmethod
     def of(cls, source: Node, count: int) -> Take:

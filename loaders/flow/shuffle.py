@@ -31,7 +31,7 @@ class LocallyShuffled(Renumbered):
     seed: int
 
     def __post_init__(self) -> None:
-        whole(self.window, "a shuffle window", least=1)
+        object.__setattr__(self, "window", whole(self.window, "a shuffle window", least=1))
         seed_of(self.seed)
 
     @classmethod

@@ -41,15 +41,19 @@ def _has_length(items: Any) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class FromSequence(Node):
-    """``items[0]`` to ``items[len(items) - 1]``; of an array its rows."""
-
-    items: Any
+class Source(Node):
+    """A node that draws from no other."""
 
     @property
     def sources(self) -> tuple[Node, ...]:
         return ()
+
+
+@dataclass(frozen=True)
+class FromSequence(Source):
+    """``items[0]`` to ``items[len(items) - 1]``; of an array its rows."""
+
+    items: Any
 
     @property
     def length(self) -> Length:
@@ -71,14 +75,10 @@ class FromSequence(Node):
 
 
 @dataclass(frozen=True)
-class FromIterable(Node):
+class FromIterable(Source):
     """What iterating ``items`` anew gives in each pass: a set, a Loader, another library's data."""
 
     items: Iterable[Any]
-
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        return ()
 
     @property
     def length(self) -> Length:
@@ -105,7 +105,7 @@ def _item(item: Any, number: int) -> Any:
 
 
 @dataclass(frozen=True)
-class FromCallable(Node):
+class FromCallable(Source):
     """What ``function()`` returns, called for each pass."""
 
     function: Function
@@ -116,10 +116,6 @@ class FromCallable(Node):
                 f"a {type(self.function.call).__name__} cannot be called: give a function that returns the items, "
                 "not what it returns"
             )
-
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        return ()
 
     @property
     def length(self) -> Length:

@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from ..passes import end
 from .mapped import Mapped
 from .numbered import numbered
 from .running import Pass
-from .threads import Task, Threads
+from .threads import Finished, Task, Threads
 from .whole import whole
 
 WINDOW = 16  # items of each thread that are under way at most, so that as many need not wait for a slow one
@@ -45,24 +44,24 @@ class ThreadMap(Mapped):
 
     def results(self, now: Pass, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
-        shared: SimpleQueue[Task] = SimpleQueue()
-        threads = Threads(self.threads, "map")
+        threads, shared = Threads(self.threads, "map"), Finished()
 
-        def begin(item: Any, number: int) -> SimpleQueue[Task]:
-            finished: SimpleQueue[Task] = SimpleQueue() if self.ordered else shared
-            threads.do(Task(partial(self.result, now, number), item, finished))
-            return finished
+        def begin(item: Any, number: int) -> Finished:
+            task = Task(partial(self.result, now, number), item, Finished() if self.ordered else shared)
+            threads.do(task)
+            return task.finished
 
         try:
-            yield from self.wanted(_outcomes(map(begin, items, places), WINDOW * self.threads))
+            due = _due(map(begin, items, places), WINDOW * self.threads)
+            yield from self.wanted(map(threads.outcome, due))
         finally:
             threads.close()
             end(items)
 
 
-def _outcomes(begun: Iterator[SimpleQueue[Task]], window: int) -> Iterator[Any]:
-    """The outcome of each task that was begun, from the queue that it will be in."""
-    line: deque[SimpleQueue[Task]] = deque()
+def _due(begun: Iterator[Finished], window: int) -> Iterator[Finished]:
+    """What will be waited for next, while others are begun."""
+    line: deque[Finished] = deque()
     failure: Exception | None = None
     more = True
     while more or line:
@@ -71,15 +70,15 @@ def _outcomes(begun: Iterator[SimpleQueue[Task]], window: int) -> Iterator[Any]:
         except Exception as error:
             failure, more = error, False
         if line:
-            yield line.popleft().get().outcome()
+            yield line.popleft()
     try:
-        if failure:
+        if failure is not None:
             raise failure
     finally:
         del failure  # or else its traceback holds itself
 
 
-def _begin_some(begun: Iterator[SimpleQueue[Task]], line: deque[SimpleQueue[Task]], window: int) -> bool:
+def _begin_some(begun: Iterator[Finished], line: deque[Finished], window: int) -> bool:
     """Begin one more, and others while the first of the line would have to be waited for. False at the end."""
     for finished in begun:
         line.append(finished)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
+
+from ...formats.errors import UsageError
+
+
+class Finished(SimpleQueue["Task"]):
+    """Where a task is put when it has been done."""
 
 
 class Task:
@@ -16,18 +23,18 @@ class Task:
     Nobody else holds the item meanwhile, nor the outcome afterwards: whoever takes it has it alone.
     """
 
-    def __init__(self, make: Callable[[Any], Any], item: Any, finished: SimpleQueue[Task]) -> None:
+    def __init__(self, make: Callable[[Any], Any], item: Any, finished: Finished) -> None:
+        self.finished = finished
         self._make = make
         self._held = [item]
         self._error: BaseException | None = None
-        self._finished = finished
 
     def run(self) -> None:
         try:
             self._held.append(self._make(self._held.pop()))
-        except BaseException as error:
+        except BaseException as error:  # the consumer's to raise, whatever it is
             self._error = error
-        self._finished.put(self)
+        self.finished.put(self)
 
     def outcome(self) -> Any:
         """What was returned; raises what was raised. Once."""
@@ -48,6 +55,7 @@ class Threads:
     """
 
     def __init__(self, count: int, name: str) -> None:
+        self._pid = os.getpid()
         self._todo: SimpleQueue[Task | None] = SimpleQueue()
         threads = [
             threading.Thread(
@@ -61,6 +69,14 @@ class Threads:
 
     def do(self, task: Task) -> None:
         self._todo.put(task)
+
+    def outcome(self, finished: Finished) -> Any:
+        """Of the task that is, or will be, in there."""
+        if self._pid != os.getpid():
+            raise UsageError(
+                "this pass belongs to the process that this one was forked from; begin a new one"
+            )
+        return finished.get().outcome()
 
 
 def _serve(todo: SimpleQueue[Task | None]) -> None:

@@ -1,0 +1,87 @@
+"""Files in folders of classes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ...formats.errors import UsageError
+from ...formats.tree_walk import files_below, files_in, folders_in
+from ...formats.trees import _IMAGE_SUFFIXES as IMAGE_SUFFIXES
+from ..order import displaced
+from .length import Length, exact
+from .node import Fetched
+from .running import Pass
+from .whole import seed_of, within
+
+
+@dataclass(frozen=True)
+class FromFiles(Fetched):
+    """FOLDER/CLASS/...: the files at ``paths``, which are relative, have ``/`` and are sorted by their bytes.
+
+    Keys are paths; a class's label is its place in ``classes``. Without a seed every pass has this order.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    seed: int | None
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str], *, suffixes: Sequence[str] | None, seed: int | None) -> Self:
+        """Lists the folder. Raises UsageError; SourceDamaged for links, and what is neither file nor folder."""
+        top, endings = Path(folder).resolve(), _endings(suffixes)
+        if not top.is_dir():
+            raise UsageError("is not a folder", path=folder)
+        for file in files_in(top):
+            if file.path.lower().endswith(endings):
+                raise UsageError("lies in no class folder; move it into one", path=top / file.path)
+        classes = folders_in(top)
+        found = (f"{name}/{file.path}" for name in classes for file in files_below(top / name))
+        paths = sorted((path for path in found if path.lower().endswith(endings)), key=os.fsencode)
+        if not paths:
+            raise UsageError(
+                f"has no files in folders of classes that end in {', '.join(endings)}", path=folder
+            )
+        return cls(top, tuple(classes), tuple(paths), None if seed is None else seed_of(seed))
+
+    @property
+    def length(self) -> Length:
+        return exact(len(self.paths))
+
+    @property
+    def never_change(self) -> bool:
+        return True
+
+    def fetch(self) -> FileFetch:
+        return FileFetch(self.folder, self.classes)
+
+    def keys(self, now: Pass, numbers: Iterable[int]) -> Iterator[str]:
+        places = within(numbers, self.length)
+        if self.seed is not None:
+            count = len(self.paths)
+            places = map(displaced(count, window=count, bits=now.bits(self, self.seed)).item, places)
+        return map(self.paths.__getitem__, places)
+
+
+def _endings(suffixes: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(suffixes, str):
+        raise UsageError(f"suffixes are several: give [{suffixes!r}]")
+    return IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
+
+
+@dataclass(frozen=True)
+class FileFetch:
+    """Reads files by their paths. Picklable."""
+
+    folder: Path
+    classes: tuple[str, ...]
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[str], tuple[Any, ...]]]:
+        label_of = {name: label for label, name in enumerate(self.classes)}
+        yield lambda path: ((self.folder / path).read_bytes(), label_of[path.partition("/")[0]])
