@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from types import TracebackType
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 from ...formats.errors import UsageError
 from ..fake_data import FakeData
@@ -22,20 +20,18 @@ from .fake import FromFakeData
 from .files import FromFiles
 from .functions import Function
 from .in_process import InProcess
-from .length import Length
 from .look import Print
 from .map import Filter, Map
-from .measure import FlowSpeed, measure
 from .node import Node
+from .pipeline import Pipeline
 from .prefetch import Prefetch
 from .process_map import ProcessMap, declared
 from .repeat import Repeat, Take
-from .running import Kept, Pass
 from .shuffle import LocallyShuffled
 from .thread_map import ThreadMap
 
 
-class Flow:
+class Flow(Pipeline):
     """An immutable description of a pipeline; each step returns a new one, and iterating it runs one pass.
 
         train = Flow.from_files("train").shuffle(10_000).map(load, processes=8).batch(256)
@@ -49,11 +45,6 @@ class Flow:
     ``len(flow)`` is exact or raises TypeError; :attr:`length` says what is known. Picklable; the copy begins at
     pass 0. Not thread-safe. Raises UsageError for what a step cannot do, when the step is added.
     """
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._kept = Kept()
-        self._next_pass = 0
 
     # Sources
 
@@ -279,85 +270,9 @@ class Flow:
         """
         return self._with(InProcess(self._node, ahead))
 
-    # Looking
-
     def print(self, items: int = 1) -> Flow:
         """Print to stderr what the first items of each pass look like: types, shapes, dtypes, ranges."""
         return self._with(Print(self._node, items))
-
-    def peek(self, items: int = 1) -> list[Any]:
-        """The first items of pass 0, which is ended then."""
-        with closing(self.at_pass(0)) as found:  # type: ignore[type-var]
-            return [item for item, _ in zip(found, range(items), strict=False)]
-
-    def measure(self, *, seconds: float = 5.0) -> FlowSpeed:
-        """How fast the flow delivers, to a consumer that does nothing: items/s, MB/s, times between items."""
-        return measure(self, seconds=seconds)
-
-    # Running
-
-    def __iter__(self) -> Iterator[Any]:
-        """Begin the next pass."""
-        number, self._next_pass = self._next_pass, self._next_pass + 1
-        return self.at_pass(number)
-
-    def at_pass(self, number: int) -> Iterator[Any]:
-        """Begin this pass. Raises UsageError unless 0 <= number < 2**63."""
-        if not 0 <= number < 1 << 63:
-            raise UsageError(f"passes are numbered from 0, not {number}")
-        return self._node.run(Pass(number, self._kept))
-
-    @property
-    def can_pick(self) -> bool:
-        """Whether :meth:`pick` works: a source with numbers, and steps that keep them."""
-        return self._node.can_pick
-
-    def pick(self, pass_number: int, numbers: Iterable[int]) -> Iterator[Any]:
-        """The items that this pass yields at these places, in the order asked for; UsageError where :attr:`can_pick` is not.
-
-        ``numbers`` are drawn some items ahead of what is yielded.
-        """
-        return self._node.pick(Pass(pass_number, self._kept), numbers)
-
-    @property
-    def length(self) -> Length:
-        """How many items each pass has: exactly, at most, unknown or infinite."""
-        return self._node.length
-
-    def __len__(self) -> int:
-        """How many items each pass has. TypeError where that is not known exactly."""
-        if not self.length.is_exact:
-            raise TypeError(
-                f"this flow's length is {self.length}; flow.take(n) or an exact source gives it one"
-            )
-        return self.length.items
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def batches_never_change(self) -> bool:
-        """Whether nobody writes again to what this flow has yielded, so that it need not be copied."""
-        return self._node.never_change
-
-    def close(self) -> None:
-        """End worker processes and forget caches; the next pass makes new ones. Idempotent."""
-        kept, self._kept = self._kept, Kept()
-        kept.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Flow, (self._node,)
-
-    def __repr__(self) -> str:
-        return f"<Flow of {self.length} items, ending in {type(self._node).__name__}>"
 
     def _with(self, node: Node) -> Flow:
         return Flow(node)

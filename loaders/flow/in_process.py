@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from .pass_work import ITEM, PassWork
 from .process_map import SPARE, ProcessMap
 from .results import restored
 from .running import Pass
+from .whole import whole
 
 SLOTS = 4
 
@@ -36,8 +36,7 @@ class InProcess(Step):
     ahead: int
 
     def __post_init__(self) -> None:
-        if operator.index(self.ahead) < 1:
-            raise UsageError(f"in_process runs at least 1 item ahead, not {self.ahead}")
+        whole(self.ahead, "the items that in_process runs ahead", least=1)
         if _has_processes(self.source):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
 

@@ -101,7 +101,7 @@ class _Rows:
         if len(items) and items[0]["form_size"]:
             at, size, rows = (int(items[0][name]) for name in ("form_at", "form_size", "rows"))
             self._form = received(self.cargo, at, size)
-            written = rows_behind(self._form, at, size, rows).arrays(self.cargo)  # type: ignore[arg-type]
+            written = rows_behind(self._form, at, size, rows).arrays(self.cargo)
             self._written = list(written.values())
 
     def outcome(self, result: Any, row: int, row_of_batch: int) -> object:

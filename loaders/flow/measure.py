@@ -19,7 +19,7 @@ from .node import Node, Step
 from .per_item import PerItem
 
 if TYPE_CHECKING:
-    from .flow import Flow
+    from .pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FlowSpeed:
         )
 
 
-def measure(flow: Flow, *, seconds: float) -> FlowSpeed:
+def measure(flow: Pipeline, *, seconds: float) -> FlowSpeed:
     """Draw the flow's next passes, one after the other, for so long after the first item.
 
     At least one item is measured after the first. Raises UsageError for a pass without items, and what the
@@ -94,7 +94,7 @@ def measure(flow: Flow, *, seconds: float) -> FlowSpeed:
 class _Drawn:
     """What a flow yields, pass after pass, counted."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Pipeline) -> None:
         self.makes_batches = _makes_batches(flow._node)
         self.passes = self.bytes = self.rows = 0
         self._flow = flow

@@ -41,8 +41,9 @@ class Shipping:
     """Iterating it yields a Shipment for each group of ``numbered`` items, of at most ``rows``.
 
     Groups grow from ``least`` with the rate at which results are :meth:`delivered`; with ``least`` = ``rows`` all
-    are full but the last. Once the results' ``form`` is set workers write the rows of a batch. Unless the items ``never_change`` they are copied when they are drawn. What the items'
-    iterator raises comes after the group before it. Raises UsageError for an item that cannot be sent.
+    are full but the last. Once the results' ``form`` is set workers write the rows of a batch. Unless the items
+    ``never_change`` they are copied when they are drawn. What the items' iterator raises comes after the group
+    before it. Raises UsageError for an item that cannot be sent.
     """
 
     def __init__(
