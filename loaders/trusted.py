@@ -38,7 +38,7 @@ def dumps_beside(value: object) -> tuple[bytes, Buffers]:
 def can_dump_by_value() -> bool:
     """Whether cloudpickle is there."""
     try:
-        import cloudpickle  # noqa: F401
+        import cloudpickle  # type: ignore[import-untyped]  # noqa: F401
     except ImportError:
         return False
     return True
@@ -46,7 +46,7 @@ def can_dump_by_value() -> bool:
 
 def dumps_by_value(value: object, beside: Buffers | None = None) -> bytes:
     """A pickle that holds the code of lambdas, closures and what the main module defines. Needs cloudpickle."""
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
 
     keep = None if beside is None else beside.append
     return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.batching import Batches, stack
+from shardprep.loaders.batching import Batches
+from shardprep.loaders.stacking import stack
 
 DTYPES = st.sampled_from(["u1", "i2", "<i4", "i8", "f2", "f4", "f8", "c8", "c16", "?"])
 

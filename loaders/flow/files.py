@@ -21,9 +21,10 @@ from .whole import seed_of, within
 
 @dataclass(frozen=True)
 class FromFiles(Fetched):
-    """FOLDER/CLASS/...: the files at ``paths``, which are relative, have ``/`` and are sorted by their bytes.
+    """FOLDER/CLASS/...: the files at ``paths``, which are relative, have ``/`` and are sorted.
 
-    Keys are paths; a class's label is its place in ``classes``. Without a seed every pass has this order.
+    They sort by code points, which is by their bytes in UTF-8. Keys are paths; a class's label is its place in
+    ``classes``. Without a seed every pass has this order.
     """
 
     folder: Path
@@ -42,7 +43,7 @@ class FromFiles(Fetched):
                 raise UsageError("lies in no class folder; move it into one", path=top / file.path)
         classes = folders_in(top)
         found = (f"{name}/{file.path}" for name in classes for file in files_below(top / name))
-        paths = sorted((path for path in found if path.lower().endswith(endings)), key=os.fsencode)
+        paths = sorted(path for path in found if path.lower().endswith(endings))
         if not paths:
             raise UsageError(
                 f"has no files in folders of classes that end in {', '.join(endings)}", path=folder

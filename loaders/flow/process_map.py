@@ -25,7 +25,7 @@ from .numbered import Asked, numbered
 from .results import restored
 from .running import Pass
 from .shipping import Shipping
-from .whole import seed_of, whole
+from .whole import whole
 
 ROWS = 64  # items in a slot, at most: a millisecond of the cheapest work
 AHEAD = 2  # items for each worker in the smallest group, of which as many as there are slots are under way
@@ -44,8 +44,8 @@ class ProcessMap(Mapped, BatchingSource):
     deadline: float | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         whole(self.processes, "processes", least=1)
-        seed_of(self.seed)
 
     @property
     def can_pick(self) -> bool:
