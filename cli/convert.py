@@ -58,8 +58,8 @@ def convert(source: Path, output: Path, split: str | None, as_json: bool, **chos
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
-    tree, Kaggle's tree, or class folders; it is read in place. Interrupted in any way, the same
-    command finishes the job, and the result is byte-identical.
+    tree, Kaggle's tree, class folders, or an LMDB of tensorpack's LMDBSerializer; it is read in place.
+    Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(
         container=chosen["container"],

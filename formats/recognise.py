@@ -12,6 +12,7 @@ from .official_tars import official_tars, single_tar
 from .recognised_source import RecognisedSource
 from .source import SPLITS, Source
 from .tar_header import BLOCK
+from .tensorpack_source import tensorpack_lmdb
 from .trees import class_folders, extracted_tree, kaggle_tree
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -19,15 +20,16 @@ _LOOKED_FOR = f"""\
 is no source that is known here. Give one of:
   ILSVRC2012_img_train.tar, _img_val.tar or _img_test.tar, or a folder that holds them;
   a folder with train/<class>/, val/ or test/ in it, extracted or Kaggle's (ILSVRC/Data/CLS-LOC);
-  a folder of class folders.
+  a folder of class folders;
+  an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb.
 The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"""
 
 
 def recognise(path: Path, *, split: str | None = None, check_md5: bool = False) -> Source:
     """The source at a path, which may be a link; a split that is there twice is taken from its tar.
 
-    Folders of classes alone are taken for ``split``, or for train. Nothing but folders and a first
-    header is read. Raises UsageError where nothing is recognised, else DataError and OSError.
+    Folders of classes alone, and an LMDB, are taken for ``split``, or for train. Nothing but folders and a
+    first header is read. Raises UsageError where nothing is recognised, else DataError and OSError.
     """
     if split not in (None, *SPLITS):
         raise UsageError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -35,6 +37,8 @@ def recognise(path: Path, *, split: str | None = None, check_md5: bool = False) 
         raise UsageError("does not exist", path=path)
     path = path.resolve()
     found = _of_folder(path, check_md5) if path.is_dir() else _of_file(path, check_md5)
+    if not found and (lmdb := tensorpack_lmdb(path, split or "train")):
+        return lmdb
     if not found and path.is_dir() and (source := class_folders(path, split or "train")):
         found = [source]
     if not found:

@@ -99,7 +99,7 @@ class Box:
 
 
 class Source(ABC):
-    """A dataset as its owner has it: official archives, an extracted tree, class folders."""
+    """A dataset as its owner has it: official archives, an extracted tree, class folders, an LMDB."""
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from .tree_reader import TreeReader
 from .tree_walk import FoundFile, files_below, files_in, folders_in, refuse_links
 
 CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
-_IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _OTHER_NAMES = {"training": "train", "valid": "val", "validation": "val", "eval": "val", "testing": "test"}
 
 
@@ -161,7 +161,7 @@ class Tree(RecognisedSource):
 
 
 def _is_image(file: FoundFile) -> bool:
-    return file.path.lower().endswith(_IMAGE_SUFFIXES)
+    return file.path.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _stem(file: FoundFile) -> str:

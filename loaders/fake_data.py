@@ -30,7 +30,7 @@ class FakeData:
 
     The batches are views of few records that are made beforehand, two batches of pixels or 50 files, which
     repeat. Equal arguments make equal batches, in every iteration. Several iterators may run at once, in any
-    threads. Raises UsageError.
+    threads. Picklable, in few bytes. Raises UsageError.
     """
 
     def __init__(
@@ -48,12 +48,18 @@ class FakeData:
                 f"batches={batches}, batch_size={batch_size}, size={size}, seconds={seconds}, seed={seed}: there "
                 "must be at least 0 batches, 1 record in each, 1 pixel on each side, 0 seconds and 0 as a seed"
             )
+        self._options = {
+            "batch_size": batch_size,
+            "size": tuple(size),
+            "encoded": encoded,
+            "seconds": seconds,
+            "seed": seed,
+        }
         self._batches = batches
         self._rows = batch_size
         self._shape = (*size, 3)
         self._encoded = encoded
         self._seconds = seconds
-        self._rng_seed = seed
         rng = np.random.default_rng(seed)
         self._labels = rng.integers(0, CLASSES, 2 * batch_size)
         self._records: Any = _files(seed) if encoded else _noise(rng, (2 * batch_size, *self._shape))
@@ -63,9 +69,15 @@ class FakeData:
         return self._batches
 
     def __iter__(self) -> Iterator[tuple[Any, Labels]]:
-        for number in range(self._batches):
-            time.sleep(self._seconds * self._rows)
-            yield self._images(number), self._labels_of(number)
+        return map(self.batch, range(self._batches))
+
+    def batch(self, number: int) -> tuple[Any, Labels]:
+        """One of the batches, at the same cost."""
+        time.sleep(self._seconds * self._rows)
+        return self._images(number), self._labels_of(number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._batches, self._options)
 
     def _images(self, number: int) -> Any:
         if self._encoded:
@@ -108,6 +120,10 @@ def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.u
     memory[:] = np.frombuffer(rng.bytes(memory.size), np.uint8)
     memory.flags.writeable = False
     return memory.reshape(shape)
+
+
+def _rebuilt(batches: int, options: dict[str, Any]) -> FakeData:
+    return FakeData(batches, **options)
 
 
 def _files(seed: int) -> list[memoryview]:

@@ -48,21 +48,28 @@ def record_rng(seed: int, epoch: int, record: int) -> np.random.Generator:
     return np.random.Generator(keyed_bits(Purpose.AUGMENTATION, seed=seed, epoch=epoch, item=record))
 
 
-class RecordRandom:
-    """:func:`record_rng` for one record after the other, at a seventh of its cost (0.9 µs).
+class ItemRandom:
+    """The generators of a stream's items, one after the other, at a seventh of the cost of making each (0.9 µs).
 
-    The generator returned is one and the same, moved to the record's stream: it is good until the
-    next call. Not thread-safe.
+    ``bits`` is any item's, at its start. The generator returned is one and the same, moved to the item's stream:
+    it is good until the next call. Not thread-safe.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._bits = keyed_bits(Purpose.AUGMENTATION, seed=seed, epoch=0)
-        self._generator = np.random.Generator(self._bits)
-        self._state = self._bits.state
+    def __init__(self, bits: np.random.Philox) -> None:
+        self._bits = bits
+        self._generator = np.random.Generator(bits)
+        self._state = bits.state
 
-    def __call__(self, epoch: int, record: int) -> np.random.Generator:
+    def __call__(self, epoch: int, item: int) -> np.random.Generator:
         words = self._state["state"]
         words["key"][1] = epoch
-        words["counter"][2] = record
+        words["counter"][2] = item
         self._bits.state = self._state
         return self._generator
+
+
+class RecordRandom(ItemRandom):
+    """:func:`record_rng` for one record after the other."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(keyed_bits(Purpose.AUGMENTATION, seed=seed, epoch=0))

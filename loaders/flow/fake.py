@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,9 +39,6 @@ class FromFakeData(Fetched):
     def keys(self, now: Pass, numbers: Iterable[int]) -> Iterator[int]:
         return within(numbers, self.length)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (FromFakeData, len(self.data), _options(self.data))
-
 
 @dataclass(frozen=True)
 class FakeItems:
@@ -55,18 +51,5 @@ class FakeItems:
         yield self._item
 
     def _item(self, number: int) -> tuple[Any, int]:
-        time.sleep(self.data._seconds)
-        (image,), (label,) = self.data._images(number), self.data._labels_of(number).tolist()
-        return image.obj if isinstance(image, memoryview) else image, label
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (FakeItems, len(self.data), _options(self.data))
-
-
-def _options(data: FakeData) -> dict[str, Any]:
-    size, encoded = data._shape[:2], data._encoded
-    return {"size": size, "encoded": encoded, "seconds": data._seconds, "seed": data._rng_seed}
-
-
-def _rebuilt(kind: Callable[[FakeData], Any], items: int, options: dict[str, Any]) -> Any:
-    return kind(FakeData(items, batch_size=1, **options))
+        (image,), labels = self.data.batch(number)
+        return image.obj if isinstance(image, memoryview) else image, labels.item()

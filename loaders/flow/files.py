@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from ...formats.errors import UsageError
 from ...formats.tree_walk import files_below, files_in, folders_in
-from ...formats.trees import _IMAGE_SUFFIXES as IMAGE_SUFFIXES
+from ...formats.trees import IMAGE_SUFFIXES
 from ..order import displaced
 from .length import Length, exact
 from .node import Fetched

@@ -86,7 +86,8 @@ class Flow(Pipeline):
 
         Files come in sorted order, or with ``seed`` in a new random order in each pass, all read one by one: what
         shards are faster than. ``suffixes`` default to those of images. A ``map`` with processes reads in its
-        workers. Raises UsageError for a folder without such files.
+        workers. Raises UsageError for a folder without such files or with some outside of its class folders, and
+        SourceDamaged for symbolic links in it.
         """
         return cls(FromFiles.of(folder, suffixes=suffixes, seed=seed))
 
@@ -130,7 +131,8 @@ class Flow(Pipeline):
         Each item exactly once per pass, in order; ``ordered=False`` yields results as they come. An exception is
         raised here, with the item's number as a note, after the results before it. A result of None raises
         UsageError unless ``drop_none``, which leaves such items out, and the length at most what it was. With
-        ``random`` the function is called with ``(item, rng)``, a numpy Generator for this item of this pass.
+        ``random`` the function is called with ``(item, rng)``, a numpy Generator for this item of this pass, good
+        only during the call.
 
         Processes are the loader's workers: who dies is replaced and its items done again; ``deadline`` is the
         number of seconds after which an item counts as hung. Items and results travel through shared memory,

@@ -14,6 +14,7 @@ import numpy as np
 from ...formats.errors import UsageError
 from ...formats.shard import Room
 from ..heap import keep_freed_memory
+from ..rng import ItemRandom
 from ..slots import CARGO, Arrays
 from ..transforms import ArraySpec
 from ..work import Clock, Fill, Items, Skipped
@@ -56,6 +57,7 @@ class _Bench:
         self._work = work
         self._item_of = item_of
         self._clock = clock
+        self._random = ItemRandom(work.stream.bits(0)) if work.stream else None
 
     def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
         rows, receiving, mapping = _Rows(self._work, items, arrays), 0.0, 0.0
@@ -73,8 +75,7 @@ class _Bench:
 
     def _result(self, key: Any, item: _Item) -> Any:
         value = self._item_of(key) if self._item_of else key
-        stream = self._work.stream
-        rng = (stream.rng(item.pass_number, item.number),) if stream else ()
+        rng = (self._random(item.pass_number, item.number),) if self._random else ()
         return self._work.function(value, *rng)
 
 

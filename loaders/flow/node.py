@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ...formats.errors import UsageError
+from ..passes import end
 from .length import Length
 from .running import Pass
 
@@ -105,8 +106,12 @@ class Fetched(Node):
         return True
 
     def pick(self, now: Pass, numbers: Iterable[int]) -> Iterator[Any]:
-        with self.fetch().open() as item_of:
-            yield from map(item_of, self.keys(now, numbers))
+        keys = self.keys(now, numbers)
+        try:
+            with self.fetch().open() as item_of:
+                yield from map(item_of, keys)
+        finally:
+            end(keys)
 
     def run(self, now: Pass) -> Iterator[Any]:
         return self.pick(now, range(self.length.items))
