@@ -70,8 +70,12 @@ def place(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("program", re.findall(r"```python\n(.*?)```", README, re.S))
-def test_the_programs_in_the_readme_run(program: str, place: Path) -> None:
+PAGES = [README, *((ROOT / "docs" / name).read_text() for name in ("flow.md", "wire.md"))]
+PROGRAMS = [program for page in PAGES for program in re.findall(r"```python\n(.*?)```", page, re.S)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_programs_in_the_documentation_run(program: str, place: Path) -> None:
     (place / "program.py").write_text(program)
 
     done = subprocess.run(
@@ -93,6 +97,13 @@ def test_every_option_the_readme_uses_exists(words: str) -> None:
     assert {w.partition("=")[0] for w in words.split() if w.startswith("--")} <= known
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", README))))
-def test_every_link_of_the_readme_leads_somewhere(link: str) -> None:
-    assert (ROOT / link).exists()
+LINKS = [
+    (page, link)
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for link in sorted(set(re.findall(r"\]\(((?!http)[^)#]+)\)", page.read_text())))
+]
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS, ids=lambda value: str(value).rpartition("/")[2])
+def test_every_link_of_the_documentation_leads_somewhere(page: Path, link: str) -> None:
+    assert (page.parent / link).exists()
