@@ -18,6 +18,7 @@ from .bench_loader import bench_loader
 from .convert import convert
 from .demo import demo
 from .inspect import inspect
+from .keygen import keygen
 from .repair import repair
 from .sample import sample
 from .verify import verify
@@ -43,7 +44,7 @@ def cli() -> None:
     """
 
 
-for command in (sample, convert, verify, repair, inspect, bench_disk, bench_loader, demo):
+for command in (sample, convert, verify, repair, inspect, bench_disk, bench_loader, keygen, demo):
     cli.add_command(command)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 from typing import Any
 
 import google_crc32c
@@ -18,7 +19,7 @@ from ..formats.errors import DataError, UsageError
 from .memory import aligned
 
 Buffer = bytes | npt.NDArray[np.uint8]
-Notes = dict[str, str | int]
+Memory = Callable[[int], npt.NDArray[np.uint8]]
 
 MAGIC = b"SPBF"
 VERSION = 1
@@ -28,7 +29,10 @@ LENGTH = np.dtype("<u8")
 DTYPES = frozenset(
     ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 )
-MAX_PARTS = 256  # buffers after the header
+PIECE = (
+    1 << 20
+)  # bytes of a buffer: for larger ones libzmq asks the system for memory anew each time, at a quarter of the speed
+MAX_PARTS = 4096  # buffers after the header
 MAX_DEPTH = 8
 MAX_DIMENSIONS = 32
 MAX_DESCRIPTION = 1 << 16
@@ -100,12 +104,14 @@ def read_head(part: Any) -> Head:
     return Head(Kind(kind), number, parts, _parsed(text))
 
 
-def unpack_batch(head: Head, parts: Sequence[Any], *, limit_bytes: int = DEFAULT_LIMIT) -> Any:
-    """The batch of a DATA frame from the buffers after its header, copied once into arrays that start on 64 bytes.
+def unpack_batch(
+    head: Head, parts: Sequence[Any], *, limit_bytes: int = DEFAULT_LIMIT, memory: Memory = aligned
+) -> Any:
+    """The batch of a DATA frame from the buffers after its header, copied once into ``memory`` (on 64 bytes).
 
-    Lists of bytes come as such, and lists and named tuples as tuples. All lengths, shapes, dtypes and checksums
-    are checked before anything is allocated. Raises FrameDamaged where one is wrong, or where the buffers have
-    more than ``limit_bytes``.
+    Lists of bytes come as such, and lists and named tuples as tuples. All lengths, shapes and dtypes are checked
+    before anything is allocated, and checksums as the bytes are copied. Raises FrameDamaged where one is wrong, or
+    where the buffers have more than ``limit_bytes``.
     """
     buffers = [np.frombuffer(part, np.uint8) for part in parts]
     size = sum(buffer.size for buffer in buffers)
@@ -117,7 +123,7 @@ def unpack_batch(head: Head, parts: Sequence[Any], *, limit_bytes: int = DEFAULT
     whole = _checked(head.description, remaining, 0)
     if next(remaining, None) is not None:
         raise FrameDamaged("a frame has more buffers than it describes")
-    return whole.make()
+    return whole.make(memory)
 
 
 # Packing
@@ -157,13 +163,13 @@ def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.astype(little, copy=False)
 
 
-def _joined(items: Sequence[bytes | bytearray | memoryview]) -> bytes:
+def _joined(items: Sequence[bytes | bytearray | memoryview]) -> npt.NDArray[np.uint8]:
     lengths = np.array([memoryview(item).nbytes for item in items], LENGTH)
-    return b"".join([lengths.tobytes(), *items])
+    return np.frombuffer(b"".join([lengths.tobytes(), *items]), np.uint8)
 
 
-def _added(raw: Buffer, buffers: list[Buffer]) -> dict[str, int]:
-    buffers.append(raw)
+def _added(raw: npt.NDArray[np.uint8], buffers: list[Buffer]) -> dict[str, int]:
+    buffers.extend(raw[start : start + PIECE] for start in range(0, max(1, len(raw)), PIECE))
     return {"bytes": len(raw), "crc32c": google_crc32c.value(raw)}
 
 
@@ -188,15 +194,33 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class _Raw:
+    """Some bytes in one buffer or, above PIECE, in several."""
+
+    pieces: list[npt.NDArray[np.uint8]]
+    size: int
+    crc: int
+
+    def copied(self, memory: Memory) -> npt.NDArray[np.uint8]:
+        """In one pass, as each piece stays in the processor's cache between its checksum and its copy."""
+        copy, crc, end = memory(self.size), 0, 0
+        for piece in self.pieces:
+            crc = google_crc32c.extend(crc, piece)
+            copy[end : end + piece.size] = piece
+            end += piece.size
+        if crc != self.crc:
+            raise FrameDamaged("a frame's buffer does not match its checksum")
+        return copy
+
+
+@dataclass(frozen=True)
 class _Array:
-    raw: npt.NDArray[np.uint8]
+    raw: _Raw
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-    def make(self) -> npt.NDArray[Any]:
-        memory = aligned(self.raw.size)
-        memory[:] = self.raw
-        return memory.view(self.dtype).reshape(self.shape)
+    def make(self, memory: Memory) -> npt.NDArray[Any]:
+        return self.raw.copied(memory).view(self.dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -204,7 +228,7 @@ class _Items:
     raw: npt.NDArray[np.uint8]
     ends: list[int]
 
-    def make(self) -> list[bytes]:
+    def make(self, memory: Memory) -> list[bytes]:
         starts = [len(self.ends) * LENGTH.itemsize, *self.ends]
         return [self.raw[a:b].tobytes() for a, b in zip(starts, self.ends, strict=False)]
 
@@ -213,16 +237,16 @@ class _Items:
 class _Tuple:
     parts: list[Any]
 
-    def make(self) -> tuple[Any, ...]:
-        return tuple(part.make() for part in self.parts)
+    def make(self, memory: Memory) -> tuple[Any, ...]:
+        return tuple(part.make(memory) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class _Dict:
     parts: dict[str, Any]
 
-    def make(self) -> dict[str, Any]:
-        return {name: part.make() for name, part in self.parts.items()}
+    def make(self, memory: Memory) -> dict[str, Any]:
+        return {name: part.make(memory) for name, part in self.parts.items()}
 
 
 def _checked(node: Any, buffers: Any, depth: int) -> _Array | _Items | _Tuple | _Dict:
@@ -232,19 +256,20 @@ def _checked(node: Any, buffers: Any, depth: int) -> _Array | _Items | _Tuple | 
         case {"tuple": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
             return _Tuple([_checked(part, buffers, depth + 1) for part in parts])
         case {"count": count, "bytes": size, "crc32c": crc, **rest} if not rest:
-            return _checked_items(_checked_raw(size, crc, buffers), count)
+            return _checked_items(_checked_raw(size, crc, buffers).copied(aligned), count)
         case {"dtype": dtype, "shape": shape, "bytes": size, "crc32c": crc, **rest} if not rest:
             return _checked_array(_checked_raw(size, crc, buffers), dtype, shape)
     raise FrameDamaged("a frame's description is not of the known form")
 
 
-def _checked_raw(size: Any, crc: Any, buffers: Any) -> npt.NDArray[np.uint8]:
-    raw: npt.NDArray[np.uint8] | None = next(buffers, None)
-    if raw is None or not _is_count(size) or raw.size != size:
+def _checked_raw(size: Any, crc: Any, buffers: Iterator[npt.NDArray[np.uint8]]) -> _Raw:
+    if not _is_count(size) or not _is_count(crc):
+        raise FrameDamaged("a frame describes a buffer without a size or a checksum")
+    full, rest = divmod(max(size, 1) - 1, PIECE)
+    pieces = list(islice(buffers, full + 1))
+    if len(pieces) <= full or [piece.size for piece in pieces] != [PIECE] * full + [min(size, rest + 1)]:
         raise FrameDamaged("a frame describes a buffer of another size than it has")
-    if not _is_count(crc) or google_crc32c.value(raw) != crc:
-        raise FrameDamaged("a frame's buffer does not match its checksum")
-    return raw
+    return _Raw(pieces, size, crc)
 
 
 def _checked_items(raw: npt.NDArray[np.uint8], count: Any) -> _Items:
@@ -258,7 +283,7 @@ def _checked_items(raw: npt.NDArray[np.uint8], count: Any) -> _Items:
     return _Items(raw, ends)
 
 
-def _checked_array(raw: npt.NDArray[np.uint8], dtype: Any, shape: Any) -> _Array:
+def _checked_array(raw: _Raw, dtype: Any, shape: Any) -> _Array:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise FrameDamaged("a frame has an array of a dtype that it must not have")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):

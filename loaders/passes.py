@@ -70,8 +70,14 @@ class Passes:
         load_state_dict = getattr(self.source, "load_state_dict", None)
         if not callable(load_state_dict):
             raise UsageError("the source of this input has no state to load; give it a Loader")
-        self._peeked = None
+        self.close()
         load_state_dict(state)
+
+    def close(self) -> None:
+        """End a pass that was peeked at and not begun. Idempotent."""
+        if self._peeked is not None:
+            (_, rest), self._peeked = self._peeked, None
+            end(rest)
 
     @property
     def batches_never_change(self) -> bool:
