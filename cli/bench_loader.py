@@ -8,31 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from .loader_options import loader_options, transform_of
 from .loader_report import print_report
 from .options import ANY_PATH, FOLDER, check_place, json_option, workers_option
 from .text import print_json
 
 if TYPE_CHECKING:  # the commands that load nothing do without OpenCV's 50 ms
-    from ..loaders import Transform
     from ..loaders.order import Shuffle
 
 SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # with the least that is allowed
-
-
-class ShuffleType(click.ParamType["Shuffle | None"]):
-    """A window in records or bytes ("10000", "2GiB"), or one of two words."""
-
-    name = "shuffle"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shuffle | None:
-        from ..loaders import GlobalShuffle, LocalShuffle
-
-        match value:
-            case "none":
-                return None
-            case "global":
-                return GlobalShuffle()
-        return LocalShuffle(int(value) if value.isdigit() else value)
 
 
 class Swept(NamedTuple):
@@ -59,25 +43,7 @@ class SweptType(click.ParamType[Swept]):
 
 @click.command("bench-loader")
 @click.argument("dataset", type=FOLDER)
-@click.option(
-    "--transform",
-    type=click.Choice(("train", "eval", "none")),
-    default="train",
-    show_default=True,
-    help="Random or centre crops; none delivers the encoded bytes.",
-)
-@click.option(
-    "--size", "pixels", type=click.IntRange(min=1), default=224, show_default=True, help="Side of a crop."
-)
-@click.option("--batch-size", type=click.IntRange(min=1), default=256, show_default=True)
-@click.option(
-    "--shuffle",
-    type=ShuffleType(),
-    default="10000",
-    show_default=True,
-    metavar="WINDOW|none|global",
-    help="How far records move: a number, or bytes such as 2GiB.",
-)
+@loader_options
 @click.option(
     "--seconds", type=click.FloatRange(min=0), default=10, show_default=True, help="How long to measure."
 )
@@ -120,7 +86,7 @@ def bench_loader(
     from ..loaders.loader_bench import bench
 
     check_place(trace)
-    made = _transform(transform, pixels)
+    made = transform_of(transform, pixels)
     make = partial(
         Loader,
         dataset,
@@ -145,12 +111,3 @@ def bench_loader(
         print_json({"dataset": str(dataset), **found.to_json()})
     else:
         print_report(dataset, found, explain=explain)
-
-
-def _transform(name: str, pixels: int) -> Transform | None:
-    """The evaluation crop is 7/8 of what the shorter side is resized to, as 224 of 256."""
-    from ..loaders import EvalTransform, TrainTransform
-
-    if name == "train":
-        return TrainTransform(pixels)
-    return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None

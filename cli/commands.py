@@ -21,6 +21,7 @@ from .inspect import inspect
 from .keygen import keygen
 from .repair import repair
 from .sample import sample
+from .serve import serve
 from .verify import verify
 
 COULD_NOT = 3
@@ -44,7 +45,7 @@ def cli() -> None:
     """
 
 
-for command in (sample, convert, verify, repair, inspect, bench_disk, bench_loader, keygen, demo):
+for command in (sample, convert, verify, repair, inspect, bench_disk, bench_loader, serve, keygen, demo):
     cli.add_command(command)
 
 

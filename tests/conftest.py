@@ -42,19 +42,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 _modules_frozen = 0
 
 
-def freeze_what_was_imported() -> None:
-    """Spare the collector after every test what large libraries left, TensorFlow alone a million objects."""
+def freeze_what_is_there() -> None:
+    """Spare the collector after every test what libraries and the tests before left: TensorFlow alone has a million objects."""
     global _modules_frozen
-    if len(sys.modules) > _modules_frozen + 300:
-        gc.collect()
-        gc.freeze()
-        _modules_frozen = len(sys.modules)
+    gc.collect()
+    gc.freeze()
+    _modules_frozen = len(sys.modules)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_collector_sees_this_file_only() -> None:
+    """Between files no test's objects are alive."""
+    freeze_what_is_there()
 
 
 @pytest.fixture(autouse=True)
 def nothing_outlives_a_test() -> Iterator[None]:
     """No process and no thread that a test started is there after it."""
-    freeze_what_was_imported()
+    if len(sys.modules) > _modules_frozen + 300:
+        freeze_what_is_there()
     processes_before, threads_before = children(), threads()
     yield
     gc.collect()

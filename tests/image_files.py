@@ -33,12 +33,17 @@ def chunk(kind: bytes, data: bytes = b"") -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
+def png_head(width: int, height: int, colour: int) -> bytes:
+    """How a PNG of 8 bits begins."""
+    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+
+
 def png(width: int, height: int, colour: int, *chunks: bytes) -> bytes:
     """A black PNG of 8 bits of any colour type."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colour, 1)
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
     rows = chunk(b"IDAT", zlib.compress(bytes(height * (1 + channels * width))))
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + rows + chunk(b"IEND")
+    return png_head(width, height, colour) + b"".join(chunks) + rows + chunk(b"IEND")
 
 
 def segment(marker: int, data: bytes = b"") -> bytes:

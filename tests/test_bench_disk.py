@@ -21,7 +21,7 @@ import cv2
 import numpy as np
 import pytest
 from conftest import children, text_of
-from datasets import is_root, prep, tree
+from datasets import is_root, prep, prep_here, tree
 from disk_profiles import documented_paths, paths_of
 
 from shardprep.formats import OperationError, UsageError, WorkerDied
@@ -309,7 +309,7 @@ def test_what_cannot_be_measured_is_one_line(tmp_path: Path, name: str, code: in
     (tmp_path / "damaged" / "manifest.json").write_text("{")
     before = sorted(tmp_path.iterdir())
 
-    done = prep("bench-disk", tmp_path / name, "--seconds", 0)
+    done = prep_here("bench-disk", tmp_path / name, "--seconds", 0)
 
     assert (done.returncode, done.stdout) == (code, "")
     assert says in one_line(done.stderr)
@@ -330,7 +330,7 @@ def test_what_cannot_be_measured_is_one_line(tmp_path: Path, name: str, code: in
 def test_bad_options_are_told_before_anything_is_measured(
     tmp_path: Path, words: list[str], code: int
 ) -> None:
-    done = prep("bench-disk", tmp_path, *words)
+    done = prep_here("bench-disk", tmp_path, *words)
 
     assert done.returncode == code
     one_line(done.stderr)
@@ -424,7 +424,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
 def test_an_interruption_leaves_nothing(tmp_path: Path, during: str, times: int) -> None:
     (tmp_path / "disk").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path / "disk"), "--seconds", "15"],
+        [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path / "disk"), "--seconds", "5"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

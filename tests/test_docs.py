@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -55,10 +56,13 @@ def masked(transcript: str) -> list[str]:
     return transcript.splitlines()
 
 
-def test_the_demo_prints_what_the_readme_shows() -> None:
+def test_the_demo_prints_what_the_readme_shows_and_leaves_nothing_behind(tmp_path: Path) -> None:
     shown = README.split("<!-- demo transcript -->\n```console\n")[1].split("```")[0]
 
-    assert masked(prep("demo", check=True).stdout) == masked(shown)
+    printed = prep("demo", check=True, env=os.environ | {"TMPDIR": str(tmp_path)}).stdout
+
+    assert masked(printed.replace(str(tmp_path), "/tmp")) == masked(shown)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

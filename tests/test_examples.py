@@ -7,11 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-from conftest import text_of
+from scripts import session_of
 from tensorflow_log import without_tensorflow_log
 
-from shardprep.formats import convert
+from shardprep.formats import convert, make_sample
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -39,33 +38,31 @@ def run(name: str, *words: object, temporary: Path) -> str:
 def eventually_none_of(session: int) -> None:
     """No process of the session is alive, or will be when multiprocessing's own has noticed the end."""
     deadline = time.monotonic() + 30
-    while found := living(session):
+    while found := session_of(session):
         assert time.monotonic() < deadline, f"processes are left: {found}"
         time.sleep(0.05)
 
 
-def living(session: int) -> list[str]:
-    """The states of its processes, without those that only wait to be buried."""
-    stats = [text_of(path) for path in Path("/proc").glob("[0-9]*/stat")]
-    fields = [stat.rpartition(")")[2].split() for stat in stats if stat]
-    return [state for state, _, _, its, *_ in fields if int(its) == session and state != "Z"]
+def losses_in(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed)]
 
 
-@pytest.mark.parametrize("name", ["train_tensorflow.py", "train_keras.py"])
-def test_the_loss_falls(name: str, tmp_path: Path) -> None:
-    printed = run(name, temporary=tmp_path / "tmp")
+def test_the_loss_falls_with_keras(tmp_path: Path) -> None:
+    losses = losses_in(run("train_keras.py", temporary=tmp_path / "tmp"))
 
-    losses = [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed)]
     assert len(losses) == 6
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_a_stopped_training_goes_on_where_it_was(archives: Path, tmp_path: Path) -> None:
-    convert(archives, tmp_path / "shards", workers=0)
-    words = (tmp_path / "shards", "--checkpoints", tmp_path / "checkpoints", "--epochs")
+def test_the_loss_falls_also_where_a_training_was_stopped_and_goes_on(tmp_path: Path) -> None:
+    make_sample(tmp_path / "archives")
+    convert(tmp_path / "archives", tmp_path / "shards", workers=0)  # equal to what the example makes itself
+    options = ("--checkpoints", tmp_path / "checkpoints", "--epochs")
 
-    first = run("train_tensorflow.py", *words, 1, temporary=tmp_path / "tmp")
-    second = run("train_tensorflow.py", *words, 2, temporary=tmp_path / "tmp")
+    first = run("train_tensorflow.py", *options, 3, temporary=tmp_path / "tmp")
+    second = run("train_tensorflow.py", tmp_path / "shards", *options, 6, temporary=tmp_path / "tmp")
 
-    assert [line.split(":")[0] for line in first.splitlines()] == ["epoch 0"]
-    assert [line.split(":")[0] for line in second.splitlines()] == ["epoch 1"]
+    epochs = [line.split(":")[0] for line in (first + second).splitlines()]
+    assert epochs == [f"epoch {number}" for number in range(6)]
+    losses = losses_in(first + second)
+    assert losses[-1] < 0.9 * losses[0]

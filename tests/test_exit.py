@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from datasets import converted, is_root, prep
 
+from shardprep.formats import verify
+
 PREP = [sys.executable, "-m", "shardprep.cli"]
 AS_ANYBODY = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if is_root() else []
 
@@ -81,11 +83,13 @@ sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--worker
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_matter(archives: Path, tmp_path: Path, closed: str) -> None:
-    done = shell(f'"$@" {closed}', "convert", archives, tmp_path / "out", "--workers", 1)
+    words = ["convert", archives, tmp_path / "out", "--split", "test", "--workers", 1]
+
+    done = shell(f'"$@" {closed}', *words)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert (done.stdout == "") == (">&-" in closed.replace("2>&-", ""))
-    prep("verify", tmp_path / "out" / "train", "--level", "records", check=True)
+    assert verify(tmp_path / "out", level="records").findings == []
 
 
 def test_no_file_of_ours_gets_our_messages(tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ except NoSpace as error:
 @needs_mounts
 def test_workers_need_no_shared_memory(archives: Path, tmp_path: Path) -> None:
     line = 'mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm; exec "$@"'
-    words = ["convert", str(archives), str(tmp_path / "out"), "--workers", "2"]
+    words = ["convert", str(archives), str(tmp_path / "out"), "--split", "val", "--workers", "2"]
     command = ["unshare", "-m", "sh", "-c", line, "sh", *PREP, *words]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from datasets import converted, is_root, prep, tree
@@ -45,22 +46,30 @@ def whole(archives: Path, tmp_path_factory: pytest.TempPathFactory, container: s
     return output
 
 
-def traced(archives: Path, output: Path, container: str) -> list[str]:
-    """The system calls of an unbroken run, with the paths of their descriptors."""
+class Trace(NamedTuple):
+    """The system calls of an unbroken run, with the paths of their descriptors, and what it made."""
+
+    calls: list[str]
+    output: Path
+
+
+@pytest.fixture(scope="module")
+def trace(archives: Path, tmp_path_factory: pytest.TempPathFactory, container: str) -> Trace:
+    output = tmp_path_factory.mktemp("traced") / "out"
     log = output.parent / "log"
     names = ",".join(CHANGES)
     prep(
         *words(archives, output, container),
-        prefix=[str(STRACE), "-f", "-y", f"-etrace={names}", f"-o{log}"],
+        prefix=[str(STRACE), "-f", "--seccomp-bpf", "-y", f"-etrace={names}", f"-o{log}"],
         check=True,
     )
-    return log.read_text(errors="replace").splitlines()
+    return Trace(log.read_text(errors="replace").splitlines(), output)
 
 
-def points(archives: Path, scratch: Path, container: str, names: list[str]) -> list[tuple[str, int]]:
+def points(trace: Trace, names: list[str]) -> list[tuple[str, int]]:
     """Every call of those names that changes the output in an unbroken run, as (name, how manieth)."""
-    calls = [re.match(r"(\d+) +(\w+)\((.*)", line) for line in traced(archives, scratch / "out", container)]
-    ours = [call for call in calls if call and str(scratch / "out") in call[3]]
+    calls = [re.match(r"(\d+) +(\w+)\((.*)", line) for line in trace.calls]
+    ours = [call for call in calls if call and str(trace.output) in call[3]]
     counts: Counter[str] = Counter()
     found = []
     for call in calls:
@@ -84,76 +93,59 @@ def inject(archives: Path, output: Path, container: str, fault: str) -> subproce
     return prep(
         *words(archives, output, container),
         prefix=[
-            str(STRACE),
-            "-f",
-            "-qq",
-            "-o/dev/null",
-            "-etrace=" + fault.partition(":")[0],
-            "-einject=" + fault,
+            *(str(STRACE), "-f", "-qq", "-o/dev/null"),
+            *([] if "signal=" in fault else ["--seccomp-bpf"]),  # faster, but sends no signals
+            *("-etrace=" + fault.partition(":")[0], "-einject=" + fault),
         ],
     )
 
 
-def check_kills(archives: Path, whole: Path, container: str, scratch: Path, every: int) -> None:
-    some = points(archives, scratch, container, CHANGES)[::every]
-    for name, number in some:
-        done = inject(archives, scratch / "out", container, f"{name}:signal=SIGKILL:when={number}")
+def one_of_each_kind(points: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The middle one of the calls of each name, without those that only prepare or tidy up."""
+    names = dict.fromkeys(name for name, _ in points if name not in ("mkdir", "rmdir", "chmod"))
+    by_name = ([point for point in points if point[0] == name] for name in names)
+    return [some[len(some) // 2] for some in by_name]
+
+
+sampled = pytest.mark.parametrize(
+    "sample",
+    [one_of_each_kind, pytest.param(list, marks=[pytest.mark.torture, pytest.mark.timeout(1200)])],
+    ids=["one of each kind", "all"],
+)
+Sample = Callable[[list[tuple[str, int]]], list[tuple[str, int]]]
+
+
+@needs_strace
+@sampled
+def test_killed_at_any_system_call_it_finishes_byte_identical(
+    archives: Path, whole: Path, container: str, trace: Trace, tmp_path: Path, sample: Sample
+) -> None:
+    for name, number in sample(points(trace, CHANGES)):
+        done = inject(archives, tmp_path / "out", container, f"{name}:signal=SIGKILL:when={number}")
         assert done.returncode != 0
-        assert_finishes(archives, scratch / "out", whole, container)
+        assert_finishes(archives, tmp_path / "out", whole, container)
 
 
-def check_errors(archives: Path, whole: Path, container: str, scratch: Path, every: int) -> None:
-    names = [*WRITES, *FLUSHES, "rename", "ftruncate"]
-    some = points(archives, scratch, container, names)[::every]
-    for name, number in some:
+@needs_strace
+@sampled
+def test_an_error_at_any_system_call_is_told_and_mended_by_the_next_run(
+    archives: Path, whole: Path, container: str, trace: Trace, tmp_path: Path, sample: Sample
+) -> None:
+    for name, number in sample(points(trace, [*WRITES, *FLUSHES, "rename", "ftruncate"])):
         error = "EIO" if name in FLUSHES or number % 2 else "ENOSPC"
-        done = inject(archives, scratch / "out", container, f"{name}:error={error}:when={number}")
+        done = inject(archives, tmp_path / "out", container, f"{name}:error={error}:when={number}")
         assert done.returncode == 3, (name, number, error, done.stderr)
         assert "Traceback" not in done.stderr
-        assert_finishes(archives, scratch / "out", whole, container)
+        assert_finishes(archives, tmp_path / "out", whole, container)
 
 
 @needs_strace
-def test_killed_at_some_system_calls_it_finishes_byte_identical(
-    archives: Path, whole: Path, container: str, tmp_path: Path
-) -> None:
-    check_kills(archives, whole, container, tmp_path, every=11)
+def test_nothing_gets_its_name_before_its_bytes_are_on_the_disk(trace: Trace) -> None:
+    below = str(trace.output.parent)
 
-
-@needs_strace
-@pytest.mark.torture
-@pytest.mark.timeout(1200)
-def test_killed_at_every_system_call_it_finishes_byte_identical(
-    archives: Path, whole: Path, container: str, tmp_path: Path
-) -> None:
-    check_kills(archives, whole, container, tmp_path, every=1)
-
-
-@needs_strace
-def test_an_error_at_some_system_calls_is_told_and_mended_by_the_next_run(
-    archives: Path, whole: Path, container: str, tmp_path: Path
-) -> None:
-    check_errors(archives, whole, container, tmp_path, every=9)
-
-
-@needs_strace
-@pytest.mark.torture
-@pytest.mark.timeout(1200)
-def test_an_error_at_every_system_call_is_told_and_mended_by_the_next_run(
-    archives: Path, whole: Path, container: str, tmp_path: Path
-) -> None:
-    check_errors(archives, whole, container, tmp_path, every=1)
-
-
-@needs_strace
-def test_nothing_gets_its_name_before_its_bytes_are_on_the_disk(
-    archives: Path, container: str, tmp_path: Path
-) -> None:
-    calls = traced(archives, tmp_path / "out", container)
-
-    assert list(order_faults(calls, str(tmp_path))) == []
-    without = [c for c in calls if "fsync(" not in c]
-    assert list(order_faults(without, str(tmp_path)))  # the lint sees what it is there to see
+    assert list(order_faults(trace.calls, below)) == []
+    without = [call for call in trace.calls if "fsync(" not in call]
+    assert list(order_faults(without, below))  # the lint sees what it is there to see
 
 
 def order_faults(calls: list[str], below: str) -> Iterator[str]:

@@ -79,6 +79,30 @@ def test_what_is_packed_comes_back_bit_for_bit(batch: Any) -> None:
     assert_equal(unpacked(wired(pack_batch(batch))), batch)
 
 
+@given(batches)
+@settings(deadline=None)
+def test_what_is_packed_in_many_pieces_comes_back_bit_for_bit(batch: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "PIECE", 8)
+        head, *parts = wired(pack_batch(batch))
+        assert max(map(len, parts), default=0) <= 8
+        assert_equal(unpacked([head, *parts]), batch)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(20,), (8, 12), (8, 8), (8, 8, 4, 0), (8, 8, 3), (4, 8, 8), (8, 0, 8, 4)], ids=str
+)
+def test_pieces_of_other_sizes_than_they_should_have_are_refused(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "PIECE", 8)
+    raw = bytes(range(sum(sizes)))
+    ends = np.cumsum(sizes).tolist()
+    parts = [raw[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    with pytest.raises(FrameDamaged):
+        unpacked(crafted(described(bytes(range(20))), *parts))
+
+
 def test_arrays_come_back_where_tensorflow_takes_them_without_a_copy() -> None:
     for array in unpacked(wired(pack_batch(tuple(np.ones((3, n), np.float32) for n in range(1, 20))))):
         assert array.ctypes.data % ALIGNMENT == 0
@@ -298,7 +322,8 @@ def test_the_programs_in_the_document_run(program: str) -> None:
 NAMED: list[tuple[str, Callable[[], object]]] = [
     ("`SPBF`", lambda: frames.MAGIC.decode()),
     ("at most 65,536", lambda: f"{frames.MAX_DESCRIPTION:,}"),
-    ("at most 256", lambda: frames.MAX_PARTS),
+    ("at most 4,096", lambda: f"{frames.MAX_PARTS:,}"),
+    ("than 1,048,576", lambda: f"{frames.PIECE:,}"),
     ("8 deep", lambda: frames.MAX_DEPTH),
 ]
 

@@ -18,6 +18,7 @@ from image_files import (
     frame,
     pixels,
     png,
+    png_head,
     scan,
     segment,
     skeleton,
@@ -145,7 +146,7 @@ def scans(count: int, *, first: bytes) -> bytes:
 
 REFUSED: dict[str, tuple[bytes, str]] = {
     "JPEG bomb": (skeleton(frame(30_000, 30_000), scan()), "more than"),
-    "PNG bomb": (png(1 << 16, 1 << 16, 2), "more than"),
+    "PNG bomb": (png_head(1 << 16, 1 << 16, 2) + PNG[len(png_head(9, 6, 2)) :], "more than"),
     "PNG of another width": (PNG[:16] + b"\0\1\0\0" + PNG[20:], "CRC"),
     "one row too many": (skeleton(frame(1 << 13, (1 << 13) + 1), scan()), "more than"),
     "no width": (skeleton(frame(0, 9), scan()), "0x9 pixels"),

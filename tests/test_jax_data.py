@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flow_functions import named, pair, pair_but_17
 from loaded import Kept, assert_exactly_once, assert_same, crops_on, epoch_of
 from loader_workers import OwnError, Tagging, fail
 
 from shardprep.formats.errors import UsageError
+from shardprep.loaders import Flow
 
 jax = pytest.importorskip("jax")
 
@@ -163,6 +165,46 @@ def test_a_resumed_loader_has_the_length_that_is_left(lmdb_shards: Path, whole: 
         assert len(batches) == 21
 
     assert_same(some, as_jax_has_it(whole[:21]))
+
+
+NUMBERS = Flow.from_iterable(range(23)).shuffle(9, seed=1)
+
+
+def test_two_epochs_of_a_flow_are_its_first_two_passes_bit_for_bit() -> None:
+    with NUMBERS.map(pair, random=True, processes=1).batch(5) as flow:
+        batches = to_jax(flow)
+        for number in range(2):
+            expected = NUMBERS.map(pair, random=True).batch(5).at_pass(number)
+            assert len(batches) == 5
+            assert_same(arrays_of(batches), as_jax_has_it(list(expected)))
+
+
+def test_a_padded_flow_of_dicts_keeps_its_names_and_mask() -> None:
+    got = list(to_jax(NUMBERS.map(named, random=True).batch(5, remainder="pad")))
+
+    assert [list(batch) for batch in got] == [["values", "number", "mask"]] * 5
+    assert jnp.concatenate([batch["mask"] for batch in got]).tolist() == [True] * 23 + [False] * 2
+
+
+@ON_CPU
+def test_batches_of_a_flow_are_not_copied() -> None:
+    made: list[int] = []
+    flow = (
+        NUMBERS.map(pair, random=True).batch(5).filter(lambda batch: made.append(batch[0].ctypes.data) or 1)
+    )
+
+    assert [values.unsafe_buffer_pointer() for values, _ in to_jax(flow)] == made
+    with pytest.raises(TypeError):
+        len(to_jax(flow))
+
+
+def test_an_error_of_a_flows_map_comes_as_itself_after_the_batches_before_it() -> None:
+    batches = to_jax(Flow.from_iterable(range(23)).map(pair_but_17, threads=2).batch(5))
+    for _ in range(2):
+        got: list[int] = []
+        with pytest.raises(OwnError, match="this one not"):
+            got.extend(int(number) for _, numbers in batches for number in numbers)
+        assert got == list(range(15))
 
 
 Point = namedtuple("Point", ["x", "y"])

@@ -15,12 +15,14 @@ from verdict_workers import Nothing, Sleeping
 from shardprep.loaders import Loader
 from shardprep.loaders.tf_inputs import FeedInput, Input, InputStats, QueueInput, StagingInput
 
-RUNS = 20
 INPUTS: dict[str, Callable[[Any], Input]] = {
     "feed": FeedInput,
     "queue": QueueInput,
     "staged queue": lambda source: StagingInput(QueueInput(source)),
 }
+
+
+often = pytest.mark.parametrize("runs", [4, pytest.param(20, marks=pytest.mark.torture)])
 
 
 def loader_on(path: Path, transform: Nothing) -> Loader:
@@ -39,29 +41,33 @@ def fast_step(images: Any, labels: Any) -> Any:
     return labels
 
 
-def runs_of(make: Callable[[Any], Input], source: Any, step: Callable[..., Any]) -> Iterator[InputStats]:
-    for _ in range(RUNS):
+def runs_of(
+    make: Callable[[Any], Input], source: Any, step: Callable[..., Any], runs: int = 1
+) -> Iterator[InputStats]:
+    for _ in range(runs):
         with make(source) as batches:
             for images, labels in islice(batches, 12):
                 step(images, labels)
             yield batches.stats()
 
 
+@often
 @pytest.mark.parametrize("name", ["queue", "staged queue"])
-def test_a_slow_step_is_named_in_twenty_of_twenty_runs(name: str, lmdb_shards: Path) -> None:
+def test_a_slow_step_is_named_in_every_run(name: str, runs: int, lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, Nothing()) as loader:
-        stats = list(runs_of(INPUTS[name], loader, slow_step))
+        stats = list(runs_of(INPUTS[name], loader, slow_step, runs))
 
-    assert [s.verdict.limit for s in stats if s.verdict] == ["training step"] * RUNS
+    assert [s.verdict.limit for s in stats if s.verdict] == ["training step"] * runs
     assert "nothing to gain" in str(stats[-1])
 
 
+@often
 @pytest.mark.parametrize("name", INPUTS)
-def test_slow_workers_are_named_through_every_input(name: str, lmdb_shards: Path) -> None:
+def test_slow_workers_are_named_through_every_input(name: str, runs: int, lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, Sleeping(0.004)) as loader:
-        stats = list(runs_of(INPUTS[name], loader, fast_step))
+        stats = list(runs_of(INPUTS[name], loader, fast_step, runs))
 
-    assert [s.verdict.limit for s in stats if s.verdict] == ["augment"] * RUNS
+    assert [s.verdict.limit for s in stats if s.verdict] == ["augment"] * runs
     assert "more workers help" in str(stats[-1])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ def traced(path: Path, file: Path, *, epochs: int = 2, **options: Any) -> list[E
     return list(json.loads(file.read_text())["traceEvents"])
 
 
+@pytest.fixture(scope="module")
+def events(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, list[Event]]:
+    """Those of two epochs, by the number of workers."""
+    file = tmp_path_factory.mktemp("trace") / "trace.json"
+    return {workers: traced(lmdb_shards, file, workers=workers) for workers in (0, 1, 2)}
+
+
 def spans(events: list[Event], kind: str) -> list[Event]:
     return [event for event in events if event["ph"] == "X" and event["cat"] == kind]
 
@@ -65,56 +73,45 @@ def assert_nested(events: list[Event]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_trace_is_in_the_format_of_chrome(workers: int, lmdb_shards: Path, tmp_path: Path) -> None:
-    events = traced(lmdb_shards, tmp_path / "trace.json", workers=workers)
-
-    for event in events:
+def test_a_trace_is_in_the_format_of_chrome(workers: int, events: Mapping[int, list[Event]]) -> None:
+    for event in events[workers]:
         assert set(event) == KEYS[event["ph"]]
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
         assert event.get("ts", 0) >= 0
         assert event.get("dur", 0) >= 0
-    times = [event["ts"] for event in events if "ts" in event]
+    times = [event["ts"] for event in events[workers] if "ts" in event]
     assert times == sorted(times)
-    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names = {event["args"]["name"] for event in events[workers] if event["name"] == "thread_name"}
     assert names == {"consumer", *(f"worker {number}" for number in range(max(1, workers)))}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_batch_appears_and_spans_nest(workers: int, lmdb_shards: Path, tmp_path: Path) -> None:
-    events = traced(lmdb_shards, tmp_path / "trace.json", workers=workers)
-
-    received = Counter(
-        (e["args"]["run"], e["args"]["batch"]) for e in spans(events, "consumer") if e["name"] == "waiting"
-    )
+def test_every_batch_appears_and_spans_nest(workers: int, events: Mapping[int, list[Event]]) -> None:
+    waits = [event for event in spans(events[workers], "consumer") if event["name"] == "waiting"]
+    received = Counter((event["args"]["run"], event["args"]["batch"]) for event in waits)
     runs = sorted({run for run, _ in received})
     assert len(runs) == 2
     assert received == {(run, batch): 1 for run in runs for batch in range(20)}
-    assert rows_of(events) == {(run, batch): 10 for run in runs for batch in range(20)}
-    assert_nested(events)
+    assert rows_of(events[workers]) == {(run, batch): 10 for run in runs for batch in range(20)}
+    assert_nested(events[workers])
 
 
-def test_leases_are_made_of_what_the_work_times(lmdb_shards: Path, tmp_path: Path) -> None:
-    events = traced(lmdb_shards, tmp_path / "trace.json", workers=2)
-
-    stages = spans(events, "stage")
+def test_leases_are_made_of_what_the_work_times(events: Mapping[int, list[Event]]) -> None:
+    stages = spans(events[2], "stage")
     assert {event["name"] for event in stages} == {"read", "decode", "augment", "transport"}
-    whole = sum(event["dur"] for event in spans(events, "lease"))
+    whole = sum(event["dur"] for event in spans(events[2], "lease"))
     assert sum(event["dur"] for event in stages) == pytest.approx(whole, rel=1e-3)
 
 
-def test_steps_are_between_batches_of_one_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
-    events = traced(lmdb_shards, tmp_path / "trace.json", workers=2)
-
-    names = Counter(event["name"] for event in spans(events, "consumer"))
-    assert names == {"waiting": 40, "hand-over": 40, "step": 38}
-    assert all(event["tid"] == CONSUMER for event in spans(events, "consumer"))
+def test_steps_are_between_batches_of_one_epoch(events: Mapping[int, list[Event]]) -> None:
+    consumed = spans(events[2], "consumer")
+    assert Counter(event["name"] for event in consumed) == {"waiting": 40, "hand-over": 40, "step": 38}
+    assert all(event["tid"] == CONSUMER for event in consumed)
 
 
-def test_batches_that_lie_ready_are_counted(lmdb_shards: Path, tmp_path: Path) -> None:
-    events = traced(lmdb_shards, tmp_path / "trace.json", workers=2)
-
-    counts = [event["args"]["batches"] for event in events if event["ph"] == "C"]
+def test_batches_that_lie_ready_are_counted(events: Mapping[int, list[Event]]) -> None:
+    counts = [event["args"]["batches"] for event in events[2] if event["ph"] == "C"]
     assert counts
     assert min(counts) >= 0
     assert max(counts) >= 1

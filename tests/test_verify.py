@@ -26,8 +26,9 @@ CONTAINERS = ["lmdb", "hdf5"]
 
 @pytest.fixture(scope="session", params=CONTAINERS)
 def intact(request: pytest.FixtureRequest, archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Few shards, as each is read in a process of its own."""
     output = tmp_path_factory.mktemp("intact") / request.param
-    converted(archives, output, container=request.param)
+    converted(archives, output, container=request.param, shard_size=250_000)
     return output
 
 
@@ -115,7 +116,7 @@ def test_swapped_shards_are_found(dataset: Path) -> None:
 def test_a_shard_of_another_dataset_is_found(dataset: Path, archives: Path, tmp_path: Path) -> None:
     container = shards(dataset)[0].suffix
     kind = "lmdb" if container == ".lmdb" else "hdf5"
-    converted(archives, tmp_path / "other", container=kind, seed=9)
+    converted(archives, tmp_path / "other", container=kind, shard_size=250_000, seed=9)
     victim = shards(dataset)[0]
     victim.unlink()
     shutil.copy(tmp_path / "other" / victim.name, victim)
@@ -186,7 +187,7 @@ def test_damaged_containers_never_crash_verify(dataset: Path) -> None:
 
 def test_a_container_that_kills_its_library_is_reported(archives: Path, tmp_path: Path) -> None:
     dataset = tmp_path / "dataset"
-    converted(archives, dataset)
+    converted(archives, dataset, shard_size=250_000)
     victim = writable(shards(dataset)[0])
     data = bytearray(victim.read_bytes())
     manifest = json.loads((dataset / "manifest.json").read_bytes())

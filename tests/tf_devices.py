@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -12,7 +11,5 @@ import tensorflow as tf
 
 (CPU,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 3)
-
-gc.freeze()  # after every test all objects are gone through, of which TensorFlow alone has a million
 
 __all__ = ["tf"]

@@ -153,6 +153,8 @@ class Feeder:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(PATIENCE)
+        if thread is None or not thread.is_alive():
+            self.passes.close()
 
     def check_open(self) -> None:
         if self._closed:

@@ -125,3 +125,4 @@ class _Shelf:
             self._changed.wait_for(lambda: not self._pulling, PATIENCE)
             if not self._pulling:
                 end(self._batches)
+                self.passes.close()

@@ -50,7 +50,7 @@ def _mapped(make: Callable[[Any], Any], batch: Any) -> Any:
         return {name: _mapped(make, part) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_mapped(make, part) for part in batch))
-    if isinstance(batch, tuple) or (isinstance(batch, list) and not is_bytes_list(batch)):
+    if isinstance(batch, tuple) or (isinstance(batch, list) and not _is_rows(batch)):
         return tuple(_mapped(make, part) for part in batch)
     return make(batch)
 
@@ -58,6 +58,11 @@ def _mapped(make: Callable[[Any], Any], batch: Any) -> Any:
 def is_bytes_list(part: Any) -> bool:
     """Whether it is what a loader delivers for encoded images."""
     return isinstance(part, list) and all(isinstance(x, bytes | bytearray | memoryview) for x in part)
+
+
+def _is_rows(part: list[Any]) -> bool:
+    """Whether a list is one part with as many rows: of bytes, words or numbers, as a Flow's ``as_list`` has them."""
+    return is_bytes_list(part) or all(isinstance(x, str | int | float | complex | np.generic) for x in part)
 
 
 def _spec_of(part: Any) -> Any:

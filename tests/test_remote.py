@@ -1,0 +1,506 @@
+"""Batches from other machines: those of local iteration, each once, whatever becomes of the machines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from remote_ends import (
+    ANY_PORT,
+    PATIENCE,
+    SOURCES,
+    eventually,
+    large_row,
+    line_of,
+    loader,
+    locally,
+    numbers,
+    odd_ones,
+    program,
+    programs,
+    row,
+    same,
+    serving,
+    slow_numbers,
+)
+
+from shardprep.formats.errors import OperationError, UsageError
+from shardprep.loaders import EvalTransform, Loader
+from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.frame_receiver import SenderFailed
+from shardprep.loaders.memory import ALIGNMENT
+from shardprep.loaders.remote import Refused, RemoteSource, reception, serve
+
+ALL = ["loader", "loader_with_workers", "dropping_loader", "numbers", "joined", "odd_ones"]
+
+
+def made_by(name: str, path: Path) -> Callable[[], Any]:
+    return lambda: SOURCES[name](path)
+
+
+# What is promised
+
+
+@pytest.mark.parametrize("senders", [1, 2, 3])
+@pytest.mark.parametrize("name", ALL)
+def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_shards: Path) -> None:
+    expected = locally(name, lmdb_shards, passes=2)
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(made_by(name, lmdb_shards), source.endpoint, senders=senders),
+    ):
+        with source:
+            for batches in expected:
+                assert same(list(source), batches)
+                records = 204 if "loader" in name else len(batches)
+                source.receipt().check(records)
+            stats = source.stats()
+    assert stats.batches == sum(map(len, expected))
+    assert (stats.rejected, stats.stale, stats.repeated, stats.refused) == (0, 0, 0, ())
+
+
+@pytest.mark.parametrize("name", ["loader", "odd_ones"])
+def test_unordered_batches_come_each_once_and_resume(name: str, lmdb_shards: Path) -> None:
+    (expected,) = locally(name, lmdb_shards)
+    with (
+        RemoteSource(ANY_PORT, ordered=False) as source,
+        serving(made_by(name, lmdb_shards), source.endpoint, senders=3),
+    ):
+        with source:
+            began = iter(source)
+            some = [next(began) for _ in range(4)]
+            state = json.loads(json.dumps(source.state_dict()))
+    with (
+        RemoteSource(ANY_PORT, ordered=False) as source,
+        serving(made_by(name, lmdb_shards), source.endpoint, senders=2),
+    ):
+        with source:
+            source.load_state_dict(state)
+            rest = list(source)
+            source.receipt().check(204 if name == "loader" else len(expected))
+    assert same(sorted([*some, *rest], key=repr), sorted(expected, key=repr))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, "all", "all and more"])
+@pytest.mark.parametrize("name", ["loader", "joined", "odd_ones"])
+def test_a_state_goes_on_where_it_was_taken(name: str, steps: int | str, lmdb_shards: Path) -> None:
+    expected = locally(name, lmdb_shards, passes=2)
+    whole = len(expected[0])
+    count = steps if isinstance(steps, int) else whole + (steps == "all and more")
+    with RemoteSource(ANY_PORT) as source, serving(made_by(name, lmdb_shards), source.endpoint, senders=2):
+        with source:
+            began = iter(source)
+            assert same(list(itertools.islice(began, count)), expected[0][:count])
+            state = json.loads(json.dumps(source.state_dict()))
+    with RemoteSource(ANY_PORT) as source, serving(made_by(name, lmdb_shards), source.endpoint):
+        with source:
+            source.load_state_dict(state)
+            if count < whole:
+                assert same(list(source), expected[0][count:])
+                source.receipt().check(204 if name == "loader" else whole)
+            elif count == whole and name == "odd_ones":
+                assert list(source) == []  # nobody could know that there was no more
+            assert same(list(source), expected[1])
+
+
+def test_the_length_is_known_once_a_sender_has_told_it(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source:
+        with pytest.raises(TypeError, match="no sender"):
+            len(source)
+        with serving(lambda: loader(lmdb_shards), source.endpoint), source:
+            next(began := iter(source))
+            assert (len(source), source.batches_per_epoch) == (21, 21)
+            source.load_state_dict(source.state_dict())
+            assert len(source) == 20
+            with pytest.raises(UsageError, match="another iteration"):
+                next(began)
+    with RemoteSource(ANY_PORT) as source, serving(lambda: odd_ones(lmdb_shards), source.endpoint), source:
+        next(iter(source))
+        with pytest.raises(TypeError, match="do not know"):
+            len(source)
+
+
+def test_a_pass_that_is_left_is_followed_by_the_next_one(lmdb_shards: Path) -> None:
+    expected = locally("loader", lmdb_shards, passes=3)
+    with RemoteSource(ANY_PORT) as source, serving(lambda: loader(lmdb_shards), source.endpoint, senders=2):
+        with source:
+            first = iter(source)
+            next(first)
+            second = iter(source)
+            assert same([next(second) for _ in range(3)], expected[1][:3])
+            with pytest.raises(UsageError, match="another iteration"):
+                next(first)
+            assert same(list(source), expected[2])
+
+
+def test_arrays_lie_where_tensorflow_takes_them_and_never_change(lmdb_shards: Path) -> None:
+    def make() -> Flow:
+        return Flow.from_iterable(range(8)).map(large_row)
+
+    with RemoteSource(ANY_PORT) as source, serving(make, source.endpoint), source:
+        held = list(source)
+        for _ in source:
+            pass
+    assert all(batch.ctypes.data % ALIGNMENT == 0 and batch.flags.writeable for batch in held)
+    assert [set(batch[:: 1 << 20].tolist()) for batch in held] == [{n} for n in range(8)]
+    assert source.batches_never_change
+
+
+def test_encoded_images_come_as_bytes(lmdb_shards: Path) -> None:
+    def make() -> Loader:
+        return loader(lmdb_shards, transform=None, with_numbers=False)
+
+    with make() as own:
+        expected = [[bytes(image) for image in images] for images, _ in own]
+    with RemoteSource(ANY_PORT) as source, serving(make, source.endpoint), source:
+        assert [images for images, _ in source] == expected
+
+
+def test_a_remote_source_is_a_source_of_flows(lmdb_shards: Path) -> None:
+    (expected,) = locally("loader", lmdb_shards)
+    with RemoteSource(ANY_PORT) as source, serving(lambda: loader(lmdb_shards), source.endpoint), source:
+        next(iter(source))
+        flow = Flow.from_callable(lambda: source).map(len)
+        assert list(flow) == [len(expected[0])] * 21
+
+
+def test_a_dataset_of_less_than_a_batch_is_all_left_out(lmdb_shards: Path) -> None:
+    def make() -> Loader:
+        return loader(lmdb_shards, batch_size=1000, drop_last=True)
+
+    with RemoteSource(ANY_PORT) as source, serving(make, source.endpoint), source:
+        assert [list(source), list(source)] == [[], []]
+        source.receipt().check(204)
+        assert source.receipt().count == 0
+
+
+def test_skipped_records_are_in_the_receipt(lmdb_shards: Path) -> None:
+    def make() -> Loader:
+        return loader(lmdb_shards, transform=EvalTransform(8, resize=9), on_bad_record="skip", shuffle=None)
+
+    with RemoteSource(ANY_PORT) as source, serving(make, source.endpoint), source:
+        rows = sum(len(batch[-1]) for batch in source)
+        receipt = source.receipt()
+        receipt.check(204)
+        assert rows == receipt.count == 204 - len(receipt.skipped)
+
+
+# Machines come and go
+
+
+@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones"])
+def test_a_killed_sender_loses_no_batch(name: str, lmdb_shards: Path) -> None:
+    (expected,) = locally(name, lmdb_shards)
+    with (
+        RemoteSource(ANY_PORT) as source,
+        programs(3, "serve", name, lmdb_shards, source.endpoint) as senders,
+    ):
+        for process in senders:
+            assert line_of(process) == "ready"
+        came = []
+        for number, batch in enumerate(source):
+            came.append(batch)
+            if number in (3, 9):
+                senders[number // 9].kill()
+        assert same(came, expected)
+        source.receipt().check(len(expected))
+        assert source.stats().rejected == 0
+        eventually(lambda: len(source.stats().senders) == 1)
+
+
+def test_a_sender_killed_in_the_middle_of_a_batch_loses_none(lmdb_shards: Path) -> None:
+    with (
+        RemoteSource(ANY_PORT) as source,
+        programs(3, "serve", "large_ones", "-", source.endpoint) as senders,
+    ):
+        came = []
+        for number, batch in enumerate(source):
+            came.append(set(batch[::1000].tolist()))
+            if number in (0, 10):
+                senders[number // 10].kill()
+        assert came == [{n} for n in range(30)]
+        assert source.stats().rejected == 0
+
+
+@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones"])
+def test_a_sender_that_stops_is_stood_in_for_and_may_come_back(name: str, lmdb_shards: Path) -> None:
+    (expected,) = locally(name, lmdb_shards)
+    with (
+        RemoteSource(ANY_PORT, lease_seconds=0.5) as source,
+        program("serve", name, lmdb_shards, source.endpoint) as sleeper,
+    ):
+        began = iter(source)
+        came = [next(began), next(began)]
+        sleeper.send_signal(signal.SIGSTOP)
+        with serving(made_by(name, lmdb_shards), source.endpoint), source:
+            came += [next(began) for _ in range(16)]
+            assert source.stats().leases_given_again > 0
+            sleeper.send_signal(signal.SIGCONT)
+            came += list(began)
+            assert same(came, expected)
+            source.receipt().check(len(expected))
+            assert same(list(source), expected)
+            assert source.stats().rejected == 0
+        assert sleeper.wait(PATIENCE) == 0
+
+
+def test_a_sender_that_comes_later_takes_part(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source, serving(lambda: slow_numbers(lmdb_shards), source.endpoint):
+        began = iter(source)
+        next(began)
+        with serving(lambda: slow_numbers(lmdb_shards), source.endpoint, name="late"), source:
+            list(began)
+            list(source)
+            assert {s.name: s.batches > 5 for s in source.stats().senders}["late"]
+
+
+@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones", "loader"])
+def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_shards: Path) -> None:
+    expected = locally(name, lmdb_shards, passes=2)
+    with RemoteSource(ANY_PORT) as first:
+        endpoint = first.endpoint
+        with serving(made_by(name, lmdb_shards), endpoint, senders=2) as sent:
+            with suppress(ZeroDivisionError), first:
+                began = iter(first)
+                came = [next(began) for _ in range(5)]
+                state = first.state_dict()
+                raise ZeroDivisionError  # the training fails
+            time.sleep(0.3)
+            with RemoteSource(endpoint) as second:
+                second.load_state_dict(state)
+                assert same([*came, *second], expected[0])
+                second.receipt().check(204 if name == "loader" else len(expected[0]))
+                assert same(list(second), expected[1])
+            assert {future.result(PATIENCE).connections for future in sent} == {2}
+
+
+def test_senders_may_be_there_before_their_receiver(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source:
+        endpoint = source.endpoint
+    with serving(lambda: numbers(lmdb_shards), endpoint) as (sent,):
+        time.sleep(0.3)
+        assert not sent.done()
+        with RemoteSource(endpoint) as source:
+            assert len(list(source)) == 15
+        assert sent.result(PATIENCE).batches == 15
+
+
+def test_a_sender_waits_for_a_receiver_as_long_as_it_was_told(lmdb_shards: Path) -> None:
+    with pytest.raises(OperationError, match="no receiver"):
+        serve(numbers(lmdb_shards), "tcp://127.0.0.1:9", patience=0.3)
+
+
+def test_without_senders_the_log_says_so_once(
+    lmdb_shards: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception, "NOBODY_SECONDS", 0.1)
+    monkeypatch.setattr(reception, "LOOK_AGAIN", 0.05)
+    with RemoteSource(ANY_PORT) as source:
+        assert "no sender is connected" in str(source.stats())
+        with serving(lambda: (time.sleep(1), numbers(lmdb_shards))[1], source.endpoint), source:
+            assert len(list(source)) == 15
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        "no sender is connected; waiting for one"
+    ]
+
+
+# Who does not belong
+
+
+OTHERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "batch size": (lambda path: loader(path, batch_size=9), "batch size is '9' instead of '10'"),
+    "seed": (lambda path: loader(path, seed=1), "seed is '1' instead of '0'"),
+    "shuffle": (lambda path: loader(path, shuffle=None), "shuffle is 'null'"),
+    "transform": (
+        lambda path: loader(path, transform=EvalTransform(8, resize=9)),
+        "transform is 'EvalTransform",
+    ),
+    "labels": (lambda path: loader(path, labels="sorted_wnid1_bg"), "labels is"),
+    "flow": (numbers, "identity is"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_who_would_make_other_batches_is_refused_and_told_why(other: str, lmdb_shards: Path) -> None:
+    make, reason = OTHERS[other]
+    with RemoteSource(ANY_PORT) as source, serving(lambda: loader(lmdb_shards), source.endpoint), source:
+        began = iter(source)
+        next(began)
+        with serving(lambda: make(lmdb_shards), source.endpoint, name="wrong") as (sent,):
+            while not sent.done() and next(began, None):
+                time.sleep(0.02)
+            with pytest.raises(Refused, match=reason):
+                sent.result(PATIENCE)
+        ((name, told),) = source.stats().refused
+        assert name == "wrong"
+        assert reason in told
+
+
+def test_a_state_decides_who_belongs(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source, serving(lambda: loader(lmdb_shards), source.endpoint), source:
+        next(iter(source))
+        state = source.state_dict()
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(lambda: numbers(lmdb_shards), source.endpoint, senders=1),
+        source,
+    ):
+        next(iter(source))
+        with pytest.raises(UsageError, match="identity is"):
+            source.load_state_dict(state)
+    with RemoteSource(ANY_PORT) as source, serving(lambda: loader(lmdb_shards), source.endpoint) as _, source:
+        source.load_state_dict(state)
+        with serving(lambda: numbers(lmdb_shards), source.endpoint) as (sent,):
+            assert len(list(source)) == 20
+            assert len(list(source)) == 21
+            with pytest.raises(Refused):
+                sent.result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"version": 2},
+        {"version": 1, "pass": -1, "step": 0, "taken": []},
+        {"version": 1, "pass": 0, "step": 0, "taken": None},
+        {"version": 1, "pass": 0, "step": 0, "taken": [], "receipt": {}},
+        {"version": 1, "pass": 0, "step": 0, "taken": [], "terms": {"facts": 1}},
+        {"version": 1, "pass": True, "step": 0, "taken": []},
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with RemoteSource(ANY_PORT) as source, pytest.raises(UsageError):
+        source.load_state_dict(state)
+
+
+def test_the_same_identity_is_given_where_code_differs(lmdb_shards: Path) -> None:
+    def other() -> Flow:
+        return Flow.from_iterable(range(100)).shuffle(20).map(lambda n: row(n)).batch(7)
+
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(lambda: numbers(lmdb_shards), source.endpoint, identity="numbers"),
+    ):
+        with serving(other, source.endpoint, identity="numbers"), source:
+            assert len(list(source)) == 15
+            assert source.receipt().dataset == "numbers"
+            assert source.stats().refused == ()
+
+
+# When the work itself fails
+
+
+def test_an_error_of_the_work_is_raised_where_it_is_due_and_on_all_machines(lmdb_shards: Path) -> None:
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(made_by("failing", lmdb_shards), source.endpoint, senders=2) as sent,
+    ):
+        came = []
+        with pytest.raises(SenderFailed, match="seventeen does not decode"):
+            for _, number in source:
+                came.append(int(number[0]))
+        assert came == list(range(17))
+        assert source.state_dict()["step"] == 17
+        for future in sent:
+            with pytest.raises(ValueError, match="seventeen"):
+                future.result(PATIENCE)
+
+
+def test_a_batch_that_cannot_be_sent_is_told_on_both_sides(lmdb_shards: Path) -> None:
+    for make, says in (
+        (lambda: Flow.from_iterable(["text"]), "cannot be sent"),
+        (lambda: Flow.from_iterable([np.zeros(1001, np.uint8)]), "larger than the 1,000"),
+    ):
+        with RemoteSource(ANY_PORT, limit_bytes=1000) as source, serving(make, source.endpoint) as (sent,):
+            with pytest.raises(SenderFailed, match=says):
+                next(iter(source))
+            with pytest.raises(UsageError, match=says):
+                sent.result(PATIENCE)
+
+
+# The ends end
+
+
+def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> None:
+    with (
+        RemoteSource(ANY_PORT, lease_seconds=3600) as source,
+        programs(2, "serve", "slow_numbers", lmdb_shards, source.endpoint) as (one, other),
+    ):
+        for process in (one, other):
+            line_of(process)
+        came = []
+        for _, number in source:
+            came.append(int(number[0]))
+            if len(came) == 5:
+                one.send_signal(signal.SIGINT)
+        assert came == list(range(30))
+        _, errors = one.communicate(timeout=PATIENCE)
+        assert "KeyboardInterrupt" in errors
+        source.close()
+        assert other.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_ends_a_sender_that_waits_for_a_receiver() -> None:
+    with program("serve", "numbers", "-", "tcp://127.0.0.1:9") as process:
+        line_of(process)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+
+
+def test_ctrl_c_ends_a_receiver_that_waits() -> None:
+    with program("receive", ANY_PORT) as process:
+        line_of(process)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+
+
+def test_a_closed_receiver_ends_its_senders_and_wakes_who_waits(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(lmdb_shards), source.endpoint) as (sent,):
+        assert len(list(source)) == 15
+        with serving(lambda: source, ANY_PORT) as (waiting,):  # not a source that can be served
+            with pytest.raises(UsageError, match="not a RemoteSource"):
+                waiting.result(PATIENCE)
+        source.close()
+        assert sent.result(PATIENCE).batches == 15
+        with pytest.raises(UsageError, match="closed"):
+            iter(source)
+        source.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"ahead": 0}, {"patience": -1}, {"name": ""}, {"name": "x" * 257}, {"endpoint": "udp://x"}],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused_by_a_sender(given: dict[str, Any], lmdb_shards: Path) -> None:
+    with pytest.raises(UsageError):
+        serve(numbers(lmdb_shards), **{"endpoint": "tcp://127.0.0.1:9", **given})
+
+
+@pytest.mark.parametrize(
+    "given", [{"ahead": 0}, {"lease_seconds": 0}, {"limit_bytes": "much"}, {"endpoint": "udp://x"}], ids=str
+)
+def test_what_cannot_be_meant_is_refused_by_a_receiver(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        RemoteSource(**{"endpoint": ANY_PORT, **given})
+
+
+def test_a_loader_of_a_part_cannot_be_served(lmdb_shards: Path) -> None:
+    with loader(lmdb_shards, world_size=2) as part, pytest.raises(UsageError, match="world_size=1"):
+        serve(part, "tcp://127.0.0.1:9")
