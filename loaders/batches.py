@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Self
@@ -27,6 +27,7 @@ class Batch:
     arrays: Arrays
     payloads: dict[int, object]
     skipped: dict[int, str]
+    payload_bytes: int = 0
 
     @classmethod
     def assemble(
@@ -36,7 +37,7 @@ class Batch:
         *,
         layout: SlotLayout,
         memory: Memory,
-        parcels: Iterable[Parcel],
+        parcels: Sequence[Parcel],
         written: CargoArrays | None = None,
         copied: bool = False,
     ) -> Self:
@@ -54,4 +55,4 @@ class Batch:
         arrays = (layout.copied_arrays if copied else layout.arrays)(memory, len(items))
         if written is not None:
             arrays |= (written.copied if copied else written.arrays)(layout.cargo_bytes(memory))
-        return cls(number, items, arrays, payloads, skipped)
+        return cls(number, items, arrays, payloads, skipped, sum(parcel.nbytes for parcel in parcels))

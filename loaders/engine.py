@@ -289,5 +289,5 @@ def _pickled(work: Work) -> tuple[bytes, bool]:
     except Exception as error:
         raise UsageError(
             f"the work cannot be sent to the workers ({error}); define what it uses at the top level of a "
-            "module, or use workers=0"
+            "module, or work without processes (workers=0)"
         ) from error

@@ -19,6 +19,11 @@ def aligned(size: int) -> npt.NDArray[np.uint8]:
     return raw[start : start + size]
 
 
+def is_usable(memory: npt.NDArray[np.uint8]) -> bool:
+    """Whether arrays may be views of it: it starts at a multiple of ALIGNMENT, and can be written to."""
+    return bool(memory.ctypes.data % ALIGNMENT == 0 and memory.flags.writeable)
+
+
 def available() -> int | None:
     """Bytes: the least of MemAvailable and this process's control groups' limits; None where nobody says.
 

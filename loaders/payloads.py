@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .memory import ALIGNMENT, aligned
+from .memory import ALIGNMENT, aligned, is_usable
 from .pickled import Pickled, unpickled
 from .slots import Memory
 from .work import Skipped, Whole
@@ -87,15 +87,23 @@ class Parcel:
     count: int
     message: memoryview
 
+    @property
+    def nbytes(self) -> int:
+        """What its payloads take, wherever they lie."""
+        return int(self._entries["size"].sum(dtype=np.int64))
+
+    @property
+    def _entries(self) -> npt.NDArray[Any]:
+        return np.frombuffer(self.message, _ENTRY, int.from_bytes(self.message[:4], "little"), 4)
+
     def unpack(self, spare: Memory, *, copied: bool = False) -> Iterator[tuple[int, object]]:
         """Rows of the batch that have a payload or were Skipped; ``spare`` is what the packer had.
 
         Payloads lie in it, unless they are ``copied``.
         """
-        length = int.from_bytes(self.message[:4], "little")
-        if not length:
+        if self.message[:4] == bytes(4):
             return
-        entries = np.frombuffer(self.message, _ENTRY, length, 4)
+        entries = self._entries
         bodies = np.frombuffer(self.message, np.uint8, offset=4 + entries.nbytes)
         for row, kind, in_slot, at, size, form in entries.tolist():
             body = (spare if in_slot else bodies)[at : at + size]
@@ -110,6 +118,8 @@ def _lay(body: Memory | Pickled, memory: Memory) -> None:
 
 
 def _encode(outcome: object) -> tuple[Kind, bytes, Memory | Pickled]:
+    if isinstance(outcome, Pickled):
+        return Kind.OBJECT, b"", outcome
     if isinstance(outcome, Whole):
         return Kind.OBJECT, b"", Pickled.of(outcome.value)
     if isinstance(outcome, Skipped):
@@ -132,22 +142,19 @@ def _decode(kind: Kind, form: bytes, body: Memory, *, copied: bool) -> object:
             sides = [int(side) for side in shape.split(",") if side]
             return _usable(body, copied).view(dtype).reshape(sides)
         case Kind.OBJECT:
-            return unpickled(body, copied=copied or not _is_usable(body))
+            return unpickled(body, copied=copied)
 
 
 def _form(array: npt.NDArray[Any]) -> bytes:
     """``<f4:3,224,224``; too long to be used for what only pickle can tell."""
-    if array.dtype.hasobject or array.dtype.fields is not None or type(array) is not np.ndarray:
+    dtype = array.dtype
+    if dtype.hasobject or dtype.fields is not None or not dtype.itemsize or type(array) is not np.ndarray:
         return bytes(_ENTRY["form"].itemsize + 1)
-    return f"{array.dtype.str}:{','.join(map(str, array.shape))}".encode()
-
-
-def _is_usable(body: Memory) -> bool:
-    return bool(body.ctypes.data % ALIGNMENT == 0 and body.flags.writeable)
+    return f"{dtype.str}:{','.join(map(str, array.shape))}".encode()
 
 
 def _usable(body: Memory, copied: bool) -> Memory:
-    if not copied and _is_usable(body):
+    if not copied and is_usable(body):
         return body
     fresh = aligned(body.size)
     fresh[:] = body

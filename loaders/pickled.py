@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .memory import ALIGNMENT, aligned
+from .memory import ALIGNMENT, aligned, is_usable
 from .trusted import dumps_beside, loads
 
 Memory = npt.NDArray[np.uint8]
@@ -38,6 +38,8 @@ class Pickled:
         Raises whatever the value's class raises, when it cannot be pickled.
         """
         stream, beside = dumps_beside(value)
+        if not beside:
+            return cls(_HEAD.pack(0, len(stream)), stream, [], _HEAD.size + len(stream))
         raw = [memoryview(bytes(buffer.raw())) if copied else buffer.raw() for buffer in beside]
         end = _HEAD.size + 2 * _NUMBER.itemsize * len(raw) + len(stream)
         buffers: list[tuple[int, memoryview]] = []
@@ -61,8 +63,11 @@ class Pickled:
 
 
 def unpickled(memory: Memory, *, copied: bool) -> Any:
-    """The value that was written there: its arrays are views of that memory, or ``copied``, and writable."""
+    """The value that was written there, its arrays writable: views of that memory, or ``copied``, as where it is no use."""
     count, length = _HEAD.unpack_from(memory.data)
+    if not count:
+        return loads(memory[_HEAD.size : _HEAD.size + length].data)
+    copied = copied or not is_usable(memory)
     table = memory[_HEAD.size : _HEAD.size + 2 * _NUMBER.itemsize * count].view(_NUMBER).reshape(-1, 2)
     start = _HEAD.size + table.nbytes
     stream = memory[start : start + length].data

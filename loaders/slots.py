@@ -154,7 +154,10 @@ class SlotRing:
         self._held: set[int] = set()
         self._fd = fd
         flags = mmap.MAP_SHARED | (0 if layout.sparse else _POPULATE)
-        self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))
+        try:
+            self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))
+        except OSError as error:
+            raise _too_little(layout, slots, str(error.strerror)) from error
 
     def memory(self, slot: int) -> Memory:
         """A slot's bytes, on a page boundary; not lent: its writer answers for what it does."""
@@ -250,6 +253,12 @@ def _reserve(fd: int, size: int) -> None:
 
 
 def _too_little(layout: SlotLayout, slots: int, why: str) -> OperationError:
+    if layout.sparse:
+        return OperationError(
+            f"{slots * layout.nbytes / 2**30:,.0f} GiB of addresses are to be shared with worker processes, of which "
+            f"only those that are written to take memory, but: {why}. Raise the limits (`ulimit -v unlimited -f "
+            "unlimited`), or use threads"
+        )
     return OperationError(
         f"{slots} slots of {layout.nbytes / 2**20:,.1f} MiB need {slots * layout.nbytes / 2**20:,.0f} MiB of "
         f"memory, but {why}; choose a smaller batch_size ({layout.rows}) or fewer slots ({slots})"

@@ -23,7 +23,7 @@ Fill = Callable[[Items, Arrays, Room], Iterable[object]]
 where its layout has some. An outcome is None (the row is written),
 :class:`Skipped` (it is not), or a payload that has no fixed size: bytes or an array, delivered as a
 memoryview or an aligned array, or any picklable object, whose arrays are aligned; Whole says that a payload
-is such an object, though it be bytes. A payload is copied as it is yielded: its buffer may be used again.
+is such an object, though it be bytes, and Pickled is one that was pickled already. A payload is copied as it is yielded: its buffer may be used again.
 
 ``room(size)`` gives uint8 [size] to make the row's payload in: the very array, yielded for that row, is
 delivered as bytes, as a rule without a copy. It is good until the row's outcome is yielded, or room is

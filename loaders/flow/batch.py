@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, repeat, takewhile
+from itertools import chain, count, repeat
 from typing import Any, Literal, Self, get_args
 
 from ...formats.errors import UsageError
 from ..batching import grouped, grouped_by_shape
 from ..passes import end
-from ..stacking import listed, padded, row_count, rows_of, stack
+from ..stacking import listed, padded, rows_of, stack
 from .batching_source import BatchingSource
 from .blame import blamed
 from .length import INFINITE, UNKNOWN, Length
@@ -53,7 +53,7 @@ class Batch(Step):
 
     def run(self, now: Pass) -> Iterator[Any]:
         if not self.as_list and isinstance(self.source, BatchingSource) and self.source.can_batch:
-            return self._made_whole(self.source.batches(now.of(self), self.size))
+            return self._made_whole(self.source.batches(now.of(self), self.size, least=self._least))
         return self._made_of(now, self.drawn(now), repeat(self.size), count())
 
     @property
@@ -76,18 +76,22 @@ class Batch(Step):
         self, now: Pass, items: Iterator[Any], sizes: Iterator[int], numbers: Iterator[int]
     ) -> Iterator[Any]:
         try:
-            groups = grouped(items, sizes, least=self.size if self.remainder == "drop" else 1)
+            groups = grouped(items, sizes, least=self._least)
             make = listed if self.as_list else lambda rows: self._finished(stack(rows))
             yield from blamed(make, groups, now, numbers, f"batch({self.size})")
         finally:
             end(items)
 
     def _made_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
-        least = self.size if self.remainder == "drop" else 1
         try:
-            yield from map(self._finished, takewhile(lambda batch: row_count(batch) >= least, batches))
+            yield from map(self._finished, batches)
         finally:
             end(batches)
+
+    @property
+    def _least(self) -> int:
+        """Rows of which a batch is made."""
+        return self.size if self.remainder == "drop" else 1
 
     def _finished(self, batch: Any) -> Any:
         return padded(batch, self.size) if self.remainder == "pad" else batch

@@ -17,5 +17,5 @@ class BatchingSource(ABC):
     def can_batch(self) -> bool: ...
 
     @abstractmethod
-    def batches(self, now: Pass, size: int) -> Iterator[Any]:
-        """Fresh arrays of ``size`` rows, the last perhaps of fewer, in the form of the items; never written to again."""
+    def batches(self, now: Pass, size: int, *, least: int) -> Iterator[Any]:
+        """Fresh arrays of ``size`` rows in the form of the items, never written to again; of those that are left, if ``least``."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ...formats.errors import UsageError
 from ..fake_data import FakeData
 from ..order import Shuffle
-from ..transforms import ArraySpec
+from ..transforms import ArraySpec, Transform
 from . import sources
 from .batch import Batch, BatchByShape, Remainder, Unbatch
 from .cache import Cache
@@ -27,8 +27,11 @@ from .pipeline import Pipeline
 from .prefetch import Prefetch
 from .process_map import ProcessMap, declared
 from .repeat import Repeat, Take
+from .seconds import seconds_of
 from .shuffle import LocallyShuffled
 from .thread_map import ThreadMap
+from .whole import seed_of, whole
+from .transforming import Transforming
 
 
 class Flow(Pipeline):
@@ -43,7 +46,7 @@ class Flow(Pipeline):
 
     Worker processes and caches are kept from one pass to the next: close the flow, or drop it, to end them.
     ``len(flow)`` is exact or raises TypeError; :attr:`length` says what is known. Picklable; the copy begins at
-    pass 0. Not thread-safe. Raises UsageError for what a step cannot do, when the step is added.
+    pass 0. One thread at a time may begin passes, and one draw from each. Raises UsageError for what a step cannot do, when the step is added.
     """
 
     # Sources
@@ -140,10 +143,8 @@ class Flow(Pipeline):
         following ``batch`` is then written by the workers, and copied by nobody. Lambdas and closures need
         cloudpickle where there are processes.
         """
-        if threads < 0 or processes < 0 or (threads and processes):
-            raise UsageError(
-                f"threads={threads}, processes={processes}: give a number for one of them, or neither"
-            )
+        if whole(threads, "threads", least=0) and whole(processes, "processes", least=0):
+            raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
         call = Function(function)
         if processes:
             return self._with(
@@ -175,6 +176,14 @@ class Flow(Pipeline):
                 )
             )
         return self._with(Map(self._node, call, drop_none=drop_none, random=random, seed=seed))
+
+    def transform(self, transform: Transform, *, threads: int = 0, processes: int = 0, seed: int = 0) -> Flow:
+        """(image, label) made (what a loader's transform returns, label), as by :meth:`map`; TrainTransform(224), say."""
+        function = Transforming(transform)
+        outputs = function.outputs if processes else None
+        return self.map(
+            function, threads=threads, processes=processes, random=True, seed=seed, outputs=outputs
+        )
 
     def map_component(
         self, function: Callable[..., Any], component: int | str, *, random: bool = False, seed: int = 0
@@ -286,4 +295,7 @@ class Flow(Pipeline):
 
 
 def _weights(weights: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if weights is None else tuple(map(float, weights))
+    try:
+        return None if weights is None else tuple(map(float, weights))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"weights are numbers, one for each flow, not {weights!r}") from error

@@ -14,10 +14,16 @@ from ..trusted import can_dump_by_value, dumps_by_value, dumps_noting_main, load
 class Function:
     """A user's function, which pickles. Lambdas, closures and what is defined in the main module need cloudpickle.
 
-    Pickling raises UsageError where a function cannot be sent.
+    Raises UsageError for what cannot be called. Pickling raises it where a function cannot be sent.
     """
 
     call: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.call):
+            raise UsageError(
+                f"a {type(self.call).__name__} cannot be called: give a function, not what it returns"
+            )
 
     def __call__(self, *arguments: Any) -> Any:
         return self.call(*arguments)

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from ..batches import Batch
 from ..engine import Engine
 from ..slots import SlotLayout
 from ..work import Items
+from .cache import Cache
 from .node import Node, Step
 from .pass_work import ITEM, PassWork
-from .process_map import SPARE, ProcessMap
+from .process_map import ProcessMap, room_of
 from .results import restored
 from .running import Pass
 from .whole import whole
@@ -37,8 +39,10 @@ class InProcess(Step):
 
     def __post_init__(self) -> None:
         whole(self.ahead, "the items that in_process runs ahead", least=1)
-        if _has_processes(self.source):
+        if _has(self.source, ProcessMap | InProcess):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
+        if _has(self.source, Cache):  # which would end with that process, in the middle of a pass
+            raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
 
     @property
     def never_change(self) -> bool:
@@ -58,7 +62,7 @@ class InProcess(Step):
     def _items_of(self, batch: Batch) -> Iterator[Any]:
         """All that the pass had, of those that were asked for."""
         for item in batch.items[: len(batch.payloads)]:
-            yield restored(batch.payloads.pop(next(iter(batch.payloads))), self._described(item))
+            yield restored(batch.payloads.pop(next(iter(batch.payloads))), partial(self._described, item))
 
     def _plans(self, pass_number: int) -> Iterator[Items]:
         """Items to ask for, first one alone, then more together."""
@@ -75,12 +79,12 @@ class InProcess(Step):
 
     def _engine(self, now: Pass) -> Engine:
         work = PassWork(self.source, now.of(self).branch)
-        layout = SlotLayout(self._rows, (), spare=SPARE, sparse=True)
+        layout = SlotLayout(self._rows, (), spare=room_of(self._rows), sparse=True)
         return Engine(work, layout, workers=1, slots=SLOTS, describe=self._described)
 
     def _described(self, item: Any) -> str:
         return f"item {item['number']} of pass {item['pass']}, in_process()"
 
 
-def _has_processes(node: Node) -> bool:
-    return isinstance(node, ProcessMap | InProcess) or any(map(_has_processes, node.sources))
+def _has(node: Node, kind: type[Node] | UnionType) -> bool:
+    return isinstance(node, kind) or any(_has(source, kind) for source in node.sources)

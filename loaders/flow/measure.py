@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -17,6 +16,7 @@ from ..stacking import row_count
 from .batch import Batch, BatchByShape, Unbatch
 from .node import Node, Step
 from .per_item import PerItem
+from .seconds import seconds_of
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -65,8 +65,7 @@ def measure(flow: Pipeline, *, seconds: float) -> FlowSpeed:
     At least one item is measured after the first. Raises UsageError for a pass without items, and what the
     flow raises.
     """
-    if not 0 <= seconds < math.inf:
-        raise UsageError(f"a flow is measured for some seconds, not {seconds!r}")
+    seconds = seconds_of(seconds, "how long a flow is measured")
     began = time.perf_counter()
     drawn = _Drawn(flow)
     with closing(drawn.items()) as items:

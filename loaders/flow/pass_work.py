@@ -75,7 +75,7 @@ class _Runner:
         try:
             for item in self._items:
                 return outcome_of(item)
-        except Exception as error:
+        except BaseException as error:  # also an exit, which is this item's
             return raised(error)
         return ENDED
 

@@ -12,6 +12,7 @@ from .length import Length
 from .measure import FlowSpeed, measure
 from .node import Node
 from .running import Kept, Pass
+from .whole import whole
 
 
 class Pipeline:
@@ -24,8 +25,9 @@ class Pipeline:
 
     def peek(self, items: int = 1) -> list[Any]:
         """The first items of pass 0, which is ended then."""
+        count = whole(items, "the number of items", least=0)
         with closing(self.at_pass(0)) as found:  # type: ignore[type-var]
-            return [item for _, item in zip(range(items), found, strict=False)]
+            return [item for _, item in zip(range(count), found, strict=False)]
 
     def measure(self, *, seconds: float = 5.0) -> FlowSpeed:
         """How fast the flow delivers, to a consumer that does nothing: items/s, MB/s, times between items."""
@@ -38,9 +40,12 @@ class Pipeline:
 
     def at_pass(self, number: int) -> Iterator[Any]:
         """Begin this pass. Raises UsageError unless 0 <= number < 2**63."""
-        if not 0 <= number < 1 << 63:
-            raise UsageError(f"passes are numbered from 0, not {number}")
-        return self._node.run(Pass(number, self._kept))
+        return self._node.run(self._pass(number))
+
+    def _pass(self, number: int) -> Pass:
+        if whole(number, "the number of a pass", least=0) >= 1 << 63:
+            raise UsageError(f"the number of a pass must be below 2**63, not {number}")
+        return Pass(int(number), self._kept)
 
     @property
     def can_pick(self) -> bool:
@@ -52,7 +57,9 @@ class Pipeline:
 
         ``numbers`` are drawn some items ahead of what is yielded.
         """
-        return self._node.pick(Pass(pass_number, self._kept), numbers)
+        if not isinstance(numbers, Iterable):
+            raise UsageError(f"items are picked by several numbers: give a list, not {numbers!r}")
+        return self._node.pick(self._pass(pass_number), numbers)
 
     @property
     def length(self) -> Length:
@@ -76,7 +83,10 @@ class Pipeline:
         return self._node.never_change
 
     def close(self) -> None:
-        """End worker processes and forget caches; the next pass makes new ones. Idempotent."""
+        """End worker processes and forget caches; the next pass makes new ones. Idempotent.
+
+        What other flows keep, that this one was made from or that were made of it, is theirs.
+        """
         kept, self._kept = self._kept, Kept()
         kept.close()
 

@@ -12,6 +12,7 @@ from ...formats.errors import UsageError
 from ..batches import Batch
 from ..engine import Engine
 from ..loader import DEFAULT_SLOTS
+from ..memory import ALIGNMENT
 from ..passes import end
 from ..slots import Field, SlotLayout
 from ..stacking import stack
@@ -24,13 +25,13 @@ from .node import Fetched
 from .numbered import Asked, numbered
 from .results import restored
 from .running import Pass
+from .seconds import seconds_of
 from .shipping import Shipping
 from .whole import whole
 
 ROWS = 64  # items in a slot, at most: a millisecond of the cheapest work
 AHEAD = 2  # items for each worker in the smallest group, of which as many as there are slots are under way
-SPARE = 4 << 20  # bytes for each result; address space, not memory, until it is written
-CARGO = 4 << 30  # bytes for the items of a group; the same
+CARGO = RESULTS = 4 << 30  # bytes for the items of a group, and for what becomes of them; addresses, no memory until they are written
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class ProcessMap(Mapped, BatchingSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole(self.processes, "processes", least=1)
+        if self.deadline is not None:
+            seconds_of(self.deadline, "a deadline", above=0)
 
     @property
     def can_pick(self) -> bool:
@@ -61,7 +64,7 @@ class ProcessMap(Mapped, BatchingSource):
     def _values(self, batch: Batch) -> Iterator[Any]:
         for row in range(len(batch.items)):
             if row in batch.payloads:
-                yield restored(batch.payloads.pop(row), self._described(batch.items[row]))
+                yield restored(batch.payloads.pop(row), partial(self._described, batch.items[row]))
             elif row not in batch.skipped:
                 yield self._in_form([array[row, ...] for array in batch.arrays.values()])
 
@@ -72,18 +75,23 @@ class ProcessMap(Mapped, BatchingSource):
     def can_batch(self) -> bool:
         return self.ordered and not self.drop_none
 
-    def batches(self, now: Pass, size: int) -> Iterator[Any]:
+    def batches(self, now: Pass, size: int, *, least: int) -> Iterator[Any]:
         items, shipping = self._sent(now, None, size, size)
+        received = filter(partial(self._is_enough, least), self._received(now, items, shipping))
         if self.outputs is not None:
-            yield from map(self._whole, self._received(now, items, shipping))
+            yield from map(self._whole, received)
             return
         learnt = now.kept.shared(now.place(self), Learnt)
         shipping.form = learnt.form
-        yield from map(partial(self._stacked, shipping, learnt), self._received(now, items, shipping))
+        yield from map(partial(self._stacked, shipping, learnt), received)
+
+    def _is_enough(self, least: int, batch: Batch) -> bool:
+        """Raises what an item raised, also one of too few."""
+        for row, payload in batch.payloads.items():
+            restored(payload, partial(self._described, batch.items[row]))
+        return len(batch.items) >= least
 
     def _whole(self, batch: Batch) -> Any:
-        for row, payload in batch.payloads.items():
-            restored(payload, self._described(batch.items[row]))
         return self._in_form(list(batch.arrays.values()))
 
     def _stacked(self, shipping: Shipping, learnt: Learnt, batch: Batch) -> Any:
@@ -97,7 +105,7 @@ class ProcessMap(Mapped, BatchingSource):
 
     def _row(self, batch: Batch, row: int, form: Form | None) -> Any:
         if row in batch.payloads or form is None:
-            return restored(batch.payloads[row], self._described(batch.items[row]))
+            return restored(batch.payloads[row], partial(self._described, batch.items[row]))
         return form.made_of({name: array[row, ...] for name, array in batch.arrays.items()})
 
     def _sent(
@@ -125,7 +133,7 @@ class ProcessMap(Mapped, BatchingSource):
         make = partial(self._engine, now, shipping.rows)
         try:
             with (
-                now.kept.borrowed(now.place(self), make) as engine,
+                now.kept.borrowed((now.place(self), shipping.rows), make) as engine,
                 closing(engine.run(shipping)) as batches,  # type: ignore[type-var]
             ):
                 yield from map(partial(_noted, shipping), batches)
@@ -167,18 +175,27 @@ def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec
     """Outputs as a tuple. Raises UsageError for anything but specs."""
     if outputs is None:
         return None
-    specs = (outputs,) if isinstance(outputs, ArraySpec) else tuple(outputs)
-    if not specs or not all(isinstance(spec, ArraySpec) for spec in specs):
+    specs = (outputs,) if isinstance(outputs, ArraySpec) else outputs
+    if not isinstance(specs, Sequence) or not specs or not all(isinstance(spec, ArraySpec) for spec in specs):
         raise UsageError(f"outputs are an ArraySpec or a tuple of them, not {outputs!r}")
-    return specs
+    try:
+        layout_of(1, tuple(specs))
+    except TypeError as error:
+        raise UsageError(f"an output has a shape or dtype that numpy does not have: {error}") from error
+    return tuple(specs)
 
 
 def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
     """A slot's, for results of the declared outputs, or of any size."""
     fields = tuple(Field(spec.name, spec.shape, spec.dtype) for spec in outputs or ())
-    return SlotLayout(rows, fields, spare=0 if fields else SPARE, cargo=CARGO, sparse=True)
+    return SlotLayout(rows, fields, spare=0 if fields else room_of(rows), cargo=CARGO, sparse=True)
+
+
+def room_of(rows: int) -> int:
+    """Bytes for each of so many results."""
+    return RESULTS // rows // ALIGNMENT * ALIGNMENT
 
 
 def _noted(shipping: Shipping, batch: Batch) -> Batch:
-    shipping.delivered(len(batch.items))
+    shipping.delivered(len(batch.items), batch.payload_bytes)
     return batch

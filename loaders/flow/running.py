@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -37,14 +38,15 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: dict[Place, list[Closeable]] = {}
+        self._lock = threading.RLock()  # a pass that is collected as garbage gives back in the middle of anything
+        self._idle: dict[Hashable, list[Closeable]] = {}
         self._shared: dict[Place, Closeable] = {}
         self._closed = False
 
     @contextmanager
-    def borrowed(self, place: Place, make: Callable[[], T]) -> Iterator[T]:
+    def borrowed(self, place: Hashable, make: Callable[[], T]) -> Iterator[T]:
         """Something made by ``make`` for this place, for as long as the context lasts; an exception ends it for good."""
+        place = os.getpid(), place  # what a process made is of no use to its forked copy
         with self._lock:
             idle = self._idle.setdefault(place, [])
             found = cast("T", idle.pop()) if idle else None
@@ -66,10 +68,10 @@ class Kept:
                 self._shared[place] = make()
             return cast("T", self._shared[place])
 
-    def _give_back(self, place: Place, found: Closeable) -> None:
+    def _give_back(self, place: Hashable, found: Closeable) -> None:
         with self._lock:
             if not self._closed:
-                self._idle[place].append(found)
+                self._idle.setdefault(place, []).append(found)
                 return
         found.close()
 
@@ -127,4 +129,11 @@ class Pass:
 
     def stream(self, node: Node, seed: int) -> Stream:
         """The step's randomness, to be sent elsewhere."""
-        return Stream(seed, node.height, crc32(bytes(self.branch)) if any(self.branch) else 0)
+        return Stream(seed, node.height, crc32(_packed(self.branch)) if any(self.branch) else 0)
+
+
+def _packed(branch: tuple[int, ...]) -> bytes:
+    """One byte for each turn that is below 255, as of nearly all; no two branches have the same."""
+    return b"".join(
+        bytes([turn]) if turn < 255 else b"\xff" + turn.to_bytes(8, "little") for turn in branch
+    )

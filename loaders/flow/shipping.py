@@ -32,7 +32,7 @@ ITEM = np.dtype(
 )
 WORTH = 0.05  # seconds of all workers' time that a group should be, for its messages to cost nothing
 PATIENCE = 0.02  # seconds after which a group is sent that is not full, where items come slowly
-GROUP_BYTES = 64 << 20  # from which on a group is full, so that slots stay small
+GROUP_BYTES = 64 << 20  # of items or of results, from which on a group is full, so that slots stay small
 
 Numbered = Iterator[tuple[Any, int]]  # an item, and its number
 
@@ -56,11 +56,12 @@ class Shipping:
         self.form: Form | None = None
         self.forms: deque[Form | None] = deque()  # of the shipments that were made
         self._began = perf_counter()
-        self._delivered = 0
+        self._delivered = self._bytes = 0
 
-    def delivered(self, items: int) -> None:
-        """So many results have come."""
+    def delivered(self, items: int, nbytes: int) -> None:
+        """So many results have come, which took so many bytes."""
         self._delivered += items
+        self._bytes += nbytes
 
     def __iter__(self) -> Iterator[Shipment]:
         ended = False
@@ -88,7 +89,8 @@ class Shipping:
 
     def _size(self) -> int:
         """A power of two times the least, so that groups seldom lie differently in their slots."""
-        wanted = WORTH * self._delivered / max(1e-9, perf_counter() - self._began)
+        worth = WORTH / max(1e-9, perf_counter() - self._began)
+        wanted = self._delivered * min(worth, GROUP_BYTES / max(1, self._bytes))
         size = self._least
         while size * 2 <= min(wanted, self.rows):
             size *= 2

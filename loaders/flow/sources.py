@@ -64,14 +64,23 @@ class FromSequence(Source):
         return bool(getattr(self.items, "batches_never_change", False))
 
     def run(self, now: Pass) -> Iterator[Any]:
-        yield from map(self.items.__getitem__, range(len(self.items)))
+        yield from map(self._item, range(len(self.items)))
 
     @property
     def can_pick(self) -> bool:
         return True
 
     def pick(self, now: Pass, numbers: Iterable[int]) -> Iterator[Any]:
-        yield from map(self.items.__getitem__, within(numbers, self.length))
+        yield from map(self._item, within(numbers, self.length))
+
+    def _item(self, number: int) -> Any:
+        """Has StopIteration come as RuntimeError, since it would end the pass as if there were no more items."""
+        try:
+            return self.items[number]
+        except StopIteration as error:
+            raise RuntimeError(
+                f"item {number} of the {type(self.items).__name__} raised StopIteration"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -109,13 +118,6 @@ class FromCallable(Source):
     """What ``function()`` returns, called for each pass."""
 
     function: Function
-
-    def __post_init__(self) -> None:
-        if not callable(self.function.call):
-            raise UsageError(
-                f"a {type(self.function.call).__name__} cannot be called: give a function that returns the items, "
-                "not what it returns"
-            )
 
     @property
     def length(self) -> Length:
