@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 import zmq
 from conditions import conditions
 
-from shardprep.loaders import FakeData, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import FakeData
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.frames import pack_batch
 from shardprep.loaders.remote import ReceiverKeys, RemoteSource, SenderKeys, serve

@@ -207,7 +207,7 @@ class Engine:
             return failures.unpack(failure.error, where)
         return WorkerDied(
             f"{STRIKES} workers ended {where}, the last by {failure.cause}; "
-            "use workers=0 to see what happens there, or leave it out",
+            "use workers=0 (a map without processes) to see what happens there, or leave it out",
             key=self._describe(item),
         )
 
@@ -270,7 +270,9 @@ def _check(work: Work, *, workers: int, slots: int, chunk: int, deadline: float 
             f"0 workers, {MIN_SLOTS} slots and 1 row in a chunk, and a deadline above 0"
         )
     if workers and multiprocessing.current_process().daemon:
-        raise UsageError("a daemonic process cannot have workers of its own; use workers=0 in it")
+        raise UsageError(
+            "a daemonic process cannot have workers of its own; use workers=0 (a map with threads) in it"
+        )
     if work.item_dtype.hasobject or work.item_dtype.itemsize > MAX_LEASE_BYTES:
         raise UsageError(
             f"{work.item_dtype} is not a dtype of plain values of at most {MAX_LEASE_BYTES} bytes"

@@ -46,7 +46,9 @@ def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     _same({row.dtype.str for row in rows}, "dtypes")
     dtype = rows[0].dtype
     if dtype.kind not in "biufc":
-        raise UsageError(f"records of dtype {dtype} cannot be stacked; turn them into numbers, or keep lists of them (as_list=True)")
+        raise UsageError(
+            f"records of dtype {dtype} cannot be stacked; turn them into numbers, or keep lists of them (as_list=True)"
+        )
     return np.stack(rows, out=_fresh((len(rows), *rows[0].shape), dtype))
 
 

@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import compileall
 import gc
 import multiprocessing
 import signal
@@ -11,7 +12,14 @@ from pathlib import Path
 import pytest
 from datasets import converted
 
+from shardprep import cli, formats, loaders
 from shardprep.formats import make_sample
+
+
+def pytest_sessionstart() -> None:
+    """Compile the package, or under PYTHONDONTWRITEBYTECODE each process that a test starts would do so again."""
+    for package in (cli, formats, loaders):
+        compileall.compile_dir(package.__path__[0], quiet=2)
 
 
 def text_of(path: Path) -> str:

@@ -78,6 +78,10 @@ def large_ones(path: Path) -> Flow:
     return Flow.from_iterable(range(30)).map(large_row)
 
 
+def middling_ones(path: Path) -> Flow:
+    return Flow.from_iterable(range(100)).map(middling_row)
+
+
 def failing(path: Path) -> Flow:
     return Flow.from_iterable(range(30)).map(row_but_seventeen).batch(1)
 
@@ -93,6 +97,10 @@ def slow_row(number: int) -> Any:
 
 def large_row(number: int) -> Any:
     return np.full(LARGE, number)
+
+
+def middling_row(number: int) -> Any:
+    return np.full(LARGE // 25, number)
 
 
 def row_but_seventeen(number: int) -> Any:
@@ -121,6 +129,7 @@ SOURCES: dict[str, Callable[[Path], Loader | Flow]] = {
         odd_ones,
         slow_odd_ones,
         large_ones,
+        middling_ones,
         failing,
     )
 }
@@ -161,14 +170,21 @@ def _exact(part: Any) -> Any:
 def serving(
     make: Callable[[], Loader | Flow], endpoint: str, *, senders: int = 1, **options: Any
 ) -> Iterator[list[Future[SenderStats]]]:
-    """Threads that serve, until the receiver is closed, which is to be before the context ends."""
+    """Threads that serve, until the receiver is closed, which is to be before the context ends, or not found."""
 
     def run() -> SenderStats:
         with make() as source:
-            return serve(source, endpoint, **options)
+            return serve(source, endpoint, **{"patience": 1, **options})
 
     with ThreadPoolExecutor(senders) as pool:
         yield [pool.submit(run) for _ in range(senders)]
+
+
+@contextmanager
+def wired(make: Callable[[], Loader | Flow], *, senders: int = 1, **options: Any) -> Iterator[RemoteSource]:
+    """A receiver with these options, and threads that serve it."""
+    with RemoteSource(ANY_PORT, **options) as source, serving(make, source.endpoint, senders=senders), source:
+        yield source
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ FORBIDDEN_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj", "extract", "extra
 MAY_PICKLE = {"loaders/trusted.py"}  # a parent and its own child
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def depth(path: Path) -> int:
     """How many folders below the top a file lies."""
     return len(path.relative_to(ROOT).parts) - 1
@@ -22,7 +28,7 @@ def depth(path: Path) -> int:
 
 def imported_layers(path: Path) -> Iterator[str]:
     """The layer of every ``from ..layer import`` and ``shardprep.layer`` in a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.level == depth(path) + 1 and node.module:
             yield node.module.partition(".")[0]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -48,8 +54,7 @@ def test_every_folder_is_packaged() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_file_runs_code_from_data(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             assert name not in FORBIDDEN_CALLS, f"{path}:{node.lineno} calls {name}"
@@ -63,7 +68,7 @@ def test_no_file_reads_pickles(path: Path) -> None:
     names = {"pickle", "cPickle"} | FORBIDDEN_IMPORTS
     if str(path.relative_to(ROOT)) in MAY_PICKLE:
         pytest.skip("talks to its own children only")
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             assert not {a.name.partition(".")[0] for a in node.names} & names
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -77,7 +82,7 @@ def test_no_file_holds_two_nouns(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_one_file_imports_tensorflow(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             imports = any(name.partition(".")[0] in ("tensorflow", "keras") for name in names)

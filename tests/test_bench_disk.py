@@ -419,8 +419,15 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     assert one_line(folder.stderr) == f"prep: {tmp_path}: Permission denied\n"
 
 
-@pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize("during", ["reading", "small files"])
+@pytest.mark.parametrize(
+    ("during", "times"),
+    [
+        ("reading", 1),
+        ("small files", 3),
+        pytest.param("reading", 3, marks=pytest.mark.torture),
+        pytest.param("small files", 1, marks=pytest.mark.torture),
+    ],
+)
 def test_an_interruption_leaves_nothing(tmp_path: Path, during: str, times: int) -> None:
     (tmp_path / "disk").mkdir()
     process = subprocess.Popen(

@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from scripts import session_of
 from tensorflow_log import without_tensorflow_log
 
@@ -43,26 +45,34 @@ def eventually_none_of(session: int) -> None:
         time.sleep(0.05)
 
 
-def losses_in(printed: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed)]
+def stopped_and_going_on(folder: Path) -> str:
+    """What a training prints that is stopped after three epochs and goes on for three more."""
+    make_sample(folder / "archives")
+    convert(folder / "archives", folder / "shards", workers=0)  # equal to what the example makes itself
+    options = ("--checkpoints", folder / "checkpoints", "--epochs")
+    first = run("train_tensorflow.py", *options, 3, temporary=folder / "first")
+    return first + run("train_tensorflow.py", folder / "shards", *options, 6, temporary=folder / "second")
 
 
-def test_the_loss_falls_with_keras(tmp_path: Path) -> None:
-    losses = losses_in(run("train_keras.py", temporary=tmp_path / "tmp"))
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the examples print, both at once."""
+    folder = tmp_path_factory.mktemp("examples")
+    with ThreadPoolExecutor(2) as pool:
+        stopped = pool.submit(stopped_and_going_on, folder)
+        keras = pool.submit(run, "train_keras.py", temporary=folder / "keras")
+        return {"train_tensorflow.py": stopped.result(), "train_keras.py": keras.result()}
+
+
+@pytest.mark.parametrize("name", ["train_tensorflow.py", "train_keras.py"])
+def test_the_loss_falls(name: str, printed: dict[str, str]) -> None:
+    losses = [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed[name])]
 
     assert len(losses) == 6
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_the_loss_falls_also_where_a_training_was_stopped_and_goes_on(tmp_path: Path) -> None:
-    make_sample(tmp_path / "archives")
-    convert(tmp_path / "archives", tmp_path / "shards", workers=0)  # equal to what the example makes itself
-    options = ("--checkpoints", tmp_path / "checkpoints", "--epochs")
+def test_a_stopped_training_goes_on_where_it_was(printed: dict[str, str]) -> None:
+    epochs = [line.split(":")[0] for line in printed["train_tensorflow.py"].splitlines()]
 
-    first = run("train_tensorflow.py", *options, 3, temporary=tmp_path / "tmp")
-    second = run("train_tensorflow.py", tmp_path / "shards", *options, 6, temporary=tmp_path / "tmp")
-
-    epochs = [line.split(":")[0] for line in (first + second).splitlines()]
     assert epochs == [f"epoch {number}" for number in range(6)]
-    losses = losses_in(first + second)
-    assert losses[-1] < 0.9 * losses[0]

@@ -206,8 +206,8 @@ class Made(Node, BatchingSource):
     def run(self, now: Pass) -> Iterator[Any]:
         yield from range(self.count)
 
-    def batches(self, now: Pass, size: int) -> Iterator[Any]:
-        for start in range(0, self.count, size):
+    def batches(self, now: Pass, size: int, *, least: int) -> Iterator[Any]:
+        for start in range(0, self.count - least + 1, size):
             yield np.arange(start, min(start + size, self.count)) + 1000
 
 

@@ -15,7 +15,7 @@ from flow_members import Items, all_of
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.cache import Cache, read_only
+from shardprep.loaders.flow.cache import Cache, _Store, read_only
 from shardprep.loaders.flow.running import Kept, Pass
 from shardprep.loaders.flow.sources import FromSequence
 from shardprep.loaders.passes import end
@@ -224,3 +224,18 @@ def test_each_branch_has_a_cache_of_its_own() -> None:
 def test_an_endless_flow_is_refused() -> None:
     with pytest.raises(UsageError, match="take"):
         Flow.from_iterable([1]).repeat().cache()
+
+
+def test_a_pass_that_is_collected_in_the_middle_of_another_gives_back_what_it_borrowed() -> None:
+    """The collector may run, and end it, wherever anything is allocated."""
+    kept = Kept()
+
+    def borrowing() -> Iterator[Any]:
+        with kept.borrowed((), _Store) as store:
+            yield store
+
+    left = borrowing()
+    store = next(left)
+    kept.shared(((), 1), lambda: left.close() or _Store())  # type: ignore[func-returns-value]
+    with kept.borrowed((), _Store) as again:
+        assert again is store

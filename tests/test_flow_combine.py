@@ -285,3 +285,10 @@ def test_each_number_stands_for_its_share_of_all_words(whole: list[int]) -> None
         if after > first:
             assert drawn(whole, first) == drawn(whole, after - 1) == n
         before += weight
+
+
+def test_any_number_of_flows_has_randomness_of_its_own() -> None:
+    one = Flow.from_iterable(range(5)).map(lambda x, rng: int(rng.integers(1 << 60)), random=True)
+    found = list(one.concat(*[one] * 599))
+
+    assert len(found) == len(set(found)) == 3000

@@ -299,3 +299,22 @@ def test_a_fake_item_costs_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fake_batches_of_several_are_refused() -> None:
     with pytest.raises(UsageError, match="batch_size=1"):
         FromFakeData(FakeData(3, batch_size=2, size=(2, 2)))
+
+
+class Exhausted:
+    """A sequence whose elements are drawn from something that ends too early."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, number: int) -> int:
+        return next(iter([number] if number < 4 else []))
+
+
+def test_a_sequence_that_raises_stop_iteration_does_not_end_the_pass_in_silence() -> None:
+    flow = Flow.from_iterable(Exhausted())
+
+    with pytest.raises(RuntimeError, match="item 4 of the Exhausted raised StopIteration"):
+        list(flow)
+    with pytest.raises(RuntimeError, match="item 7"):
+        list(flow.pick(0, [1, 7, 2]))

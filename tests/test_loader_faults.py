@@ -207,26 +207,17 @@ def deaths(dataset: Dataset, folder: Path, kills: int) -> Tagging:
     return Tagging({key: Once(folder / key.replace("/", "-"), die) for key in keys})
 
 
-def test_15_kills_of_workers_lose_and_repeat_nothing(
-    dataset: Dataset, whole: list[Kept], tmp_path: Path
+@pytest.mark.parametrize(
+    ("workers", "kills"),
+    [(2, 6), *(pytest.param(workers, 100, marks=pytest.mark.torture) for workers in (1, 2, 4))],
+)
+def test_killed_workers_lose_and_repeat_nothing(
+    dataset: Dataset, whole: list[Kept], tmp_path: Path, workers: int, kills: int
 ) -> None:
-    with loader_on(dataset.path, transform=deaths(dataset, tmp_path, 15)) as loader:
+    with loader_on(dataset.path, transform=deaths(dataset, tmp_path, kills), workers=workers) as loader:
         batches = epoch_of(loader)
         assert_exactly_once(loader, batches)
-        assert loader.stats().restarts == 15
-
-    assert_same(batches, whole)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_100_kills_of_workers_lose_and_repeat_nothing(
-    dataset: Dataset, whole: list[Kept], tmp_path: Path, workers: int
-) -> None:
-    with loader_on(dataset.path, transform=deaths(dataset, tmp_path, 100), workers=workers) as loader:
-        batches = epoch_of(loader)
-        assert_exactly_once(loader, batches)
-        assert loader.stats().restarts == 100
+        assert loader.stats().restarts == kills
 
     assert_same(batches, whole)
 

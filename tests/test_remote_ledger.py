@@ -247,8 +247,35 @@ def test_who_falls_asleep_loses_its_steps_and_gets_none_until_it_is_heard() -> N
     assert granted(made, PATIENCE + 2) == [(A, 1, 4)]
 
 
+def test_who_is_alone_keeps_its_leases_however_long_it_takes() -> None:
+    made = ledger(A, steps=8)
+    ((_, lease),) = made.grant(0.0)
+
+    assert made.expire(10 * PATIENCE) == 0
+    assert made.held(A) == 4
+    made.join(B, wants=4, now=10 * PATIENCE)
+    assert made.expire(10 * PATIENCE) == 1
+    assert granted(made) == [(B, 0, 4)]
+    assert made.arrive(A, lease.id, 0, 0, 0, now=11 * PATIENCE) is Arrival.FRESH
+
+
+def test_what_came_late_under_an_old_lease_is_not_waited_for_under_the_new_one() -> None:
+    made = ledger(A, B, steps=4)
+    ((_, old),) = made.grant(0.0)
+    made.expire(PATIENCE + 1)
+    made.leave(B)
+    made.arrive(A, old.id, 0, 0, 0, now=PATIENCE + 1)
+    ((_, new),) = made.grant(PATIENCE + 1)
+    assert (new.start, new.stop, made.held(A)) == (1, 4, 3)
+
+    for step in (1, 2):
+        made.arrive(A, old.id, 0, step, step, now=PATIENCE + 1)
+
+    assert made.held(A) == 1
+
+
 def test_who_has_nothing_to_do_does_not_fall_asleep() -> None:
-    made = ledger(A, steps=0)
+    made = ledger(A, B, steps=0)
 
     assert made.expire(10 * PATIENCE) == 0
 

@@ -19,7 +19,7 @@ from key_files import KeyFolder
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.remote import RemoteSource
 
-OPTIONS = ("--batch-size", 8, "--size", 32, "--shuffle", 10, "--seed", 3, "--workers", 1)
+OPTIONS = ("--batch-size", 8, "--size", 224, "--shuffle", 10, "--seed", 3, "--workers", 1)
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def test_it_serves_a_dataset_to_who_has_its_key_and_tells_what_it_did(
     with Loader(
         lmdb_shards,
         batch_size=8,
-        transform=TrainTransform(32),
+        transform=TrainTransform(224),
         shuffle=LocalShuffle(10),
         seed=3,
         workers=0,

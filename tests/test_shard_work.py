@@ -22,7 +22,7 @@ from loader_workers import Misdeclared, Tagging
 from shardprep.formats import Dataset, open_dataset, open_shards
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.loaders.rng import record_rng
-from shardprep.loaders.shard_work import ShardWork, items_of
+from shardprep.loaders.shard_work import STAGES, ShardWork, items_of
 from shardprep.loaders.slots import Arrays, Memory
 from shardprep.loaders.transforms import Transform
 from shardprep.loaders.trusted import dumps, loads
@@ -97,7 +97,7 @@ def test_without_a_transform_each_image_lies_in_the_room_that_was_asked_for_it(d
         given.append(room(size))
         return given[-1]
 
-    with work_on(dataset).open(np.zeros(2)) as fill:
+    with work_on(dataset).open(np.zeros(len(STAGES))) as fill:
         outcomes = list(fill(all_items(dataset), {}, remembered))
 
     assert len(given) == len(dataset)
@@ -111,7 +111,7 @@ import sys, numpy as np
 from shardprep.loaders.trusted import loads
 work = loads(sys.stdin.buffer.read())
 assert {library!r} not in sys.modules
-with work.open(np.zeros(2)):
+with work.open(np.zeros(len(work.stages))):
     assert {library!r} in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], input=dumps(work_on(dataset)), check=True)
@@ -216,7 +216,7 @@ def test_few_shards_are_open_at_once_and_none_when_the_work_is_done(
     shuffled = np.random.default_rng(0).permutation(len(dataset))
     before, most = open_files(dataset.path), 0
 
-    with work_on(dataset).open(np.zeros(2)) as fill:
+    with work_on(dataset).open(np.zeros(len(STAGES))) as fill:
         outcomes = fill(items_of(dataset.index, shuffled, 0), {}, room)
         for number, outcome in zip(shuffled, outcomes, strict=True):
             assert images([outcome]) == [dataset[int(number)].image]
@@ -252,7 +252,10 @@ def open_files(folder: Path) -> int:
 
 
 def test_two_works_in_one_process_read_the_same_shards(dataset: Dataset) -> None:
-    with work_on(dataset).open(np.zeros(2)) as one, work_on(dataset).open(np.zeros(2)) as other:
+    with (
+        work_on(dataset).open(np.zeros(len(STAGES))) as one,
+        work_on(dataset).open(np.zeros(len(STAGES))) as other,
+    ):
         pairs = zip(one(all_items(dataset), {}, room), other(all_items(dataset), {}, room), strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs)
 

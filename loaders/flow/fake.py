@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ...formats.errors import UsageError
 from ..fake_data import FakeData
 from .length import Length, exact
 from .node import Fetched
 from .running import Pass
-from .whole import within
+from .seconds import seconds_of
+from .whole import seed_of, whole, within
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,20 @@ class FromFakeData(Fetched):
     def __post_init__(self) -> None:
         if self.data.batch_specs[0].shape[0] != 1:
             raise UsageError("fake items are those of batches of one; give FakeData batch_size=1")
+
+    @classmethod
+    def of(cls, items: int, *, size: tuple[int, int], encoded: bool, seconds: float, seed: int) -> Self:
+        """Raises UsageError."""
+        return cls(
+            FakeData(
+                whole(items, "the number of items", least=0),
+                batch_size=1,
+                size=size,
+                encoded=encoded,
+                seconds=seconds_of(seconds, "what an item costs"),
+                seed=seed_of(seed),
+            )
+        )
 
     @property
     def length(self) -> Length:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from ...formats.errors import UsageError
-from ..fake_data import FakeData
 from ..order import Shuffle
 from ..transforms import ArraySpec, Transform
 from . import sources
@@ -21,17 +20,17 @@ from .files import FromFiles
 from .functions import Function
 from .in_process import InProcess
 from .look import Print
+from .lots import given
 from .map import Filter, Map
 from .node import Node
 from .pipeline import Pipeline
 from .prefetch import Prefetch
 from .process_map import ProcessMap, declared
 from .repeat import Repeat, Take
-from .seconds import seconds_of
 from .shuffle import LocallyShuffled
 from .thread_map import ThreadMap
-from .whole import seed_of, whole
 from .transforming import Transforming
+from .whole import whole
 
 
 class Flow(Pipeline):
@@ -108,11 +107,7 @@ class Flow(Pipeline):
 
         As :class:`.FakeData`: read-only, few different ones, each costing ``seconds``.
         """
-        return cls(
-            FromFakeData(
-                FakeData(items, batch_size=1, size=size, encoded=encoded, seconds=seconds, seed=seed)
-            )
-        )
+        return cls(FromFakeData.of(items, size=size, encoded=encoded, seconds=seconds, seed=seed))
 
     # Steps on each item
 
@@ -143,7 +138,8 @@ class Flow(Pipeline):
         following ``batch`` is then written by the workers, and copied by nobody. Lambdas and closures need
         cloudpickle where there are processes.
         """
-        if whole(threads, "threads", least=0) and whole(processes, "processes", least=0):
+        threads, processes = whole(threads, "threads", least=0), whole(processes, "processes", least=0)
+        if threads and processes:
             raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
         call = Function(function)
         if processes:
@@ -254,11 +250,11 @@ class Flow(Pipeline):
 
         The next flow is drawn by ``weights``, or by how much each has left, which needs exact lengths.
         """
-        return self._with(Mix(self._nodes(others), _weights(weights), seed))
+        return self._with(Mix(self._nodes(others), given(weights), seed))
 
     def choose(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
         """An item of a flow drawn at random each time, by ``weights`` or evenly, until one that is drawn has ended."""
-        return self._with(Choose(self._nodes(others), _weights(weights), seed))
+        return self._with(Choose(self._nodes(others), given(weights), seed))
 
     # Steps on how a pass runs
 
@@ -274,10 +270,11 @@ class Flow(Pipeline):
         return self._with(Prefetch(self._node, items))
 
     def in_process(self, *, ahead: int = 64) -> Flow:
-        """Everything up to here runs in one other process, at most ``ahead`` items ahead, in order.
+        """Everything up to here runs in one other process, at most ``ahead`` items ahead, or 4, in order.
 
         Where that process is killed, another one begins the pass again and goes on where it was. Steps with
-        processes of their own raise UsageError. Lambdas and closures need cloudpickle.
+        processes of their own, and caches, raise UsageError. A pass that is left early keeps what its source holds
+        until the next one begins or the flow is closed. Lambdas and closures need cloudpickle.
         """
         return self._with(InProcess(self._node, ahead))
 
@@ -292,10 +289,3 @@ class Flow(Pipeline):
         if not all(isinstance(other, Flow) for other in others):
             raise UsageError("only flows can be combined; make one with Flow.from_iterable")
         return (self._node, *(other._node for other in others))
-
-
-def _weights(weights: Sequence[float] | None) -> tuple[float, ...] | None:
-    try:
-        return None if weights is None else tuple(map(float, weights))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"weights are numbers, one for each flow, not {weights!r}") from error

@@ -32,7 +32,7 @@ _runs = count()
 
 @dataclass(frozen=True)
 class InProcess(Step):
-    """Runs ``source`` in a worker, at most ``ahead`` items ahead. See :meth:`.Flow.in_process`."""
+    """Runs ``source`` in a worker, at most ``ahead`` items ahead, or ``SLOTS``. See :meth:`.Flow.in_process`."""
 
     source: Node
     ahead: int
@@ -75,7 +75,9 @@ class InProcess(Step):
 
     @property
     def _rows(self) -> int:
-        return -(-self.ahead // SLOTS)
+        return max(
+            1, (self.ahead + 1) // (SLOTS + 1)
+        )  # the rest of one group is still to be taken while others come
 
     def _engine(self, now: Pass) -> Engine:
         work = PassWork(self.source, now.of(self).branch)

@@ -20,6 +20,14 @@ def words(bits: np.random.Philox) -> Iterator[int]:
         yield from bits.random_raw(BLOCK).tolist()
 
 
+def given(weights: Sequence[float] | None) -> tuple[float, ...] | None:
+    """The weights that a user gives, as floats. Raises UsageError for what are no numbers."""
+    try:
+        return None if weights is None else tuple(map(float, weights))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"weights are numbers, one for each flow, not {weights!r}") from error
+
+
 def weights_of(weights: Sequence[float] | None, flows: int) -> list[int]:
     """The weights as whole numbers in the same proportions; equal ones for None. Raises UsageError."""
     if weights is None:

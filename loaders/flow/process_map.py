@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ...formats.errors import UsageError
 from ..batches import Batch
 from ..engine import Engine
@@ -31,7 +33,9 @@ from .whole import whole
 
 ROWS = 64  # items in a slot, at most: a millisecond of the cheapest work
 AHEAD = 2  # items for each worker in the smallest group, of which as many as there are slots are under way
-CARGO = RESULTS = 4 << 30  # bytes for the items of a group, and for what becomes of them; addresses, no memory until they are written
+CARGO = RESULTS = (
+    4 << 30
+)  # bytes for the items of a group, and for what becomes of them; addresses, no memory until they are written
 
 
 @dataclass(frozen=True)
@@ -179,9 +183,10 @@ def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec
     if not isinstance(specs, Sequence) or not specs or not all(isinstance(spec, ArraySpec) for spec in specs):
         raise UsageError(f"outputs are an ArraySpec or a tuple of them, not {outputs!r}")
     try:
+        np.empty((0, *(side for spec in specs for side in spec.shape)))
         layout_of(1, tuple(specs))
-    except TypeError as error:
-        raise UsageError(f"an output has a shape or dtype that numpy does not have: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"numpy has no arrays as the outputs declare them: {error}") from error
     return tuple(specs)
 
 

@@ -38,7 +38,9 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a pass that is collected as garbage gives back in the middle of anything
+        self._lock = (
+            threading.RLock()
+        )  # a pass that is collected as garbage gives back in the middle of anything
         self._idle: dict[Hashable, list[Closeable]] = {}
         self._shared: dict[Place, Closeable] = {}
         self._closed = False
@@ -134,6 +136,4 @@ class Pass:
 
 def _packed(branch: tuple[int, ...]) -> bytes:
     """One byte for each turn that is below 255, as of nearly all; no two branches have the same."""
-    return b"".join(
-        bytes([turn]) if turn < 255 else b"\xff" + turn.to_bytes(8, "little") for turn in branch
-    )
+    return b"".join(bytes([turn]) if turn < 255 else b"\xff" + turn.to_bytes(8, "little") for turn in branch)

@@ -31,7 +31,9 @@ class Transforming:
 
     def __call__(self, item: Any, rng: np.random.Generator) -> tuple[Any, ...]:
         if not (isinstance(item, tuple | list) and len(item) == 2):
-            raise UsageError(f"a transform is for items of (image, label), and not for a {type(item).__name__}")
+            raise UsageError(
+                f"a transform is for items of (image, label), and not for a {type(item).__name__}"
+            )
         image, label = item
         made = self.transform(Record("", int(label), image), rng)
         return (*(made if isinstance(made, tuple) else (made,)), np.int64(label))

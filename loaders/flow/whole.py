@@ -26,9 +26,11 @@ def seed_of(value: object) -> int:
 
 
 def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
-    """The numbers as they come. Raises IndexError for one that no item has."""
+    """The numbers as they come. Raises IndexError for one that no item has, UsageError for what is no whole number."""
     count = length.items
     for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+            raise UsageError(f"items are picked by whole numbers, not by {number!r}")
         if not 0 <= number < count:
             raise IndexError(f"item {number} of {count}")
         yield number

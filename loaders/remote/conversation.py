@@ -20,6 +20,7 @@ from .terms import UNKNOWN, Terms
 VERSION = 1
 MAX_TEXT = 4000  # characters of an error or a reason, so that a header holds them however they are escaped
 MAX_TERMS = 16_000  # characters
+MAX_SHARE = 1 << 16  # steps of a lease
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ def pack_lease(session: int, lease: Lease) -> list[Buffer]:
 
 def read_lease(head: Head) -> Lease:
     """Raises FrameDamaged."""
-    parts = (number_in(head.description, part) for part in ("pass_number", "start", "stop"))
-    return Lease(head.number, *parts)
+    pass_number, start, stop = (number_in(head.description, n) for n in ("pass_number", "start", "stop"))
+    if not start < stop <= start + MAX_SHARE:
+        raise FrameDamaged(f"a lease of the steps {start} to {stop}")
+    return Lease(head.number, pass_number, start, stop)
 
 
 class Work(NamedTuple):

@@ -155,17 +155,17 @@ class Ledger(Generic[T]):
         return texts[0] if not self._hands or (step == self.steps.due and len(texts) >= STRIKES) else None
 
     def expire(self, now: float) -> int:
-        """Take the leases of all who hold some and were not heard for too long; how many peers these are."""
-        late = [
-            (peer, hand)
-            for peer, hand in self._hands.items()
-            if hand.steps and now - hand.last_heard > self._lease_seconds
-        ]
-        for peer, hand in late:
-            self._lose(hand)
-            hand.is_asleep = True
-            self._hands[peer] = self._hands.pop(peer)  # the last in turn
-        return len(late)
+        """Take the leases of who hold some and were not heard for too long, where there are others who could take
+        them; how many peers these are."""
+        late = 0
+        for peer, hand in list(self._hands.items()):
+            is_late = hand.steps and now - hand.last_heard > self._lease_seconds
+            if is_late and any(not other.is_asleep for other in self._hands.values() if other is not hand):
+                self._lose(hand)
+                hand.is_asleep = True
+                self._hands[peer] = self._hands.pop(peer)  # the last in turn
+                late += 1
+        return late
 
     def _who_may_have_leases(self) -> list[tuple[bytes, Hand]]:
         awake = [(peer, hand) for peer, hand in self._hands.items() if not hand.is_asleep]
@@ -199,9 +199,8 @@ class Ledger(Generic[T]):
         """The peer works, and what it was to send up to there has come or is lost."""
         hand = self._hands[peer]
         hand.last_heard, hand.is_asleep = now, False
-        done = []
-        while hand.steps and hand.steps[0] <= until:
-            done.append(hand.steps.popleft())
+        done = [held for held in hand.steps if held <= until]
+        hand.steps = deque(held for held in hand.steps if held > until and self.steps.is_missing(held[1]))
         self._give_back(done)
 
     def _lose(self, hand: Hand) -> None:

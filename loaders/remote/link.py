@@ -73,7 +73,7 @@ class Link:
         self._is_welcome = self._is_greeted = self._is_gone = self._is_probed = False
         self._refusal = ""
         self.is_done = False
-        self._leases: deque[Lease] = deque()
+        self._leased: deque[Work] = deque()  # the steps that are asked for, all of one pass
         self._drawn: deque[Work] = deque()  # the steps that are being made
         self._last_lease = 0
         self._sending: deque[zmq.MessageTracker] = deque()
@@ -93,21 +93,20 @@ class Link:
     def next_pass(self) -> int | None:
         """Wait for a lease; the pass that it is of, None where the receiver was closed for good."""
         self._drawn.clear()
-        self._await(lambda: bool(self._leases) or self.is_done)
-        return None if self.is_done else self._leases[0].pass_number
+        self._await(lambda: bool(self._leased) or self.is_done)
+        return None if self.is_done else self._leased[0].pass_number
 
     def steps(self, pass_number: int) -> Iterator[int]:
         """The leased steps of this pass, as far as they are at hand."""
         while self._has_lease_of(pass_number):
-            work = self._next_step()
-            self._drawn.append(work)
-            yield work.step
+            self._drawn.append(self._leased.popleft())
+            yield self._drawn[-1].step
             self._hear_all()
 
     def wants(self, pass_number: int) -> bool:
         """Whether steps of this pass are still wanted. Raises ReceiverAway, Refused."""
         self._check()
-        return not self.is_done and (not self._leases or self._leases[0].pass_number == pass_number)
+        return not self.is_done and (not self._leased or self._leased[0].pass_number == pass_number)
 
     def send(self, made: Delivery) -> int:
         """The next drawn step's batch; how many bytes. Raises UsageError where it cannot be sent.
@@ -134,14 +133,14 @@ class Link:
         work = self._drawn[0]._replace(step=total)
         self._socket.send(work.pack(Kind.END))
         if self._has_lease_of(work.pass_number):
-            self._leases.clear()
+            self._leased.clear()
 
     def tell(self, error: BaseException) -> None:
         """The next drawn step cannot be made; wait a little until the receiver knows."""
         text = "".join(traceback.format_exception(error))[-MAX_TEXT:]
         with suppress(ReceiverAway, OperationError, UsageError):
-            if not self._drawn and self._leases:
-                self._drawn.append(self._next_step())
+            if not self._drawn and self._leased:
+                self._drawn.append(self._leased.popleft())
             if not self._drawn:
                 self.leave()
                 return
@@ -155,17 +154,10 @@ class Link:
     @property
     def lag(self) -> int:
         """How many leased steps have not been sent."""
-        return len(self._drawn) + sum(lease.stop - lease.start for lease in self._leases)
+        return len(self._drawn) + len(self._leased)
 
     def _has_lease_of(self, pass_number: int) -> bool:
-        return bool(self._leases) and self._leases[0].pass_number == pass_number and not self._is_gone
-
-    def _next_step(self) -> Work:
-        lease = self._leases.popleft()
-        if lease.start + 1 < lease.stop:
-            rest = Lease(lease.id, lease.pass_number, lease.start + 1, lease.stop)
-            self._leases.appendleft(rest)
-        return Work(self._welcome.session, lease.id, lease.pass_number, lease.start)
+        return bool(self._leased) and self._leased[0].pass_number == pass_number and not self._is_gone
 
     def _await_sent(self) -> None:
         while True:
@@ -229,9 +221,13 @@ class Link:
             self._refusal = text_in(head.description, "text")
 
     def _take(self, lease: Lease) -> None:
-        if self._leases and self._leases[-1].pass_number != lease.pass_number:
-            self._leases.clear()
-        self._leases.append(lease)
+        """Those of its steps that are not at hand already, as they may be where this sender was given up meanwhile."""
+        if self._leased and self._leased[-1].pass_number != lease.pass_number:
+            self._leased.clear()
+        at_hand = {(work.pass_number, work.step) for work in (*self._leased, *self._drawn)}
+        for step in range(lease.start, lease.stop):
+            if (lease.pass_number, step) not in at_hand:
+                self._leased.append(Work(self._welcome.session, lease.id, lease.pass_number, step))
         self._last_lease = lease.id
 
     def __enter__(self) -> Self:

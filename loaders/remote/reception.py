@@ -81,6 +81,7 @@ class Reception:
         self._note_events()
         while message := self._socket.receive():
             self._heard(message)
+        self._grant()
 
     def wait(self, woken: sockets.socket) -> None:
         """Until something comes, or ``woken`` can be read; once everything that had come was heard."""
@@ -130,7 +131,7 @@ class Reception:
     def _heard(self, message: Message) -> None:
         if self.senders.is_dropped(message.peer):
             return
-        if not self._gate.admits(message.user):
+        if message.parts and not self._gate.admits(message.user):
             self._drop(message.peer, "its key is not in the allow-list any more")
             return
         try:

@@ -12,7 +12,7 @@ import zmq
 
 from ...formats.errors import UsageError
 from ..frame_socket import FrameSocket
-from ..frames import DEFAULT_LIMIT
+from ..frames import DEFAULT_LIMIT, PIECE
 from ..receipt import Receipt
 from ..sizes import byte_count
 from ..turns import Turns
@@ -27,6 +27,7 @@ from .security import ReceiverKeys
 from .steps import Steps
 from .terms import UNKNOWN
 
+OF_ENCRYPTION = 64  # bytes at most that CURVE adds to a buffer: it has 33
 SPARE_MESSAGES = 16  # beside batches, that a sender has in flight: so its connection is always read
 LEASE_SECONDS = 60.0
 
@@ -79,13 +80,14 @@ class RemoteSource:
         options: dict[int, int] = {
             zmq.ROUTER_MANDATORY: 1,
             zmq.RCVHWM: ahead + SPARE_MESSAGES,
-            zmq.MAXMSGSIZE: max(int(limit), 1 << 17),
+            zmq.MAXMSGSIZE: PIECE + OF_ENCRYPTION,
         }
         socket = FrameSocket(
             zmq.ROUTER, endpoint, bind=True, options=options, watched=Gate.WATCHED, security=gate
         )
         self.endpoint = socket.endpoint
         self._ordered = ordered
+        self._gate = gate
         self._reception = Reception(socket, gate, ahead=ahead, lease_seconds=lease_seconds, limit=int(limit))
         self._turns = Turns("RemoteSource", self._reception.close)
         self._ticket = 0
@@ -189,6 +191,13 @@ class RemoteSource:
         """
         terms = self._reception.senders.terms
         return self._place.receipt or Receipt(terms.dataset if terms else "", self._place.pass_number)
+
+    def reload_keys(self) -> None:
+        """Read the folder of allowed keys again; whose key is no longer there is not heard any more. Thread-safe.
+
+        Raises UsageError and OperationError where it cannot be used, and changes nothing.
+        """
+        self._gate.reload()
 
     def stats(self) -> RemoteStats:
         """Who is connected, and what came; ``print`` it. Thread-safe."""
