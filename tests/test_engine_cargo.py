@@ -109,11 +109,11 @@ def test_a_slow_batch_holds_up_no_other_where_order_does_not_matter(tmp_path: Pa
         seen = []
         for batch in engine.run([[number] for number in range(50)]):
             seen += batch.items.tolist()
-            if len(seen) == 49:
+            if len(seen) == 48:  # one may have been leased to the worker that waits
                 (tmp_path / "go").touch()
 
     assert sorted(seen) == list(range(50))
-    assert seen[-1] == 0
+    assert 0 not in seen[:48]
 
 
 def _until_told(folder: Path, item: int) -> None:
