@@ -25,6 +25,7 @@ from shardprep.loaders import Loader, TrainTransform, Transform
 from shardprep.loaders.cpu_clock import CpuClock
 from shardprep.loaders.decoding import _spent, decoding_seconds
 from shardprep.loaders.process_memory import worker_pids
+from shardprep.loaders.shard_work import TIMED_OF
 
 BATCH = 64
 
@@ -86,20 +87,26 @@ def _more(some: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> str
 def clocks_alone(decodes: bool, images: int = 50_000) -> float:
     """Microseconds per image of nothing but the clocks of a worker, leases being of 32 images."""
     clock, filling, cpu, reader = np.zeros(3), np.zeros(1), np.zeros(2), CpuClock()
+    before, took = reader.read(), [0.0] * 3
     began = time.process_time()
     for number in range(images):
         if number % 32 == 0:
-            got, before = time.perf_counter(), reader.read()
+            got = time.perf_counter()
             filling[0] += time.perf_counter() - got
-            cpu += reader.read() - before
-        start = time.perf_counter()
+            spent, before = before, reader.read()
+            cpu += before - spent
+            clock += took
         if decodes:
+            start = time.perf_counter()
             read, decoded = time.perf_counter(), decoding_seconds()
             _spent.seconds += time.perf_counter() - time.perf_counter()
             decoding = decoding_seconds() - decoded
-            clock += read - start, decoding, time.perf_counter() - read - decoding
-        else:
-            clock[0] += time.perf_counter() - start
+            took[0] += read - start
+            took[1] += decoding
+            took[2] += time.perf_counter() - read - decoding
+        elif number % TIMED_OF == 0:
+            start = time.perf_counter()
+            took[0] += (time.perf_counter() - start) * TIMED_OF
     return (time.process_time() - began) / images * 1e6
 
 
