@@ -14,7 +14,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import cv2
@@ -438,6 +438,21 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, during: str, times: int)
         start_new_session=True,
         cwd=tmp_path,
     )
+    with killed_at_last(process):
+        _check_interruption(process, tmp_path, during, times)
+
+
+@contextmanager
+def killed_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever comes of it: it would fail the tests that follow."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _check_interruption(process: subprocess.Popen[str], tmp_path: Path, during: str, times: int) -> None:
     while process.poll() is None:
         small_files = list((tmp_path / "disk").glob(".prep-bench-disk-*/*"))
         if small_files if during == "small files" else readers(tmp_path):
@@ -459,7 +474,15 @@ def readers(folder: Path) -> list[str]:
     """Reading processes that were started in this folder."""
     found = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     reading = [entry for entry in found if "reader_process" in text_of(entry / "cmdline")]
-    return [entry.name for entry in reading if (entry / "cwd").resolve() == folder.resolve()]
+    return [entry.name for entry in reading if folder_of(entry) == folder.resolve()]
+
+
+def folder_of(process: Path) -> Path | None:
+    """Where a process works, None where it has ended meanwhile."""
+    try:
+        return (process / "cwd").resolve(strict=True)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def test_a_temporary_folder_is_removed_before_signals_take_effect(tmp_path: Path) -> None:
