@@ -146,7 +146,7 @@ class Loader:
     def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:
         """The batches that an epoch has at these steps, counted from its beginning, in the order asked for.
 
-        ``steps`` are drawn up to ``slots`` ahead. Where iterating is, and its receipt, stays as it is; but an
+        ``steps`` are drawn at most twice ``slots`` ahead. Where iterating is, and its receipt, stays as it is; but an
         iteration under way ends. Raises IndexError for a step that the epoch has not.
         """
         if self._steps is None or self._steps.number != epoch:
