@@ -18,6 +18,7 @@ from pathlib import Path
 import engine_workers
 import numpy as np
 import pytest
+from conftest import text_of
 from engine_workers import Note, Once, Roomy, Uneven, Writing, layout
 from scripts import session_of
 
@@ -61,7 +62,7 @@ def check_all(engine: Engine, plans: Sequence[Items]) -> None:
 def children() -> list[int]:
     """Worker processes of this one, dead ones too unless they were waited for."""
     task = Path(f"/proc/{os.getpid()}/task")
-    listed = " ".join(path.read_text() for path in task.glob("*/children")).split()
+    listed = " ".join(text_of(path) for path in task.glob("*/children")).split()
     return [pid for pid in map(int, listed) if b"resource_tracker" not in command_of(pid)]
 
 

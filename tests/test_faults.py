@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from conftest import text_of
 from datasets import converted, is_root, prep, tree
 
 from shardprep.formats import convert, verify
@@ -266,13 +267,13 @@ def test_killed_with_its_workers_at_any_time_it_finishes_byte_identical(
 
 def children_of(parent: int) -> list[int]:
     tasks = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(pid) for task in tasks for pid in task.read_text().split()]
+    return [int(pid) for task in tasks for pid in text_of(task).split()]
 
 
 def is_worker(pid: int) -> bool:
     try:
         return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
