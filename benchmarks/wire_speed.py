@@ -1,7 +1,7 @@
 """Batches from other processes: the wire beside a bare ZeroMQ stream, and two senders that decode beside one.
 
     python benchmarks/wire_speed.py
-    python benchmarks/images.py /tmp/images --count 5000
+    python benchmarks/images.py /tmp/images --count 10000
     python benchmarks/wire_speed.py --images /tmp/images --scratch /tmp/scratch
 
 A batch is 64 or 256 x 224 x 224 x 3 bytes and its labels, always the same ones. "bare" is one PUSH and one PULL socket
@@ -39,6 +39,7 @@ from shardprep.loaders.remote import ReceiverKeys, RemoteSource, SenderKeys, ser
 from shardprep.loaders.remote.keys import load_public, load_secret, make_keys
 
 ROWS = (64, 256)
+DECODED = 64  # images in a batch, so that a few thousand images make an epoch of many steps, as real ones are
 WINDOW = 8  # messages that a bare stream has on their way
 WARM_UP = 5  # batches
 PATIENCE = 300.0
@@ -63,6 +64,7 @@ class Constant:
 def decoding(shards: Path) -> Loader:
     return Loader(
         shards,
+        batch_size=DECODED,
         transform=TrainTransform(224),
         shuffle=LocalShuffle(1000),
         workers=1,
@@ -211,7 +213,7 @@ def report_decoding(options: argparse.Namespace, keys: Path) -> None:
     options.keys = keys
     ways = {"local": ("local", 1), "one sender": ("decoding", 1), "two senders": ("decoding", 2)}
     found = alternated(ways, options)
-    told = [f"{way} {rate * 256:,.0f} images/s" for way, rate in medians(found)]
+    told = [f"{way} {rate * DECODED:,.0f} images/s" for way, rate in medians(found)]
     told += [f"one / local {ratios(found['one sender'], found['local'])}"]
     told += [f"two / one {ratios(found['two senders'], found['one sender'])}"]
     print("decoding, CURVE  " + "   ".join(told), flush=True)
@@ -269,7 +271,7 @@ def main() -> None:
         if options.images:
             data = Data(options.images, options.scratch)
             prepare(data)
-            options.rows, options.shards = 256, data.lmdb
+            options.rows, options.shards = DECODED, data.lmdb
             report_decoding(options, keys)
         else:
             report_streams(options, keys)

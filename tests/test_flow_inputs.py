@@ -249,10 +249,13 @@ def test_closing_ends_the_pass_though_everything_is_still_held(make: Made) -> No
         assert len(begun) == len(ended) > 0
 
 
-def test_closing_input_and_flow_ends_the_workers_though_both_are_still_held() -> None:
+@pytest.mark.parametrize("steps", [None, 2])
+def test_closing_input_and_flow_ends_the_workers_though_both_are_still_held(steps: int | None) -> None:
     before = children()
     flow = numbers.map(pair_but_17, processes=1).batch(SIZE)
     each = QueueInput(flow)
+    if steps is not None:
+        first(each, steps)
     each.close()
     flow.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -44,6 +45,15 @@ BOTTLENECKS = {
     "one worker too few": Bottleneck(Sleeping(0.004), 1, "augment", "more workers help", step=0.011),
     "no workers": Bottleneck(Sleeping(0.004), 0, "augment", "set workers to 1 or more", step=0.005),
 }
+
+
+@pytest.fixture(autouse=True)
+def two_cpus() -> Iterator[None]:
+    """What helps depends on how many there are."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(usable)[:2])
+    yield
+    os.sched_setaffinity(0, usable)
 
 
 @pytest.fixture(scope="module")

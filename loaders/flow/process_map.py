@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -61,9 +61,10 @@ class ProcessMap(Mapped, BatchingSource):
     def results(self, now: Pass, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         rows = max(ROWS, 2 * AHEAD * self.processes)
         items, shipping = self._sent(now, numbers, rows, AHEAD * self.processes)
-        for batch in self._received(now, items, shipping):
-            yield from self._values(batch)
-            del batch
+        with closing(self._received(now, items, shipping)) as received:  # type: ignore[type-var]
+            for batch in received:
+                yield from self._values(batch)
+                del batch
 
     def _values(self, batch: Batch) -> Iterator[Any]:
         for row in range(len(batch.items)):
@@ -81,13 +82,16 @@ class ProcessMap(Mapped, BatchingSource):
 
     def batches(self, now: Pass, size: int, *, least: int) -> Iterator[Any]:
         items, shipping = self._sent(now, None, size, size)
-        received = filter(partial(self._is_enough, least), self._received(now, items, shipping))
+        with closing(self._received(now, items, shipping)) as received:  # type: ignore[type-var]
+            yield from map(self._made(now, shipping), filter(partial(self._is_enough, least), received))
+
+    def _made(self, now: Pass, shipping: Shipping) -> Callable[[Batch], Any]:
+        """What makes one of what the workers sent."""
         if self.outputs is not None:
-            yield from map(self._whole, received)
-            return
+            return self._whole
         learnt = now.kept.shared(now.place(self), Learnt)
         shipping.form = learnt.form
-        yield from map(partial(self._stacked, shipping, learnt), received)
+        return partial(self._stacked, shipping, learnt)
 
     def _is_enough(self, least: int, batch: Batch) -> bool:
         """Raises what an item raised, also one of too few."""

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from ...formats.errors import UsageError
-from ..passes import Passes
+from ..passes import Passes, end
 from .functions import Function
 from .length import UNKNOWN, Length, exact
 from .node import Node
@@ -101,7 +101,11 @@ class FromIterable(Source):
     def run(self, now: Pass) -> Iterator[Any]:
         """Raises UsageError at the end of a pass that had another number of items than ``len`` said."""
         promised, counted = self.length, count()
-        yield from map(_item, Passes(self.items).begin(), counted)
+        items = Passes(self.items).begin()
+        try:
+            yield from map(_item, items, counted)
+        finally:
+            end(items)
         if promised.is_exact and (found := next(counted)) != promised.items:
             raise UsageError(
                 f"the {type(self.items).__name__} says that it has {promised.items} items, but pass {now.number} had "
