@@ -384,10 +384,9 @@ def test_a_damaged_frame_s_step_is_made_again() -> None:
     for lease in room.leases(b"one"):
         for number, frame in enumerate(room.good_frames(lease)):
             room.hear(b"one", flip_a_bit(frame, random.Random(1)) if number == 2 else frame)
-    assert room.stats.rejected == 3
-    room.hear(b"one", pack_note(Kind.CREDIT, 3))
 
-    assert {lease.start for lease in room.leases(b"one")} >= {2, 6, 10}
+    assert room.stats.rejected == 1
+    assert 2 in {lease.start for lease in room.leases(b"one")}
 
 
 def test_another_one_s_lease_is_worth_nothing() -> None:
@@ -469,10 +468,10 @@ def test_a_greeting_that_is_none_is_bad(notes: dict[str, Any]) -> None:
 def test_who_connects_anew_gives_back_what_he_had() -> None:
     room = Room()
     room.enter(b"before")
-    assert [lease.start for lease in room.leases(b"before")] == [0, 4, 8]
+    assert [lease.start for lease in room.leases(b"before")] == [0]
     room.hear(b"after", hello(str(b"before")).pack())
 
-    assert [lease.start for lease in room.leases(b"after")] == [0, 4, 8]
+    assert [lease.start for lease in room.leases(b"after")] == [0]
     assert len(room.stats.senders) == 1
     room.hear(b"after", hello(str(b"before")).pack())
     assert room.stats.rejected == 1, "to greet twice on one connection is bad"

@@ -195,8 +195,13 @@ def test_leases_are_small_and_go_round() -> None:
     made = ledger(A, B, steps=100, ahead=2 * SHARE)
 
     found = granted(made)
+    assert found == [(A, 0, 4), (B, 4, 8)]
 
-    assert found == [(A, 0, 4), (B, 4, 8), (A, 8, 12), (B, 12, 16)]
+    for peer, start in ((A, 0), (B, 4)):
+        for step in range(start, start + SHARE):
+            made.arrive(peer, 1 + start // SHARE, 0, step, step, now=0.0)
+    assert taken(made) == [*range(8)]
+    assert granted(made) == [(A, 8, 12), (B, 12, 16), (A, 16, 20), (B, 20, 24)]
     assert made.held(A) == made.held(B) == 2 * SHARE
 
 

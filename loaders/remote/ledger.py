@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
 from ..frames import FrameDamaged
+from .hand import Hand
 from .steps import Steps
 
 AHEAD = 12  # steps of one sender: a Loader draws up to its slots ahead of what it delivers, and is never to run dry
@@ -37,25 +38,16 @@ class Arrival(Enum):
     STALE = "its pass is over"
 
 
-@dataclass
-class Hand:
-    """What one peer holds: steps in the order in which it will send them, each with its lease's number."""
-
-    wants: int
-    last_heard: float
-    steps: deque[tuple[int, int]] = field(default_factory=deque)
-    is_asleep: bool = False
-
-
 class Ledger(Generic[T]):
     """Leases the steps of one pass after the other, at most ``ahead`` of them to each peer.
 
-    No step is leased that is further from the one due than all peers' ``ahead`` together, so that no more than that
-    ever wait. A peer makes the steps of its leases in their order: one that it passed over is lost, and leased
-    again. So are those of a peer that leaves, and of one that for ``lease_seconds`` holds a lease and sends
-    nothing; what it sends after all is welcome where it is still missing. Where steps cannot be made in any order
-    (``in_any_order``) one peer has all leases, until it leaves or falls asleep. Time is what the callers say it is.
-    Not thread-safe.
+        No step is leased that is further from the one due than all peers' ``ahead`` together, so that no more than that
+        ever wait. A peer makes the steps of its leases in their order: one that it passed over is lost, and leased
+        again. So are those of a peer that leaves, and of one that for ``lease_seconds`` holds a lease and sends
+    XX cannot be made in any order
+        (``in_any_order``) one peer has all leases, until it leaves or falls asleep. Who makes others run dry gets fewer
+        at a time (:class:`.Hand`), so that all work at their own pace. Time is what the callers say it is.
+        Not thread-safe.
     """
 
     def __init__(self, *, ahead: int, lease_seconds: float) -> None:
@@ -71,12 +63,14 @@ class Ledger(Generic[T]):
             int, tuple[bytes, Lease]
         ] = {}  # of this pass, but for those that are behind ``due``
         self._failures: dict[int, list[str]] = {}
+        self._waited_for = -1  # the step that somebody was found to hold others up with
 
     def begin(self, pass_number: int, steps: Steps[T], *, in_any_order: bool) -> None:
         """Lease this pass; nothing of the one before is wanted any more."""
         self.steps, self._pass_number, self.in_any_order = steps, pass_number, in_any_order
         self._leases.clear()
         self._failures.clear()
+        self._waited_for = -1
         for hand in self._hands.values():
             hand.steps.clear()
 
@@ -101,12 +95,14 @@ class Ledger(Generic[T]):
     def grant(self, now: float) -> Iterator[tuple[bytes, Lease]]:
         """New leases for who has room, a few steps in turn."""
         self._forget_old_leases()
+        self._hurry()
         granted = True
         while granted:
             granted = False
             for peer, hand in self._who_may_have_leases():
                 if lease := self._lease_for(peer, hand, now):
                     granted = True
+                    self._have_others_first(peer)
                     yield peer, lease
 
     def arrive(
@@ -161,9 +157,7 @@ class Ledger(Generic[T]):
         for peer, hand in list(self._hands.items()):
             is_late = hand.steps and now - hand.last_heard > self._lease_seconds
             if is_late and any(not other.is_asleep for other in self._hands.values() if other is not hand):
-                self._lose(hand)
-                hand.is_asleep = True
-                self._hands[peer] = self._hands.pop(peer)  # the last in turn
+                self._put_to_sleep(peer, hand)
                 late += 1
         return late
 
@@ -171,9 +165,12 @@ class Ledger(Generic[T]):
         awake = [(peer, hand) for peer, hand in self._hands.items() if not hand.is_asleep]
         return awake if self.in_any_order else awake[:1]
 
+    def _have_others_first(self, peer: bytes) -> None:
+        if self.in_any_order:
+            self._hands[peer] = self._hands.pop(peer)
+
     def _lease_for(self, peer: bytes, hand: Hand, now: float) -> Lease | None:
-        room = min(SHARE, hand.wants - len(hand.steps))
-        steps = self.steps.ask(room, below=self.steps.due + self._ahead * len(self._hands))
+        steps = self.steps.ask(min(SHARE, hand.room), below=self._end_of_window)
         if not steps:
             return None
         lease = Lease(self._next_id, self._pass_number, steps.start, steps.stop)
@@ -183,6 +180,33 @@ class Ledger(Generic[T]):
             hand.last_heard = now
         hand.steps.extend((lease.id, step) for step in steps)
         return lease
+
+    @property
+    def _end_of_window(self) -> int:
+        return self.steps.due + self._ahead * len(self._hands)
+
+    def _hurry(self) -> None:
+        """Once for each step that is due: who has it, while others find nothing left to make before the window's end."""
+        due = self.steps.due
+        if due == self._waited_for or self.steps.has_next or not self.steps.goes_beyond(self._end_of_window):
+            return
+        candidates = self._who_may_have_leases()
+        slow = next(((peer, hand) for peer, hand in candidates if hand.holds(due)), None)
+        if slow and any(hand.is_dry for _, hand in candidates if hand is not slow[1]):
+            self._waited_for = due
+            self._slow_down(*slow)
+
+    def _slow_down(self, peer: bytes, hand: Hand) -> None:
+        """Who takes for one step as long as the others for the whole window only gets in their way."""
+        if hand.has_begun and hand.share == 1:
+            self._put_to_sleep(peer, hand)
+        hand.held_up()
+
+    def _put_to_sleep(self, peer: bytes, hand: Hand) -> None:
+        """Until it is heard, others make its steps."""
+        self._lose(hand)
+        hand.is_asleep = True
+        self._hands[peer] = self._hands.pop(peer)  # the last in turn
 
     def _check(self, peer: bytes, lease_id: int, pass_number: int, step: int) -> None:
         owner, lease = self._leases.get(lease_id, (peer, None))
@@ -201,6 +225,7 @@ class Ledger(Generic[T]):
         hand.last_heard, hand.is_asleep = now, False
         done = [held for held in hand.steps if held <= until]
         hand.steps = deque(held for held in hand.steps if held > until and self.steps.is_missing(held[1]))
+        hand.delivered(len(done))
         self._give_back(done)
 
     def _lose(self, hand: Hand) -> None:

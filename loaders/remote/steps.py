@@ -59,6 +59,11 @@ class Steps(Generic[T]):
             stop += 1
         return range(first, stop)
 
+    def goes_beyond(self, step: int) -> bool:
+        """Whether what is to be asked for next comes at or after that step."""
+        first = self._first_wanted()
+        return first >= step and (self.total is None or first < self.total)
+
     def give_back(self, steps: Iterable[int]) -> None:
         """Nobody makes these any more; those that are missing are the next to be asked for."""
         for step in filter(self.is_missing, steps):

@@ -1,0 +1,119 @@
+"""Machines that differ: each works at its own pace, and none holds up the others. Made-up time, the real bookkeeping."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from shardprep.loaders.remote.hand import FIRST, GROWTH, Hand
+from shardprep.loaders.remote.ledger import AHEAD, Ledger
+from shardprep.loaders.remote.steps import Steps
+
+STEPS = 2_000
+
+
+class Simulated:
+    """Peers that take so many seconds for a step, one after the other, and a consumer."""
+
+    def __init__(self, seconds: Sequence[float], *, jitter: float = 0.0, ordered: bool = True) -> None:
+        self.seconds = {bytes([n]): each for n, each in enumerate(seconds)}
+        self.made = dict.fromkeys(self.seconds, 0)
+        self._jitter, self._dice = jitter, random.Random(1)
+        self._ledger: Ledger[int] = Ledger(ahead=AHEAD, lease_seconds=1e9)
+        self._ledger.begin(0, Steps(total=STEPS, ordered=ordered), in_any_order=True)
+        self._queues: dict[bytes, list[tuple[int, int]]] = {peer: [] for peer in self.seconds}
+        self._events: list[tuple[float, bytes]] = []
+        self._now = 0.0
+        for peer in self.seconds:
+            self._ledger.join(peer, wants=AHEAD, now=0.0)
+
+    def run(self, step: float = 0.0) -> float:
+        """How long it takes a consumer that needs ``step`` seconds for each to have all."""
+        free = 0.0
+        self._grant()
+        while not self._ledger.steps.is_over:
+            self._now, peer = heapq.heappop(self._events)
+            if peer:
+                self._make(peer)
+            while self._ledger.steps.has_next and free <= self._now:
+                self._ledger.steps.take()
+                free = self._now + step
+                heapq.heappush(self._events, (free, b""))
+                self._grant()
+            self._grant()
+        return self._now
+
+    def _make(self, peer: bytes) -> None:
+        lease, step = self._queues[peer].pop(0)
+        self._ledger.arrive(peer, lease, 0, step, step, now=self._now)
+        self.made[peer] += 1
+        if self._queues[peer]:
+            self._begin(peer)
+
+    def _grant(self) -> None:
+        for peer, lease in self._ledger.grant(self._now):
+            was_idle = not self._queues[peer]
+            self._queues[peer] += [(lease.id, step) for step in range(lease.start, lease.stop)]
+            if was_idle:
+                self._begin(peer)
+
+    def _begin(self, peer: bytes) -> None:
+        seconds = self.seconds[peer] * self._dice.uniform(1 - self._jitter, 1 + self._jitter)
+        heapq.heappush(self._events, (self._now + seconds, peer))
+
+
+UNEQUAL = ([1, 1], [1, 2], [1, 4], [1, 10], [1, 20], [1, 40], [1, 1, 1, 10], [1, 2, 3, 4, 5], [1, 10, 10, 10])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("jitter", [0.0, 0.5])
+@pytest.mark.parametrize("seconds", UNEQUAL)
+def test_together_they_make_nearly_what_they_make_alone(
+    seconds: list[float], jitter: float, ordered: bool
+) -> None:
+    rates = [1 / each for each in seconds]
+
+    took = Simulated(seconds, jitter=jitter, ordered=ordered).run()
+
+    assert STEPS / took >= 0.9 * sum(rates)
+
+
+@pytest.mark.parametrize("seconds", [[1, 1], [1, 2], [1, 10]])
+def test_where_all_wait_for_the_consumer_nobody_is_given_fewer(seconds: list[float]) -> None:
+    peers = Simulated(seconds)
+
+    took = peers.run(step=12.0)
+
+    assert took >= 12.0 * (STEPS - 1)
+    assert min(peers.made.values()) > 0.3 * STEPS
+
+
+def test_who_was_slow_for_a_while_is_given_as_much_as_before() -> None:
+    hand = Hand(wants=12, last_heard=0.0)
+    hand.delivered(1)
+
+    for _ in range(9):
+        hand.held_up()
+    assert hand.share == 1
+
+    hand.delivered(11 * GROWTH - 1)
+    assert hand.share == 11
+    hand.delivered(1)
+    hand.delivered(100 * GROWTH)
+    assert hand.share == 12
+
+
+def test_a_sender_is_given_more_and_more_until_others_wait_for_it() -> None:
+    hand = Hand(wants=12, last_heard=0.0)
+    assert hand.share == FIRST
+
+    hand.held_up()  # it only starts its workers
+    assert hand.share == FIRST
+
+    hand.delivered(6)
+    assert hand.share == FIRST + 6
+    hand.held_up()
+    assert hand.share == (FIRST + 6) // 2
