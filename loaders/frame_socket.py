@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 
 import zmq
 
@@ -17,6 +19,8 @@ HANDSHAKE_MS = 5_000
 HEARTBEAT_MS = 5_000
 SILENCE_MS = 15_000
 BACKLOG = 64
+MAX_PORT = 65_535
+PROBE_SECONDS = 1.0
 
 
 class Message(NamedTuple):
@@ -56,6 +60,20 @@ def check_form(endpoint: str) -> None:
     """Raises UsageError for what is no endpoint of a FrameSocket."""
     if not endpoint.startswith(("tcp://", "ipc://")):
         raise UsageError(f"an endpoint is tcp://ADDRESS:PORT or ipc://PATH, not {endpoint!r}")
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > MAX_PORT:
+        raise UsageError(f"{endpoint}: a port is at most {MAX_PORT}")
+
+
+def _check_free(endpoint: str) -> None:
+    """libzmq takes the path of an ``ipc://`` endpoint from whoever listens there. Raises OperationError."""
+    kind, _, path = endpoint.partition("://")
+    if kind != "ipc":
+        return
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):  # of a path that is too long, say
+        probe.settimeout(PROBE_SECONDS)
+        if probe.connect_ex(path) == 0:
+            raise OperationError(f"{endpoint}: somebody listens there already; choose another endpoint")
 
 
 class FrameSocket:
@@ -90,7 +108,11 @@ class FrameSocket:
                 security.secure(self._context, self._socket)
             for option, value in (common | options).items():
                 self._socket.setsockopt(option, value)
-            self._socket.bind(endpoint) if bind else self._socket.connect(endpoint)
+            if bind:
+                _check_free(endpoint)
+                self._socket.bind(endpoint)
+            else:
+                self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise OperationError(f"{endpoint}: {error.strerror}; choose another endpoint") from error
@@ -146,9 +168,10 @@ class FrameSocket:
 
         zmq.Again where there is no peer.
         """
-        return cast(
-            "zmq.MessageTracker", self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
-        )
+        *before, last = parts  # send_multipart would track the last of them alone
+        more = zmq.NOBLOCK | zmq.SNDMORE
+        sent = [self._socket.send(part, more, copy=False, track=True) for part in before]
+        return zmq.MessageTracker(*sent, self._socket.send(last, zmq.NOBLOCK, copy=False, track=True))
 
     def events(self) -> Iterator[tuple[int, int]]:
         """The watched events since the last call, each with the number of its connection where it has one."""

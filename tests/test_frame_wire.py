@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders import frame_receiver
 from shardprep.loaders.frame_receiver import FrameReceiver, SenderFailed
 from shardprep.loaders.frame_sender import ReceiverGone, send_batches
+from shardprep.loaders.frame_socket import FrameSocket
 from shardprep.loaders.frames import Kind, pack_batch, pack_note, read_head
 
 ANY_PORT = "tcp://127.0.0.1:*"
@@ -577,3 +578,20 @@ def test_an_address_that_is_not_ours_is_an_operation_error() -> None:
         FrameReceiver("tcp://192.0.2.1:5555")
     with pytest.raises(OperationError):
         FrameReceiver(f"ipc:///nonexistent-{os.getpid()}/frames")
+
+
+@pytest.mark.parametrize("sizes", [(20_000_000, 10), (10, 20_000_000), (20_000_000, 20_000_000, 0)])
+def test_memory_is_free_only_once_all_parts_are_on_the_wire(sizes: tuple[int, ...]) -> None:
+    """The small last part is copied at once, which says nothing of the large one before it."""
+    with (
+        closing(FrameSocket(zmq.PULL, "tcp://127.0.0.1:*", bind=True, options={zmq.RCVHWM: 1})) as far,
+        closing(FrameSocket(zmq.PUSH, far.endpoint, bind=False, options={})) as near,
+    ):
+        parts = [bytes(size) for size in sizes]
+        sent = [near.send_tracked(parts) for _ in range(10)]  # more than sockets hold
+        with pytest.raises(zmq.NotDone):
+            sent[-1].wait(0.2)
+        for _ in sent:
+            assert far.wait(PATIENCE)
+            assert far.receive()
+        sent[-1].wait(PATIENCE)

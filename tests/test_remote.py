@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,36 @@ def test_a_state_goes_on_where_it_was_taken(name: str, steps: int | str, lmdb_sh
         elif count == whole and name == "odd_ones":
             assert list(source) == []  # nobody could know that there was no more
         assert same(list(source), expected[1])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("senders", [1, 2])
+@pytest.mark.parametrize("name", ["loader_with_workers", "slow_numbers", "slow_odd_ones"])
+def test_going_back_in_the_middle_of_a_pass_is_no_fault_of_the_senders(
+    name: str, senders: int, ordered: bool, lmdb_shards: Path
+) -> None:
+    (_, expected) = locally(name, lmdb_shards, passes=2)
+    with wired(made_by(name, lmdb_shards), senders=senders, ordered=ordered) as source:
+        began = source.state_dict()
+        first = iter(source)
+        for _ in range(6):
+            next(first)
+        source.load_state_dict(source.state_dict())
+        assert len(list(source)) == len(expected) - 6
+        for _ in zip(range(4), source, strict=False):
+            within = source.state_dict()
+        for state in (within, began):
+            source.load_state_dict(state)
+            for _ in zip(range(3), source, strict=False):
+                pass
+        source.load_state_dict(within)
+        rest = list(source)
+
+        assert len(rest) == len(expected) - 4
+        assert not ordered or same(rest, expected[4:])
+        source.receipt().check(204 if name.startswith("loader") else len(expected))
+        stats = source.stats()
+        assert (stats.rejected, stats.refused) == (0, ())
 
 
 def test_a_state_from_before_the_first_sender_is_the_beginning(lmdb_shards: Path) -> None:
@@ -280,8 +310,13 @@ def test_a_sender_that_stops_is_stood_in_for_and_may_come_back(name: str, lmdb_s
 
 
 @contextmanager
-def breaking_network(endpoint: str, *, lasting: float) -> Iterator[str]:
-    """An endpoint whose connections to the other one last so many seconds, and then are cut wherever they are."""
+def breaking_network(
+    endpoint: str, *, lasting: float = PATIENCE, flips: threading.Event | None = None
+) -> Iterator[str]:
+    """An endpoint whose connections to the other one last so many seconds, and then are cut wherever they are.
+
+    Once ``flips`` is set, one byte that comes from the other one is changed.
+    """
     stop = threading.Event()
     target = "127.0.0.1", int(endpoint.rpartition(":")[2])
 
@@ -291,6 +326,9 @@ def breaking_network(endpoint: str, *, lasting: float) -> Iterator[str]:
                 for ready in select.select([one, other], [], [], 0.05)[0]:
                     if not (data := ready.recv(100_000)):
                         return
+                    if flips and flips.is_set() and ready is other:
+                        flips.clear()
+                        data = flipped(data)
                     (other if ready is one else one).sendall(data)
 
     def connect() -> None:
@@ -313,6 +351,27 @@ def breaking_network(endpoint: str, *, lasting: float) -> Iterator[str]:
     finally:
         stop.set()
         thread.join()
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x41]) + data[middle + 1 :]
+
+
+def test_a_sender_goes_on_after_damage_on_the_way(keys: KeyFolder) -> None:
+    flips = threading.Event()
+    with (
+        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
+        breaking_network(source.endpoint, flips=flips) as endpoint,
+        serving(made_by("slow_numbers", Path()), endpoint, keys=keys.sender(), patience=1) as (sent,),
+        source,
+    ):
+        for place, _ in enumerate(source):
+            if place in (5, 15):
+                flips.set()
+        source.receipt().check(30)
+        source.close()
+        assert sent.result(PATIENCE).connections > 1
 
 
 def test_connections_that_break_lose_no_batch() -> None:
@@ -640,6 +699,21 @@ def test_ctrl_c_ends_a_receiver_that_waits() -> None:
     assert "KeyboardInterrupt" in errors
 
 
+def test_closing_ends_senders_that_nobody_has_heard_yet() -> None:
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(made_by("numbers", Path()), source.endpoint) as (sent,),
+        ExitStack() as stack,
+        source,
+    ):
+        assert len(list(source)) == 15
+        (late,) = stack.enter_context(serving(made_by("numbers", Path()), source.endpoint))
+        assert source._reception._socket._socket.poll(PATIENCE * 1000)  # it has greeted
+        source.close()
+        assert late.result(PATIENCE).batches == 0
+        assert sent.result(PATIENCE).batches == 15
+
+
 def test_a_closed_receiver_ends_its_senders_and_wakes_who_waits(lmdb_shards: Path) -> None:
     with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(lmdb_shards), source.endpoint) as (sent,):
         assert len(list(source)) == 15
@@ -700,10 +774,63 @@ def test_a_loader_s_slots_come_back_while_it_is_served(lmdb_shards: Path) -> Non
             assert len(list(source)) == 21
 
 
+def test_a_report_that_fails_is_not_the_work_s_fault() -> None:
+    def fail(stats: object) -> None:
+        raise OSError("the terminal is gone")
+
+    with wired(made_by("numbers", Path())) as source:
+        batches = iter(source)
+        with serving(made_by("numbers", Path()), source.endpoint, report=fail, senders=3) as senders:
+            for sent in senders:
+                with pytest.raises(OSError, match="terminal"):
+                    sent.result(PATIENCE)
+        assert len(list(batches)) == 15
+
+
+def test_what_is_expected_decides_even_over_the_first_sender(lmdb_shards: Path) -> None:
+    def left_over() -> Loader:
+        return loader(lmdb_shards, seed=1)
+
+    with (
+        RemoteSource(ANY_PORT, expected={"seed": 2, "batch size": 10}) as source,
+        serving(left_over, source.endpoint) as (refused,),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        drawn = pool.submit(list, source)
+        with pytest.raises(Refused, match="seed is '1' instead of '2'"):
+            refused.result(PATIENCE)
+        with serving(lambda: loader(lmdb_shards, seed=2), source.endpoint), source:
+            assert len(drawn.result(PATIENCE)) == 21
+
+
+def test_a_receiver_on_a_path_keeps_it(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/wire"
+    with wired_at(endpoint) as source:
+        with pytest.raises(OperationError, match="listens there already"):
+            RemoteSource(endpoint)
+        assert len(list(source)) == 15
+    with wired_at(endpoint) as source:
+        assert len(list(source)) == 15
+
+
+@contextmanager
+def wired_at(endpoint: str) -> Iterator[RemoteSource]:
+    with RemoteSource(endpoint) as source, serving(made_by("numbers", Path()), endpoint), source:
+        yield source
+
+
+def test_a_receiver_is_true_before_its_length_is_known() -> None:
+    with RemoteSource(ANY_PORT) as source:
+        assert source
+
+
 @pytest.mark.parametrize(
     "given",
-    [{"ahead": 0}, {"patience": -1}, {"name": ""}, {"name": "x" * 257}, {"endpoint": "udp://x"}],
-    ids=str,
+    [
+        *({"ahead": 0}, {"patience": -1}, {"name": ""}, {"name": "x" * 257}, {"endpoint": "udp://x"}),
+        *({"endpoint": "tcp://127.0.0.1:99999"}, {"identity": ""}, {"identity": "\u00e9" * 3000}),
+    ],
+    ids=lambda given: str(given)[:40],
 )
 def test_what_cannot_be_meant_is_refused_by_a_sender(given: dict[str, Any], lmdb_shards: Path) -> None:
     with pytest.raises(UsageError):

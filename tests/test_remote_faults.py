@@ -465,6 +465,18 @@ def test_a_greeting_that_is_none_is_bad(notes: dict[str, Any]) -> None:
     assert (room.stats.rejected, room.stats.senders) == (1, ())
 
 
+def test_a_refusal_is_short_however_much_differs() -> None:
+    room = Room()
+    room.enter(b"one")
+    facts = {"dataset": "other"} | {chr(0x4E00 + n): "" for n in range(2240)}
+    terms = json.dumps(replace(TERMS, facts=facts).to_json(), ensure_ascii=False, separators=(",", ":"))
+    room.hear(b"other", pack_note(Kind.HELLO, VERSION, name="o", instance="o", terms=terms, wants=1))
+
+    ((_, reason),) = room.stats.refused
+    assert reason.endswith("more")
+    assert room.said[b"other"][-1].kind is Kind.STOP
+
+
 def test_who_connects_anew_gives_back_what_he_had() -> None:
     room = Room()
     room.enter(b"before")

@@ -38,6 +38,11 @@ class Hello:
     def pack(self) -> list[Buffer]:
         """Raises UsageError where the terms are too long."""
         terms = json.dumps(self.terms.to_json())
+        if len(terms) > MAX_TERMS:
+            raise UsageError(
+                f"what decides the batches takes {len(terms):,} characters, of at most {MAX_TERMS:,}; give a shorter "
+                "identity=, a digest of this one, say"
+            )
         return pack_note(
             Kind.HELLO, VERSION, name=self.name, instance=self.instance, terms=terms, wants=self.wants
         )

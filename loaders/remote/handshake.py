@@ -123,7 +123,7 @@ class Handshake:
             return self._wrong("the receiver there has no keys, so it could be anybody; give it keys")
         return NotAdmitted(
             f"{self._endpoint}: the receiver there wants a key; make one with prep keygen, add it to the receiver's "
-            "allow-list and give it here as keys="
+            "allow-list and give it here as keys= (--key and --receiver)"
         )
 
     def _wrong(self, problem: str) -> WrongReceiver:

@@ -79,7 +79,11 @@ def load_secret(path: AnyPath) -> Secret:
     """
     _check_curve()
     file = Path(path)
-    keys = _keys_in(file, forbidden=OTHERS_READ, remedy="chmod 600", may_be_root_s=False)
+    is_public = file.suffix == PUBLIC_SUFFIX
+    remedy = (
+        f"the secret key is in the file that ends in {PRIVATE_SUFFIX}, not in" if is_public else "chmod 600"
+    )
+    keys = _keys_in(file, forbidden=OTHERS_READ, remedy=remedy, may_be_root_s=False)
     if "secret" not in keys:
         raise UsageError(f"holds no secret key; name the file that ends in {PRIVATE_SUFFIX}", path=file)
     if keys.get("public") != zmq.curve_public(keys["secret"]):

@@ -62,13 +62,16 @@ class Ledger(Generic[T]):
         self._leases: dict[
             int, tuple[bytes, Lease]
         ] = {}  # of this pass, but for those that are behind ``due``
+        self._first_id = 1  # of the leases since the last ``begin``
         self._failures: dict[int, list[str]] = {}
         self._waited_for = -1  # the step that somebody was found to hold others up with
 
     def begin(self, pass_number: int, steps: Steps[T], *, in_any_order: bool) -> None:
-        """Lease this pass; nothing of the one before is wanted any more."""
+        """Lease this pass; what is at hand of another one is not wanted any more, of the same one it is."""
+        if pass_number != self._pass_number:
+            self._leases.clear()
+        self._first_id = self._next_id
         self.steps, self._pass_number, self.in_any_order = steps, pass_number, in_any_order
-        self._leases.clear()
         self._failures.clear()
         self._waited_for = -1
         for hand in self._hands.values():
@@ -109,7 +112,7 @@ class Ledger(Generic[T]):
         self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float
     ) -> Arrival:
         """A step came. Raises FrameDamaged where this peer was never asked for it."""
-        if pass_number < self._pass_number:
+        if self._is_of_before(lease_id, pass_number):
             return Arrival.STALE
         self._check(peer, lease_id, pass_number, step)
         is_fresh = self.steps.arrive(step, item)
@@ -125,7 +128,7 @@ class Ledger(Generic[T]):
 
     def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> None:
         """The peer, asked for more, found that the pass has so many steps. Raises FrameDamaged where it cannot have."""
-        if pass_number < self._pass_number:
+        if self._is_of_before(lease_id, pass_number):
             return
         owner, lease = self._leases.get(lease_id, (b"", None))
         is_asked = lease is not None and owner == peer and pass_number == self._pass_number
@@ -136,7 +139,7 @@ class Ledger(Generic[T]):
 
     def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
         """The peer could not make a step, and makes no more."""
-        if pass_number == self._pass_number:
+        if not self._is_of_before(lease_id, pass_number):
             self._check(peer, lease_id, pass_number, step)
             self._failures.setdefault(step, []).append(text)
         self.leave(peer)
@@ -207,6 +210,11 @@ class Ledger(Generic[T]):
         self._lose(hand)
         hand.is_asleep = True
         self._hands[peer] = self._hands.pop(peer)  # the last in turn
+
+    def _is_of_before(self, lease_id: int, pass_number: int) -> bool:
+        """Whether it was asked for before the pass was begun, perhaps again, and cannot be used now."""
+        is_known = lease_id in self._leases and pass_number == self._pass_number
+        return pass_number < self._pass_number or (0 < lease_id < self._first_id and not is_known)
 
     def _check(self, peer: bytes, lease_id: int, pass_number: int, step: int) -> None:
         owner, lease = self._leases.get(lease_id, (peer, None))

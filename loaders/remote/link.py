@@ -149,7 +149,8 @@ class Link:
 
     def leave(self) -> None:
         """Say good-bye, so that what is leased to this sender is leased to others at once."""
-        self._socket.send(pack_note(Kind.STOP))
+        if not self.is_done:
+            self._socket.send(pack_note(Kind.STOP))
 
     @property
     def lag(self) -> int:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import logging
 import secrets
 import socket as sockets
+from collections.abc import Iterator
+from contextlib import suppress
 from time import monotonic
 
 from ..frame_receiver import SenderFailed
 from ..frame_socket import FrameSocket, Message
 from ..frames import FrameDamaged, Head, Kind, pack_note, read_head
 from ..recycled import Recycled
-from .conversation import VERSION, Delivery, Hello, Welcome, Work, pack_lease, read_delivery, text_in
+from .conversation import (
+    MAX_TEXT,
+    VERSION,
+    Delivery,
+    Hello,
+    Welcome,
+    Work,
+    pack_lease,
+    read_delivery,
+    text_in,
+)
 from .gate import Gate
 from .ledger import Arrival, Ledger
 from .remote_stats import RemoteStats, SenderReport
@@ -21,6 +33,7 @@ from .terms import UNKNOWN
 
 LOOK_AGAIN = 0.5  # seconds after which a waiting thread looks anew, lest a lost notice, or Ctrl-C, hang it
 LINGER_MS = 500  # for the last words to senders
+LAST_LOOK = 0.5  # seconds for what they have said meanwhile
 NOBODY_SECONDS = 5.0  # without a sender, before that is logged
 MAX_LOGGED = 100
 
@@ -94,9 +107,18 @@ class Reception:
 
     def close(self) -> None:
         if self.says_done:
-            for address in self.senders.present:
+            for address in (*self.senders.present, *self._who_came_late()):
                 self._say(address, Kind.DONE)
         self._socket.close(linger_ms=LINGER_MS)
+
+    def _who_came_late(self) -> Iterator[bytes]:
+        """Those whose greeting nobody has read yet."""
+        until = monotonic() + LAST_LOOK
+        while monotonic() < until and (message := self._socket.receive()):
+            if message.parts and message.peer not in self.senders.present and self._gate.admits(message.user):
+                with suppress(FrameDamaged):
+                    if read_head(message.parts[0]).kind == Kind.HELLO:
+                        yield message.peer
 
     def stats(self) -> RemoteStats:
         return RemoteStats(
@@ -240,7 +262,7 @@ class Reception:
         """Tell it why, and never hear it again."""
         sender = self.senders.present.get(address)
         name = name or (sender.hello.name if sender else "?")
-        self._say(address, Kind.STOP, text=reason)
+        self._say(address, Kind.STOP, text=reason[:MAX_TEXT])
         self.senders.drop(address, name, reason)
         self._ledger.leave(address)
         self._log("%s: sender %s was refused: %s", self._socket.endpoint, name, reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from types import TracebackType
@@ -38,8 +38,9 @@ class RemoteSource:
     Each iteration is one pass, pass 0 first: batches in the order of the steps, each exactly once, bit for bit what
     the Loader or Flow yields there, however many senders there are, and whichever of them are killed, stopped or
     started meanwhile; arrays in memory of their own that starts on 64 bytes, lists of arrays as tuples, and
-    encoded images as bytes. The first sender decides what is delivered; any that has something else is refused. While
-    there is no sender, the iteration waits, and says so in :meth:`stats` and, once, in the log. With ``ordered=False``
+    encoded images as bytes. The first sender decides what is delivered; any that has something else is refused. What is
+    in ``expected`` (``{"seed": 2, "batch size": 256}``, or the ``{"identity": ...}`` that senders are given) all must
+    have, the first too, which may be left over from another run. While there is no sender, the iteration waits, and says so in :meth:`stats` and, once, in the log. With ``ordered=False``
     batches come as they arrive, still exactly once.
 
     Each sender has at most ``ahead`` steps to make, and nothing is made that is further ahead of what is due than
@@ -69,6 +70,7 @@ class RemoteSource:
         limit_bytes: int | str = DEFAULT_LIMIT,
         ahead: int = AHEAD,
         lease_seconds: float = LEASE_SECONDS,
+        expected: Mapping[str, object] | None = None,
     ) -> None:
         check_endpoint(endpoint, keys, insecure=insecure)
         if ahead < 1 or not lease_seconds > 0:
@@ -89,6 +91,7 @@ class RemoteSource:
         self._ordered = ordered
         self._gate = gate
         self._reception = Reception(socket, gate, ahead=ahead, lease_seconds=lease_seconds, limit=int(limit))
+        self._reception.senders.expected = {name: str(value) for name, value in (expected or {}).items()}
         self._turns = Turns("RemoteSource", self._reception.close)
         self._ticket = 0
         self._next = self._place = Place()  # where the next iteration begins, and what this one has delivered
@@ -144,6 +147,9 @@ class RemoteSource:
         if terms and terms.steps == 0:
             self._place = self._place.empty(terms)
         self._is_over = True
+
+    def __bool__(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         """How many batches the next iteration yields. TypeError where that is not known, or not yet."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from ...formats.errors import UsageError
 from ..flow.flow import Flow
 from ..frame_peers import MAX_NAME
 from ..loader import Loader
-from .conversation import Hello
+from .conversation import Delivery, Hello
 from .endpoints import check_endpoint
-from .handshake import NotAdmitted, WrongReceiver
+from .handshake import ConnectionDamaged, NotAdmitted, WrongReceiver
 from .ledger import AHEAD
 from .link import ON_THE_WAY, Link, ReceiverAway, Refused
 from .security import SenderKeys
@@ -22,6 +22,7 @@ from .sender_stats import CLOSED, SENDING, STANDING_BY, WAITING, SenderMeter, Se
 from .served import Ended, Served, served
 
 PATIENCE = 600.0
+LINK_FAILED = (ReceiverAway, ConnectionDamaged, Refused, NotAdmitted, WrongReceiver)
 
 
 def serve(
@@ -63,6 +64,7 @@ def serve(
     with closing(served(source, identity)) as work:
         own_name = name or f"{socket.gethostname()[:64]}:{os.getpid()}"
         hello = Hello(own_name, secrets.token_hex(8), work.terms, ahead)
+        hello.pack()  # raises before anything else is done
         return _Sender(work, hello, patience, report).run(endpoint, keys)
 
 
@@ -96,13 +98,8 @@ class _Sender:
             while (pass_number := link.next_pass()) is not None:
                 self._run_pass(link, pass_number)
             return True
-        except ReceiverAway:
+        except (ReceiverAway, ConnectionDamaged):
             return False
-        except (Refused, NotAdmitted, WrongReceiver):
-            raise
-        except Exception as error:
-            link.tell(error)
-            raise
         except BaseException:
             link.leave()
             raise
@@ -111,14 +108,25 @@ class _Sender:
         """Make what is leased of it, until nothing is at hand, or it is not wanted any more."""
         self._meter.state = SENDING
         with closing(self._work.make(pass_number, link.steps(pass_number))) as batches:  # type: ignore[type-var]
-            while link.wants(pass_number) and (made := next(batches, None)):
-                if isinstance(made, Ended):
-                    link.end(made.total)
-                    break
-                self._meter.sent(link.send(made))
-                del made
+            while link.wants(pass_number) and self._send_next(link, batches):
                 self._look(link.lag)
         self._meter.state = STANDING_BY
+
+    def _send_next(self, link: Link, batches: Iterator[Delivery | Ended]) -> bool:
+        """Whether there was one. The receiver is told what the work raises, and what cannot be sent."""
+        try:
+            made = next(batches, None)
+            if isinstance(made, Delivery):
+                self._meter.sent(link.send(made))
+                return True
+            if made:
+                link.end(made.total)
+            return False
+        except LINK_FAILED:
+            raise
+        except Exception as error:
+            link.tell(error)
+            raise
 
     def _look(self, lag: int) -> None:
         self._meter.lag = lag

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from .conversation import Hello
-from .terms import Terms
+from .terms import Facts, Terms
 
 MAX_SENDERS = 256
 MAX_BAD = 8  # frames, after which a peer is not heard any more
@@ -39,6 +39,7 @@ class Senders:
 
     def __init__(self) -> None:
         self.terms: Terms | None = None
+        self.expected: Facts = {}  # by who made the receiver
         self.present: dict[bytes, Sender] = {}
         self.refused: deque[tuple[str, str]] = deque(maxlen=REFUSALS)
         self._dropped: OrderedDict[bytes, None] = OrderedDict()
@@ -48,7 +49,9 @@ class Senders:
         """Why this one cannot join the others, "" where it can; the first one decides what all must have."""
         if len(self.present) >= MAX_SENDERS:
             return f"there are {MAX_SENDERS} senders already"
-        difference = "" if self.terms is None else hello.terms.difference(self.terms)
+        difference = hello.terms.lacks(self.expected)
+        if self.terms and not difference:
+            difference = hello.terms.difference(self.terms)
         return f"it would make other batches than are wanted: {difference}" if difference else ""
 
     def add(self, address: bytes, hello: Hello, user: str) -> None:

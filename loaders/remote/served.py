@@ -51,6 +51,8 @@ class Served(ABC):
 
 def served(source: Loader | Flow, identity: str | None) -> Served:
     """Raises UsageError for what cannot be served."""
+    if identity == "":
+        raise UsageError("identity='' tells nothing from anything; leave it out, or give a text")
     if isinstance(source, Loader):
         return ServedLoader(source, identity)
     if isinstance(source, Flow):

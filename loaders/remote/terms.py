@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ...formats.errors import UsageError
 
 UNKNOWN = -1  # a number of steps or records
+MAX_NAMED = 16  # differences that are told
+MAX_NAME = 40  # characters
 
 Facts = dict[str, str]
 
@@ -43,8 +45,11 @@ class Terms:
     def difference(self, expected: Terms) -> str:
         """How they differ from those expected, in words for both sides; "" where they do not."""
         ours, theirs = self._named(), expected._named()
-        names = [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
-        return "; ".join(f"{n} is {_short(ours.get(n))} instead of {_short(theirs.get(n))}" for n in names)
+        return _difference(ours, theirs, [*{**theirs, **ours}])
+
+    def lacks(self, expected: Facts) -> str:
+        """Which of the facts expected are others here, in words; "" where none is."""
+        return _difference(self._named(), expected, [*expected])
 
     def _named(self) -> Facts:
         numbers = {"steps": self.steps, "records": self.records, "any order": self.picks}
@@ -59,6 +64,17 @@ class Terms:
         if not isinstance(value, Mapping) or set(value) != set(cls.__dataclass_fields__):
             raise UsageError("these are no terms of a wire")
         return cls(**value)
+
+
+def _difference(ours: Facts, theirs: Facts, names: Sequence[str]) -> str:
+    differing = [name for name in names if ours.get(name) != theirs.get(name)]
+    told = [
+        f"{name[:MAX_NAME]} is {_short(ours.get(name))} instead of {_short(theirs.get(name))}"
+        for name in differing[:MAX_NAMED]
+    ]
+    if len(differing) > MAX_NAMED:
+        told.append(f"and {len(differing) - MAX_NAMED} more")
+    return "; ".join(told)
 
 
 def _short(value: str | None) -> str:
