@@ -225,6 +225,11 @@ class Engine:
         return self._layout
 
     @property
+    def most_held(self) -> int:
+        """How many batches may be held before further ones are copied."""
+        return self._ring.most_held if self._ring else sys.maxsize
+
+    @property
     def shared_bytes(self) -> int:
         """The memory shared with the workers, all slots together; 0 without workers."""
         return self._slots * self._layout.nbytes if self._dispatcher else 0

@@ -143,6 +143,11 @@ class Loader:
             yield from map(partial(self._delivered, epoch), batches)  # a loop would hold one meanwhile
         epoch.end()
 
+    @property
+    def most_held(self) -> int:
+        """How many batches may be held at a time before further ones are copied."""
+        return self._engine.most_held
+
     def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:
         """The batches that an epoch has at these steps, counted from its beginning, in the order asked for.
 

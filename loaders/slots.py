@@ -185,9 +185,14 @@ class SlotRing:
         self.returned.append(slot)
         on_return()
 
+    @property
+    def most_held(self) -> int:
+        """How many slots the consumer may keep at a time."""
+        return max(self.slots - RESERVE, MIN_SLOTS - 1)
+
     def may_keep(self, slot: int) -> bool:
         """Whether the consumer may keep a lent slot; if it already holds all it may, its batch is to be copied."""
-        if len(self._held) < max(self.slots - RESERVE, MIN_SLOTS - 1):
+        if len(self._held) < self.most_held:
             self._held.add(slot)
             return True
         if not (self.copied or self.layout.sparse):

@@ -26,7 +26,6 @@ PATIENCE = 2.0  # seconds for the receiver to take note of an error
 RETRY_MS, RETRY_MAX_MS = 100, 2000  # between attempts to reach a receiver
 LINGER_MS = 500  # for the last words
 MAX_NOTE = 1 << 17
-ON_THE_WAY = 2  # batches that are being sent while the next one is made
 
 
 class ReceiverAway(Exception):
@@ -46,7 +45,7 @@ class Link:
         keys: SenderKeys | None,
         hello: Hello,
         *,
-        on_the_way: int = ON_THE_WAY,
+        on_the_way: int,
         look: Callable[[int], None],
     ) -> None:
         self._endpoint = endpoint

@@ -16,7 +16,7 @@ from .conversation import Delivery, Hello
 from .endpoints import check_endpoint
 from .handshake import ConnectionDamaged, NotAdmitted, WrongReceiver
 from .ledger import AHEAD
-from .link import ON_THE_WAY, Link, ReceiverAway, Refused
+from .link import Link, ReceiverAway, Refused
 from .security import SenderKeys
 from .sender_stats import CLOSED, SENDING, STANDING_BY, WAITING, SenderMeter, SenderStats
 from .served import Ended, Served, served
@@ -79,11 +79,10 @@ class _Sender:
         self._meter = SenderMeter()
 
     def run(self, endpoint: str, keys: SenderKeys | None) -> SenderStats:
-        on_the_way = ON_THE_WAY if self._work.never_change else 0
         is_done = False
         while not is_done:
             self._meter.state = WAITING
-            with Link(endpoint, keys, self._hello, on_the_way=on_the_way, look=self._look) as link:
+            with Link(endpoint, keys, self._hello, on_the_way=self._work.on_the_way, look=self._look) as link:
                 is_done = self._converse(link)
         self._meter.state = CLOSED
         self._look(0)
