@@ -41,13 +41,13 @@ class Arrival(Enum):
 class Ledger(Generic[T]):
     """Leases the steps of one pass after the other, at most ``ahead`` of them to each peer.
 
-        No step is leased that is further from the one due than all peers' ``ahead`` together, so that no more than that
-        ever wait. A peer makes the steps of its leases in their order: one that it passed over is lost, and leased
-        again. So are those of a peer that leaves, and of one that for ``lease_seconds`` holds a lease and sends
-    XX cannot be made in any order
-        (``in_any_order``) one peer has all leases, until it leaves or falls asleep. Who makes others run dry gets fewer
-        at a time (:class:`.Hand`), so that all work at their own pace. Time is what the callers say it is.
-        Not thread-safe.
+    No step is leased that is further from the one due than all peers' ``ahead`` together, so that no more than that
+    ever wait. A peer makes the steps of its leases in their order: one that it passed over is lost, and leased
+    again. So are those of a peer that leaves, and of one that for ``lease_seconds`` holds a lease and sends
+    nothing; what it sends after all is welcome where it is still missing. Who makes others run dry gets fewer at a
+    time (:class:`.Hand`), so that all work at their own pace. Where steps cannot be made in any order
+    (``in_any_order``) one peer has all leases, until it leaves or falls asleep. Time is what the callers say it is.
+    Not thread-safe.
     """
 
     def __init__(self, *, ahead: int, lease_seconds: float) -> None:

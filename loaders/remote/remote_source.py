@@ -40,8 +40,9 @@ class RemoteSource:
     started meanwhile; arrays in memory of their own that starts on 64 bytes, lists of arrays as tuples, and
     encoded images as bytes. The first sender decides what is delivered; any that has something else is refused. What is
     in ``expected`` (``{"seed": 2, "batch size": 256}``, or the ``{"identity": ...}`` that senders are given) all must
-    have, the first too, which may be left over from another run. While there is no sender, the iteration waits, and says so in :meth:`stats` and, once, in the log. With ``ordered=False``
-    batches come as they arrive, still exactly once.
+    have, the first too, which may be left over from another run. While there is no sender, the iteration waits, and
+    says so in :meth:`stats` and, once, in the log. With ``ordered=False`` batches come as they arrive, still exactly
+    once.
 
     Each sender has at most ``ahead`` steps to make, and nothing is made that is further ahead of what is due than
     all senders' together, so that no more batches than that lie in memory, each of at most ``limit_bytes`` (or
