@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import zmq
 from zmq.utils import z85
 
-from ...formats.errors import OperationError
+from ...formats.errors import OperationError, ShardprepError
 from .keys import fingerprint, load_allowed, load_secret
 from .security import ReceiverKeys
 from .zap import DOMAIN, ZapHandler
@@ -83,7 +83,12 @@ class Gate:
         Who was removed keeps the connection, so ask :meth:`admits` of each message.
         """
         if self._keys:
-            allowed = load_allowed(self._keys.allowed)
+            try:
+                allowed = load_allowed(self._keys.allowed)
+            except ShardprepError as error:
+                if self._names:
+                    error.message += "; until then who was allowed still is (close the receiver to shut all out)"
+                raise
             self._names = {fingerprint(public): name for public, name in allowed.items()}
             self._allowed = frozenset(allowed)  # last, so that who comes in has a name
 
