@@ -87,7 +87,9 @@ class Gate:
                 allowed = load_allowed(self._keys.allowed)
             except ShardprepError as error:
                 if self._names:
-                    error.message += "; until then who was allowed still is (close the receiver to shut all out)"
+                    error.message += (
+                        "; until then who was allowed still is (close the receiver to shut all out)"
+                    )
                 raise
             self._names = {fingerprint(public): name for public, name in allowed.items()}
             self._allowed = frozenset(allowed)  # last, so that who comes in has a name
