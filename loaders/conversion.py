@@ -33,9 +33,8 @@ class Conversion:
 
     def _run(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            yield from map(
-                partial(converted, convert=self._convert), batches
-            )  # a loop would hold one meanwhile
+            # a loop would hold one meanwhile
+            yield from map(partial(converted, convert=self._convert), batches)
         finally:
             end(batches)
 

@@ -33,9 +33,8 @@ from .shard_work import ShardWork, items_of
 from .transforms import Transform, outputs_of
 from .work import Items
 
-DEFAULT_SLOTS = (
-    9  # two in a queue, one staged, two with the step, and one on the way to each, besides our two
-)
+# two in a queue, one staged, two with the step, and one on the way to each, besides our two
+DEFAULT_SLOTS = 9
 READ_AHEAD_BYTES = 64 << 20
 
 Loaded = tuple[Any, ...]

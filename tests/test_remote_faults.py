@@ -66,7 +66,7 @@ def wired(parts: Any) -> Parts:
 class Room:
     """A reception whose peers are played by the test: what it says to each, and what came out of it."""
 
-    def __init__(self, steps: int = STEPS) -> None:
+    def __init__(self) -> None:
         self.said: dict[bytes, list[Any]] = {}
         socket = SimpleNamespace(send=self._say, events=lambda: (), receive=lambda: None, endpoint="here")
         self.reception = Reception(socket, Gate(None), ahead=12, lease_seconds=60, limit=LIMIT)  # type: ignore[arg-type]
@@ -379,7 +379,7 @@ def test_a_gap_is_filled_by_others_at_once() -> None:
 
 
 def test_a_damaged_frame_s_step_is_made_again() -> None:
-    room = Room(steps=1)
+    room = Room()
     room.enter(b"one")
     for lease in room.leases(b"one"):
         for number, frame in enumerate(room.good_frames(lease)):

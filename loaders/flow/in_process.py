@@ -75,9 +75,8 @@ class InProcess(Step):
 
     @property
     def _rows(self) -> int:
-        return max(
-            1, (self.ahead + 1) // (SLOTS + 1)
-        )  # the rest of one group is still to be taken while others come
+        # one group more, for the rest of it is still to be taken while others come
+        return max(1, (self.ahead + 1) // (SLOTS + 1))
 
     def _engine(self, now: Pass) -> Engine:
         work = PassWork(self.source, now.of(self).branch)

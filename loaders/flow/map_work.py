@@ -67,9 +67,7 @@ class _Bench:
                 key = received(rows.cargo, item.at, item.size)
                 got = perf_counter()
                 outcome = rows.outcome(self._result(key, item), row, item.row)
-            except (
-                BaseException
-            ) as error:  # also an exit, which is the item's and comes after those before it
+            except BaseException as error:  # an exit, too, is the item's, and comes after those before it
                 outcome = raised(error)
             receiving, mapping = receiving + got - began, mapping + perf_counter() - got
             yield outcome

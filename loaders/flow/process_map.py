@@ -33,9 +33,8 @@ from .whole import whole
 
 ROWS = 64  # items in a slot, at most: a millisecond of the cheapest work
 AHEAD = 2  # items for each worker in the smallest group, of which as many as there are slots are under way
-CARGO = RESULTS = (
-    4 << 30
-)  # bytes for the items of a group, and for what becomes of them; addresses, no memory until they are written
+# bytes for the items of a group, and for what becomes of them: addresses, no memory until they are written
+CARGO = RESULTS = 4 << 30
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,8 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._lock = (
-            threading.RLock()
-        )  # a pass that is collected as garbage gives back in the middle of anything
+        # reentrant, for a pass that is collected as garbage gives back in the middle of anything
+        self._lock = threading.RLock()
         self._idle: dict[Hashable, list[Closeable]] = {}
         self._shared: dict[Place, Closeable] = {}
         self._closed = False

@@ -59,9 +59,8 @@ class Ledger(Generic[T]):
         self.in_any_order = True
         self._next_id = 1
         self._hands: dict[bytes, Hand] = {}
-        self._leases: dict[
-            int, tuple[bytes, Lease]
-        ] = {}  # of this pass, but for those that are behind ``due``
+        # of this pass, but for those that are behind ``due``
+        self._leases: dict[int, tuple[bytes, Lease]] = {}
         self._first_id = 1  # of the leases since the last ``begin``
         self._failures: dict[int, list[str]] = {}
         self._waited_for = -1  # the step that somebody was found to hold others up with
@@ -189,7 +188,7 @@ class Ledger(Generic[T]):
         return self.steps.due + self._ahead * len(self._hands)
 
     def _hurry(self) -> None:
-        """Once for each step that is due: who has it, while others find nothing left to make before the window's end."""
+        """Give less to who holds the step that is due, once for each, where others may make no more until it comes."""
         due = self.steps.due
         if due == self._waited_for or self.steps.has_next or not self.steps.goes_beyond(self._end_of_window):
             return

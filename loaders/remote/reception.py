@@ -29,7 +29,7 @@ from .ledger import Arrival, Ledger
 from .remote_stats import RemoteStats, SenderReport
 from .senders import MAX_BAD, Sender, Senders
 from .steps import Steps
-from .terms import UNKNOWN
+from .terms import UNKNOWN, Facts
 
 LOOK_AGAIN = 0.5  # seconds after which a waiting thread looks anew, lest a lost notice, or Ctrl-C, hang it
 LINGER_MS = 500  # for the last words to senders
@@ -44,9 +44,16 @@ class Reception:
     """One thread at a time uses it; :meth:`stats` is for any thread."""
 
     def __init__(
-        self, socket: FrameSocket, gate: Gate, *, ahead: int, lease_seconds: float, limit: int
+        self,
+        socket: FrameSocket,
+        gate: Gate,
+        *,
+        ahead: int,
+        lease_seconds: float,
+        limit: int,
+        expected: Facts | None = None,
     ) -> None:
-        self.senders = Senders()
+        self.senders = Senders(expected or {})
         self.says_done = False  # when it is closed
         self._socket = socket
         self._gate = gate

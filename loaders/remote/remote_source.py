@@ -91,8 +91,14 @@ class RemoteSource:
         self.endpoint = socket.endpoint
         self._ordered = ordered
         self._gate = gate
-        self._reception = Reception(socket, gate, ahead=ahead, lease_seconds=lease_seconds, limit=int(limit))
-        self._reception.senders.expected = {name: str(value) for name, value in (expected or {}).items()}
+        self._reception = Reception(
+            socket,
+            gate,
+            ahead=ahead,
+            lease_seconds=lease_seconds,
+            limit=int(limit),
+            expected={name: str(value) for name, value in (expected or {}).items()},
+        )
         self._turns = Turns("RemoteSource", self._reception.close)
         self._ticket = 0
         self._next = self._place = Place()  # where the next iteration begins, and what this one has delivered

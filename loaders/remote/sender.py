@@ -45,7 +45,7 @@ def serve(
     says too much or too little (functions of a Flow whose code differs), give all the same text as ``identity``.
     Each pass of a flow must be a function of its number.
 
-    At most ``ahead`` steps are asked for at a time; a Loader works best with at least two more than its slots. Where
+    At most ``ahead`` steps are asked for at a time; a Loader works best with at least three more than its slots. Where
     the receiver is away, or starts again, this waits for it up to ``patience`` seconds, and goes on with what
     it asks for then. ``name`` tells the machine in the receiver's stats. Without ``keys`` the endpoint must be
     on loopback, or ``insecure``: then who is on the network reads and changes everything. ``report`` is called

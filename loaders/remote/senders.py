@@ -37,9 +37,9 @@ class Sender:
 class Senders:
     """By their connection's address. One thread changes it, any may read."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: Facts) -> None:
         self.terms: Terms | None = None
-        self.expected: Facts = {}  # by who made the receiver
+        self._expected = expected  # of all, also of the first
         self.present: dict[bytes, Sender] = {}
         self.refused: deque[tuple[str, str]] = deque(maxlen=REFUSALS)
         self._dropped: OrderedDict[bytes, None] = OrderedDict()
@@ -49,7 +49,7 @@ class Senders:
         """Why this one cannot join the others, "" where it can; the first one decides what all must have."""
         if len(self.present) >= MAX_SENDERS:
             return f"there are {MAX_SENDERS} senders already"
-        difference = hello.terms.lacks(self.expected)
+        difference = hello.terms.lacks(self._expected)
         if self.terms and not difference:
             difference = hello.terms.difference(self.terms)
         return f"it would make other batches than are wanted: {difference}" if difference else ""
