@@ -1,4 +1,4 @@
-"""What a benchmark ran on, printed with its figures."""
+"""The conditions of a benchmark, printed with its figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def conditions(*packages: str) -> str:
-    """The processor, the cores at hand, the load, and the versions of these packages."""
+    """The processor, the usable cores, the load, and the versions of these packages."""
     names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     load = os.getloadavg()[0]
     versions = ", ".join(f"{name} {version(name)}" for name in packages)

@@ -1,10 +1,10 @@
-"""Conversion beside copying, verification beside hashing: the same bytes, the same number of processes.
+"""Conversion compared with copying, verification with hashing: the same bytes and number of processes.
 
     python benchmarks/images.py /tmp/images --count 9000
     python benchmarks/convert_speed.py /tmp/images /tmp/scratch
 
-The copier reads the files one by one in the same order, writes them into one file per process and
-computes SHA-256 of them. Rounds alternate; the page cache is warm; medians and ratios are what counts.
+The copier reads the files one by one in the same order, writes them to one file per process and computes
+their SHA-256. Rounds alternate; the page cache is warm; compare medians and ratios.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conditions import conditions
 
 
 def copy(files: list[Path], target: Path) -> str:
-    """Copy files into one and hash what is copied."""
+    """Copy files to one and hash what is copied."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
         for file in files:
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     files = sorted(args.images.rglob("*.jpg"))
-    size = sum(len(f.read_bytes()) for f in files)  # and warms the page cache
+    size = sum(len(f.read_bytes()) for f in files)  # this also warms the page cache
     print(conditions("shardprep", "lmdb", "h5py", "blake3", "google-crc32c"))
     print(f"{len(files)} images, {size / 1e9:.2f} GB, {args.workers} workers, {args.rounds} rounds")
     args.scratch.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the order and the state of 1.28 million records cost, whatever the window."""
+"""The cost of the order and the state of 1.28 million records, for several windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardprep.loaders import GlobalShuffle, LocalShuffle
-from shardprep.loaders.epoch import Epoch, EpochPlan
+from shardprep.loaders.order.epoch import Epoch, EpochPlan
 
 RECORDS, SHARD_RECORDS = 1_281_167, 2_300  # the training split in shards of 256 MiB
 

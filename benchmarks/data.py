@@ -7,12 +7,12 @@ from pathlib import Path
 
 from shardprep.formats import PlanOptions, convert, open_dataset
 
-SHARD_BYTES = 64 << 20  # several shards, as any real dataset has
+SHARD_BYTES = 64 << 20  # several shards, as in real datasets
 
 
 @dataclass(frozen=True)
 class Data:
-    """``images`` are class folders; ``scratch`` gets what is made of them. All rates are at these settings."""
+    """The images in class folders, ``scratch`` for files made of them, and the settings of all rates."""
 
     images: Path
     scratch: Path
@@ -41,7 +41,7 @@ class Data:
 
 
 def prepare(data: Data) -> int:
-    """Convert what is not there yet, and read everything once; the mean size of an image in bytes."""
+    """Convert what is missing and read everything once; return the mean size of an image in bytes."""
     for container in ("lmdb", "hdf5"):
         if not (data.scratch / container).exists():
             options = PlanOptions(container=container, shard_size=SHARD_BYTES)
@@ -54,6 +54,6 @@ def prepare(data: Data) -> int:
 
 
 def warm(paths: list[Path]) -> None:
-    """Have the files in the page cache."""
+    """Read the files into the page cache."""
     for path in paths:
         path.read_bytes()

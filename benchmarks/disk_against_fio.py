@@ -1,14 +1,14 @@
-"""What `prep bench-disk` measures beside fio: the same file, block sizes, buffers and page cache.
+"""`prep bench-disk` compared with fio: the same file, block sizes, buffers and page cache.
 
     python benchmarks/disk_against_fio.py /data/large.file --rounds 5
 
-Both read the whole file forward, or 4,096 blocks of record size at random places, each once, one at a time
-or sixteen at once; from memory again and again for two seconds, or what is measured would be the start of
+Both read the whole file forward, or 4,096 blocks of record size at random places, each once, one at a time or
+sixteen at once; from memory repeatedly for two seconds, because one pass would mainly measure the start of
 the readers. Before a cold pass the file's pages are dropped, which mincore confirms; before a warm one the
-file is read. fio's engine is psync with its defaults, in threads: its processes each have a session of their
-own, and with that as much of a busy processor as everything that runs in another session. A round is ours,
-fio, fio, ours; the ratios are medians of those of each round. Where other work disturbs, the ratio of the
-best rounds says more, because that only ever slows down.
+file is read. fio's engine is psync with its defaults, in threads: each of its processes would have its own
+session, and so as large a share of a busy processor as all programs of another session together. A round is
+prep, fio, fio, prep; the ratios are medians of those of each round. If other programs run, the ratio of the
+best rounds says more, because they only slow rounds down.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from pathlib import Path
 import numpy as np
 from conditions import conditions
 
-from shardprep.loaders.disk.cold import COLD, drop
-from shardprep.loaders.disk.open_files import OpenFiles
-from shardprep.loaders.disk.plans import Cursor, Forward, Plan, Scattered
-from shardprep.loaders.disk.reading import read
-from shardprep.loaders.disk.target import RECORD_BYTES
+from shardprep.loaders.measuring.disk.page_cache import COLD, drop
+from shardprep.loaders.measuring.disk.read_plans import Cursor, Forward, ReadPlan, Scattered
+from shardprep.loaders.measuring.disk.reading import read
+from shardprep.loaders.measuring.disk.target import RECORD_BYTES, OpenFiles
 
 UNLIMITED = 1e6  # seconds
 BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -56,11 +55,11 @@ CASES = [
     *(Case(False, block, 1, cold) for block in BLOCKS for cold in (True, False)),
     *(Case(True, RECORD_BYTES, depth, cold) for depth in DEPTHS for cold in (True, False)),
 ]
-COLD_ROUNDS = 3  # times as many, because a disk that others use is far less steady than memory
+COLD_ROUNDS = 3  # times as many, because a disk that other programs use is less steady than memory
 
 
-def ours(path: Path, case: Case) -> float:
-    """Bytes per second, by the package's own reading."""
+def by_package(path: Path, case: Case) -> float:
+    """Bytes per second, by this package's reading."""
     with ExitStack() as stack:
         files = OpenFiles.of([path], stack)
         plan = plan_of(files, case)
@@ -72,7 +71,7 @@ def ours(path: Path, case: Case) -> float:
         return read(files.descriptors, again, seconds=WARM_SECONDS).rate
 
 
-def plan_of(files: OpenFiles, case: Case) -> Plan:
+def plan_of(files: OpenFiles, case: Case) -> ReadPlan:
     """The whole file forward, or record-sized blocks of it."""
     if case.random:
         return Scattered(files.sizes, case.block, depth=case.depth).next()
@@ -99,42 +98,42 @@ def by_fio(path: Path, case: Case) -> float:
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
-def lay(files: OpenFiles, plan: Plan, *, cold: bool) -> None:
-    """Have the file in memory, or out of it; OSError where the kernel keeps it."""
+def lay(files: OpenFiles, plan: ReadPlan, *, cold: bool) -> None:
+    """Read the file into memory, or drop it from there. Raises OSError where the kernel keeps it."""
     if not cold:
         whole = Forward(files.sizes, 1 << 20, Cursor()).next()
         read(files.descriptors, whole, seconds=UNLIMITED)
     elif (kept := drop(files.descriptors, plan.pieces, plan.block)) > COLD:
-        raise OSError(f"cold could not be had: {kept:.0%} of the pages stayed in memory")
+        raise OSError(f"cannot read cold: {kept:.0%} of the pages stayed in memory")
 
 
 def compare(path: Path, case: Case, rounds: int) -> list[tuple[float, float]]:
-    """(ours, fio's) of each round: ours, fio, fio, ours, so that a disk that slows down is nobody's fault."""
+    """(this package's, fio's) rates of each round, in an order that a slowing disk does not affect."""
     found = []
     for _ in range(rounds):
-        first, *theirs, last = ours(path, case), by_fio(path, case), by_fio(path, case), ours(path, case)
-        found.append((statistics.harmonic_mean((first, last)), statistics.harmonic_mean(theirs)))
+        first, *by_peer, last = (way(path, case) for way in (by_package, by_fio, by_fio, by_package))
+        found.append((statistics.harmonic_mean((first, last)), statistics.harmonic_mean(by_peer)))
     return found
 
 
 def ratio(found: list[tuple[float, float]]) -> float:
-    return statistics.median(mine / theirs for mine, theirs in found)
+    return statistics.median(own / fio for own, fio in found)
 
 
 def of_best(found: list[tuple[float, float]]) -> float:
     """The ratio of the rounds that were disturbed least."""
-    return max(mine for mine, _ in found) / max(theirs for _, theirs in found)
+    return max(own for own, _ in found) / max(fio for _, fio in found)
 
 
 def report(path: Path, rounds: int) -> None:
-    print(f"{'':32}{'ours, MB/s':>12}{'fio, MB/s':>12}{'ratio':>8}{'of best':>9}   quartiles")
+    print(f"{'':32}{'prep, MB/s':>12}{'fio, MB/s':>12}{'ratio':>8}{'of best':>9}   quartiles")
     for case in CASES:
         found = compare(path, case, rounds * COLD_ROUNDS if case.cold else rounds)
-        mine, theirs = (statistics.median(column) / 1e6 for column in zip(*found, strict=True))
-        low, high = np.percentile([mine / theirs for mine, theirs in found], (25, 75))
+        own, fio = (statistics.median(column) / 1e6 for column in zip(*found, strict=True))
+        low, high = np.percentile([a / b for a, b in found], (25, 75))
         spread = f"{low:.2f} to {high:.2f} of {len(found)}"
         print(
-            f"{case!s:32}{mine:12,.0f}{theirs:12,.0f}{ratio(found):8.3f}{of_best(found):9.3f}   {spread}",
+            f"{case!s:32}{own:12,.0f}{fio:12,.0f}{ratio(found):8.3f}{of_best(found):9.3f}   {spread}",
             flush=True,
         )
 
@@ -143,7 +142,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, help="some hundred MB, at most 1 GiB, not being read by others")
+    parser.add_argument("file", type=Path, help="100 MB to 1 GiB, not being read by other programs")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     print(conditions("shardprep", "numpy"))

@@ -1,4 +1,4 @@
-"""Whether loading hides behind a step that computes as long as a batch takes to load."""
+"""How much of the loading time is hidden behind a step that computes as long as a batch takes to load."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from feed_sources import Batch, Ring
 from shardprep.loaders.tf_inputs import QueueInput, StagingInput
 
 SIDE = 512  # of the matrices that the step multiplies
-TRIAL = 20  # multiplications that first tell how long one takes
-TRIALS = 4  # each of as many steps, closer to the time that is wanted
+TRIAL = 20  # multiplications that first measure how long one takes
+TRIALS = 4  # each of as many steps, closer to the target time
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Latency:
 
 @tf.function(input_signature=(*feed_ways.SIGNATURE, tf.TensorSpec([], tf.int32)))
 def multiply(images: Any, labels: Any, times: Any) -> Any:
-    """A matrix multiplied again and again, and every byte of the batch read."""
+    """A step that multiplies a matrix repeatedly and reads every byte of the batch."""
     matrix = tf.fill([SIDE, SIDE], 1 / SIDE)
     for _ in tf.range(times):
         matrix = tf.matmul(matrix, matrix)
@@ -40,9 +40,9 @@ def multiply(images: Any, labels: Any, times: Any) -> Any:
 
 
 def measure(source: Iterable[Batch], batches: int) -> Latency:
-    """Every figure in this process, one after the other, for epochs of so many batches."""
+    """Measure every figure in this process, one after the other, for epochs of so many batches."""
     batch = next(iter(Ring(length=1)))
-    _consume(source, 2)  # the workers are there
+    _consume(source, 2)  # the workers are running
     load = _consume(source, batches)
     times = _times_for(batch, load / batches)
     step = _stepped(itertools.repeat(batch), times, batches)
@@ -62,7 +62,7 @@ def _consume(source: Iterable[Batch], batches: int) -> float:
 
 
 def _times_for(batch: Batch, seconds: float) -> Any:
-    """How many multiplications take so long."""
+    """Number of multiplications that take so long."""
     times = TRIAL
     _stepped([batch], tf.constant(times), 1)
     for _ in range(TRIALS):

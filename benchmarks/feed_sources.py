@@ -1,4 +1,4 @@
-"""Where the batches come from whose way into TensorFlow is measured: a ring of constants, and Loaders."""
+"""The sources of batches for TensorFlow in the benchmarks: a ring of constants, and Loaders."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from ours import Constant
+from own_contenders import Constant
 
 from shardprep.loaders import Loader, TrainTransform
-from shardprep.loaders.loader import DEFAULT_SLOTS
-from shardprep.loaders.memory import aligned
+from shardprep.loaders.buffers.memory import aligned
+from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 
 ROWS, SIZE = 256, 224
 SHAPE = (ROWS, SIZE, SIZE, 3)
@@ -24,10 +24,10 @@ Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 @dataclass
 class Ring:
-    """As many constant batches as a Loader has slots, again and again; ``length`` of them are an epoch.
+    """As many constant batches as a Loader has slots, cyclically; an epoch has ``length`` of them.
 
-    With ``interval`` it delivers one batch in so many seconds. As workers do, it goes on while nobody asks,
-    up to ``ahead`` batches; with 0 a batch is begun when it is asked for.
+    With ``interval`` it delivers one batch in so many seconds. Like workers, it makes up to ``ahead`` batches
+    before they are requested; with 0 a batch is begun when it is requested.
     """
 
     batches_never_change: ClassVar[bool] = True
@@ -72,6 +72,6 @@ def _loader(shards: Path, transform: Any, workers: int) -> Loader:
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Epoch after epoch."""
+    """The batches of one epoch after the other."""
     while True:
         yield from batches

@@ -1,11 +1,11 @@
-"""From a batch in memory to TensorFlow's step: how fast, and what of it hides behind a step that computes.
+"""The rate from a batch in memory to TensorFlow's step, and the part that a computing step hides.
 
     python benchmarks/images.py /tmp/images --count 5000
     python benchmarks/feed_speed.py /tmp/images /tmp/scratch
 
-Batches are 256 x 224 x 224 x 3 bytes. The step sums one byte of every image ("ring") or every byte (the
-other scenes) and is waited for. Each contender runs in a process of its own per round; rounds alternate.
-Medians, and medians of each round's ratios, are what counts.
+Batches are 256 x 224 x 224 x 3 bytes. The step sums one byte of every image ("ring") or every byte (the other
+scenes), and the benchmark waits for it. Each contender runs in a new process per round; rounds alternate.
+Compare medians, and medians of each round's ratios.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from feed_sources import ROWS, Batch, Ring, decoding, filling
 from rates import Rate, measure
 
 PACE = 2500  # images/s
-PATIENCE = 300.0  # seconds for one round of one contender
+ROUND_TIMEOUT_S = 300.0
 
 NUMPY, INLINE, QUEUE, STAGING = "iterated in numpy, no step", "step inline", "QueueInput", "StagingInput"
 COPIES, SLOTS = "from_generator, fresh arrays", "from_generator, the ring's arrays"
@@ -47,7 +47,7 @@ SCENES: dict[str, tuple[str, str, Callable[[Data], Iterable[Batch]]]] = {
     "ring": ("constant batches in memory", "a_byte_each", lambda data: Ring()),
     "paced": (f"the same at {PACE:,} images/s", "every_byte", lambda data: Ring(interval=ROWS / PACE)),
     "engine": (
-        "Loader whose workers fill in a constant",
+        "Loader with workers that write a constant",
         "every_byte",
         lambda data: filling(data.lmdb, workers=data.workers),
     ),
@@ -67,7 +67,7 @@ LATENCIES: dict[str, tuple[str, Callable[[Data], Iterable[Batch]]]] = {
 
 
 def run_here(what: str, data: Data, seconds: float, batches: int) -> None:
-    """One round of a contender; prints its figures and ends without waiting for anybody's threads."""
+    """Run one round of a contender, print its figures, and exit without waiting for threads."""
     scene, way = what.split(".")
     result: Any
     if scene == "latency":
@@ -86,14 +86,14 @@ def _latency(source: Iterable[Batch], batches: int) -> Any:
     import feed_latency
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)  # the step has one core, the worker the other
+    tf.config.threading.set_intra_op_parallelism_threads(1)  # one core for the step, the other for the worker
     return feed_latency.measure(source, batches)
 
 
 def run_apart(what: str, options: list[str]) -> dict[str, float]:
-    """One round in a new process."""
+    """Run one round in a new process."""
     command = [sys.executable, __file__, *options, "--only", what]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ROUND_TIMEOUT_S)
     if done.returncode:
         sys.exit(f"{what} failed:\n{done.stderr}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -123,7 +123,7 @@ def _ratio(rates: list[Rate], others: list[Rate] | None) -> str:
     if others is None:
         return ""
     ratio = statistics.median(a.images / b.images for a, b in zip(rates, others, strict=True))
-    if ratio < 0.01:  # beside no step at all
+    if ratio < 0.01:  # without any step
         return "-"
     return f"{ratio:.3f}" if ratio < 2 else f"{ratio:.1f}"
 
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6)
-    parser.add_argument("--batches", type=int, default=30, help="of an epoch whose latency is measured")
+    parser.add_argument("--batches", type=int, default=30, help="of an epoch for the measurement of latency")
     parser.add_argument("--scenes", nargs="*", choices=[*SCENES, *LATENCIES], default=[*SCENES, *LATENCIES])
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--only", help=argparse.SUPPRESS)

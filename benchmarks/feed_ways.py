@@ -21,18 +21,18 @@ Rows = Iterator[int]
 
 @tf.function(input_signature=SIGNATURE)
 def every_byte(images: Any, labels: Any) -> Any:
-    """The sum of the whole batch: what memory bandwidth allows."""
+    """The sum of the whole batch: the rate is limited by memory bandwidth."""
     return tf.reduce_sum(images)
 
 
 @tf.function(input_signature=SIGNATURE)
 def a_byte_each(images: Any, labels: Any) -> Any:
-    """The sum of one byte of every image: next to nothing."""
+    """The sum of one byte of every image: almost no work."""
     return tf.reduce_sum(images[:, 0, 0, 0])
 
 
 def numpy_only(source: Iterable[Batch], step: Step) -> Rows:
-    """No step at all: how fast the source is."""
+    """No step at all: the rate of the source."""
     for images, _ in endless(source):
         yield len(images)
 
@@ -52,12 +52,12 @@ def converted(source: Iterable[Batch], step: Step) -> Rows:
 
 
 def generator_of_copies(source: Iterable[Batch], step: Step) -> Rows:
-    """The usual way: a generator that makes each batch afresh."""
+    """The usual way: a generator that makes each batch in new memory."""
     yield from _generated(lambda: ((images.copy(), labels) for images, labels in source), step)
 
 
 def generator_of_slots(source: Iterable[Batch], step: Step) -> Rows:
-    """A generator of the source's own arrays, which start on 64 bytes, so that TensorFlow need not copy them."""
+    """A generator of the source's own arrays, which are aligned, so that TensorFlow need not copy them."""
     yield from _generated(lambda: iter(source), step)
 
 

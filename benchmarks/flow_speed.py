@@ -1,9 +1,9 @@
-"""Flow's map in processes and batch, beside tensorpack's and PyTorch's, where transport is all there is to do.
+"""Flow's map in processes and batch, compared with tensorpack's and PyTorch's, where all work is transport.
 
     pip install torch tensorpack==0.11 -e . && python benchmarks/flow_speed.py --rounds 5
 
-Each worker returns the same 150 KB array for every number, and batches of 256 come out: what is measured is how
-arrays get from worker processes into a batch in the main one. Every peer runs in a process of its own, two
+Each worker returns the same 150 KB array for every number, in batches of 256: this measures the transport of
+arrays from worker processes to a batch in the main process. Every peer runs in a new process with two
 workers, one pass to warm up and then passes for some seconds; a round runs all of them; ratios are medians of
 those of each round.
 
@@ -48,7 +48,7 @@ def flow() -> Passes:
 
 def declared() -> Passes:
     from shardprep.loaders import Flow
-    from shardprep.loaders.transforms import ArraySpec
+    from shardprep.loaders.transforms.contract import ArraySpec
 
     outputs = ArraySpec("image", SHAPE, "uint8")
     mapped = Flow.from_iterable(range(ITEMS)).map(make, processes=WORKERS, outputs=outputs)

@@ -2,8 +2,8 @@
 
     python benchmarks/images.py FOLDER --count 2000
 
-writes FOLDER/classNN/NNNNNN.jpg. Crops of 25 photographs, enlarged, with a little grain, so that the
-coded data are as dense as ImageNet's (4.5 bits per pixel).
+writes FOLDER/classNN/NNNNNN.jpg: crops of 25 photographs, enlarged, with a little grain, so that the
+encoded data are as dense as ImageNet's (4.5 bits per pixel).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLASSES = 20
 
 
 def make_image(folder: Path, number: int) -> int:
-    """One image; its size in bytes."""
+    """Write one image; return its size in bytes."""
     rng = np.random.default_rng(number)
     photograph = cv2.imread(str(PHOTOGRAPHS[number % len(PHOTOGRAPHS)]))
     height, width = photograph.shape[:2]
@@ -38,7 +38,7 @@ def make_image(folder: Path, number: int) -> int:
 
 
 def make_images(folder: Path, count: int) -> int:
-    """``count`` images in class folders; their size in bytes."""
+    """Write ``count`` images in class folders; return their size in bytes."""
     for label in range(CLASSES):
         (folder / f"class{label:02d}").mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor() as pool:

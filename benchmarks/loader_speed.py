@@ -1,11 +1,11 @@
-"""The loader beside its ceiling and its peers, on images that lie in the page cache.
+"""The loader compared with its ceiling and its peers, on images in the page cache.
 
     python benchmarks/images.py /tmp/images --count 5000
     python benchmarks/loader_speed.py /tmp/images /tmp/scratch --workers 2
 
-Every contender delivers batches of 256 train crops of 224 x 224 to its main process, in a process of its
-own per round; rounds alternate. A peer that is not installed is said to be so. Medians and ratios are what
-counts; where other work shares the machine, the CPU per image says more than the images per second.
+Every contender delivers batches of 256 train crops of 224 x 224 to its main process, in a new process per
+round; rounds alternate. A peer that is not installed is reported. Compare medians and ratios; if other
+programs run, the CPU per image says more than the images per second.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from data import Data, prepare
 from rates import Rate, measure
 
 CONTENDERS = {
-    "one core, plain loop": "ours.one_core",
-    "Loader, LMDB": "ours.loader_lmdb",
-    "Loader, HDF5": "ours.loader_hdf5",
+    "one core, plain loop": "own_contenders.one_core",
+    "Loader, LMDB": "own_contenders.loader_lmdb",
+    "Loader, HDF5": "own_contenders.loader_hdf5",
     "torch DataLoader, files": "peer_torch.files",
     "torch DataLoader, LMDB": "peer_torch.shards",
     "tensorpack MapDataZMQ": "peer_tensorpack.files",
     "tf.data, TFRecord": "peer_tf_data.records",
-    "read + constant, one core": "ours.read_and_fill",
-    "Loader, constant": "ours.loader_constant",
+    "read + constant, one core": "own_contenders.read_and_fill",
+    "Loader, constant": "own_contenders.loader_constant",
 }
 CORE, LOADER, HDF5, FILES, SHARDS, TENSORPACK, TF_DATA, NO_TRANSPORT, TRANSPORT = CONTENDERS
-PATIENCE = 120.0  # seconds for one round of one contender
+ROUND_TIMEOUT_S = 120.0
 
 Rounds = dict[str, list[Rate]]
 
 
 def run_here(place: str, data: Data, seconds: float) -> None:
-    """One round of a contender; prints its rate and ends without waiting for anybody's threads."""
+    """Run one round of a contender, print its rate, and exit without waiting for threads."""
     module, name = place.split(".")
     batches = getattr(importlib.import_module(module), name)(data)
     print(json.dumps(asdict(measure(batches, seconds=seconds, warm_up=1))), flush=True)
@@ -53,12 +53,12 @@ def run_here(place: str, data: Data, seconds: float) -> None:
 
 
 def run_apart(name: str, options: list[str]) -> Rate | str:
-    """One round in a new process: its rate, or why there is none."""
+    """Run one round in a new process; return its rate, or why there is none."""
     command = [sys.executable, __file__, *options, "--only", CONTENDERS[name]]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ROUND_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return f"hung for {PATIENCE:.0f} s"
+        return f"hung for {ROUND_TIMEOUT_S:.0f} s"
     if "ModuleNotFoundError" in done.stderr:
         return "not installed"
     if done.returncode:
@@ -68,7 +68,7 @@ def run_apart(name: str, options: list[str]) -> Rate | str:
 
 
 def run_all(options: list[str], rounds: int, names: list[str]) -> tuple[Rounds, dict[str, str]]:
-    """Alternate; who could not run once is not tried again."""
+    """Alternate the contenders; one that failed is not run again."""
     rates: Rounds = {name: [] for name in names}
     missing: dict[str, str] = {}
     for _ in range(rounds):
@@ -86,13 +86,13 @@ def median(rates: Rounds, name: str, field: str = "images") -> float:
 
 
 def ratio(rates: Rounds, name: str, other: str, field: str = "images") -> float:
-    """The median over rounds of one contender's figure against another's of the same round."""
+    """The median over rounds of one contender's figure divided by another's of the same round."""
     pairs = zip(rates[name], rates[other], strict=True)
     return statistics.median(getattr(a, field) / getattr(b, field) for a, b in pairs)
 
 
 def report(rates: Rounds, missing: dict[str, str], workers: int) -> None:
-    print(f"{'':26} images/s   CPU us/image (main)  first batch  worker's memory    Loader / this (in CPU)")
+    print(f"{'':26} images/s   CPU µs/image (main)  first batch  worker's memory    Loader / this (in CPU)")
     for name in rates:
         print(f"{name:26} {_line(rates, name)}")
     for name, why in missing.items():
@@ -104,7 +104,7 @@ def report(rates: Rounds, missing: dict[str, str], workers: int) -> None:
         print(f"main process at 2,500 images/s: {main:.1%} of a core")
     if {TRANSPORT, NO_TRANSPORT} <= rates.keys():
         beyond = median(rates, TRANSPORT, "cpu") - median(rates, NO_TRANSPORT, "cpu")
-        print(f"transport: {beyond:.1f} us of CPU per image beyond reading and filling, both sides")
+        print(f"transport: {beyond:.1f} µs of CPU per image beyond reading and filling, both sides")
 
 
 def _line(rates: Rounds, name: str) -> str:

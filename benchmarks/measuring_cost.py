@@ -1,10 +1,11 @@
-"""What it costs that the loader counts its seconds, which it always does.
+"""The cost of the loader's own time measurements.
 
     python benchmarks/measuring_cost.py /tmp/scratch/lmdb
 
-Three loaders of one worker each, one of them with all the worker's clocks taken out, load the same small
-epochs in turns; what the other two differ by is what chance does. The figure is CPU per image, as the kernel counts it for the worker, which other work on the machine
-disturbs least; medians of the rounds' ratios. Beside it, what the clocks cost when they alone are run.
+Three loaders of one worker each, one of them without all the worker's clocks, load the same small epochs in
+turn; the difference of the other two is noise. The figure is CPU per image, as the kernel counts it for the
+worker, because other programs affect it least; medians of the rounds' ratios. The cost of the clocks alone is
+measured, too.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from conditions import conditions
 from unmeasured import MeasuredWork, UnmeasuredWork
 
 from shardprep.loaders import Loader, TrainTransform, Transform
-from shardprep.loaders.cpu_clock import CpuClock
-from shardprep.loaders.decoding import _spent, decoding_seconds
-from shardprep.loaders.process_memory import worker_pids
-from shardprep.loaders.shard_work import TIMED_OF
+from shardprep.loaders.engine.protocol.status_table import CpuClock
+from shardprep.loaders.loader.shard_task import TIMED_OF
+from shardprep.loaders.measuring.memory_use import worker_pids
+from shardprep.loaders.transforms.decode import _spent, decoding_seconds
 
 BATCH = 64
 
 
 class Timed:
-    """A loader with one worker, and what the worker had of a CPU."""
+    """A loader with one worker, and the CPU seconds of the worker."""
 
     def __init__(self, path: Path, transform: Transform | None, parts: int) -> None:
         others = worker_pids()
@@ -44,7 +45,7 @@ class Timed:
         self.loader.set_epoch(0)
         before = self._cpu()
         rows = sum(len(batch[-1]) for batch in self.loader)
-        time.sleep(0.05)  # asleep, it has been accounted for
+        time.sleep(0.05)  # the kernel updates the figure when the worker sleeps
         return (self._cpu() - before) / rows
 
     def _cpu(self) -> float:
@@ -53,11 +54,11 @@ class Timed:
 
 @contextmanager
 def three(path: Path, transform: Transform | None, parts: int) -> Iterator[list[Timed]]:
-    """With clocks, without, and with clocks again: what two equal loaders differ by is chance."""
+    """With clocks, without, and with clocks again: the difference of two equal loaders is noise."""
     with ExitStack() as stack:
         loaders = []
         for work in (MeasuredWork, UnmeasuredWork, MeasuredWork):
-            with patch("shardprep.loaders.loader.ShardWork", work):
+            with patch("shardprep.loaders.loader.loader.ShardWork", work):
                 loaders.append(Timed(path, transform, parts))
             stack.enter_context(loaders[-1].loader)
         yield loaders
@@ -73,9 +74,9 @@ def compare(path: Path, transform: Transform | None, *, parts: int, rounds: int)
     measured, without = np.median(timed), np.median(untimed)
     alone = clocks_alone(transform is not None)
     print(
-        f"{'train crops' if transform else 'encoded bytes':14} {measured:9.2f} {without:9.2f} us   "
+        f"{'train crops' if transform else 'encoded bytes':14} {measured:9.2f} {without:9.2f} µs   "
         f"{_more(timed, untimed)}   {_more(again, untimed)}   {_more(again, timed)}   "
-        f"{alone:.2f} us, {alone / without:.2%}"
+        f"{alone:.2f} µs, {alone / without:.2%}"
     )
 
 
@@ -85,7 +86,7 @@ def _more(some: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> str
 
 
 def clocks_alone(decodes: bool, images: int = 50_000) -> float:
-    """Microseconds per image of nothing but the clocks of a worker, leases being of 32 images."""
+    """Microseconds per image of a worker's clocks alone, with leases of 32 images."""
     clock, filling, cpu, reader = np.zeros(3), np.zeros(1), np.zeros(2), CpuClock()
     before, took = reader.read(), [0.0] * 3
     began = time.process_time()

@@ -1,4 +1,4 @@
-"""tensorpack's MultiProcessMapDataZMQ: file names go to workers, pixels come back, batches are made of them."""
+"""tensorpack's MultiProcessMapDataZMQ: workers get file names and return pixels for batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 from data import Data  # noqa: E402
 from tensorpack.dataflow import BatchData, DataFromList, MultiProcessMapDataZMQ  # noqa: E402
 
-from shardprep.formats.record import Record  # noqa: E402
+from shardprep.formats.records.record import Record  # noqa: E402
 from shardprep.loaders import TrainTransform  # noqa: E402
 
 

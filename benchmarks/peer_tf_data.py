@@ -1,4 +1,4 @@
-"""tf.data at its best: a TFRecord file, only the cropped region decoded, everything tuned by itself."""
+"""tf.data at its fastest: a TFRecord file, only the cropped region decoded, all options on AUTOTUNE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedL
 
 
 def write(data: Data) -> None:
-    """The images as TFRecords."""
+    """Write the images as TFRecords."""
     partial = data.tfrecord.with_suffix(".partial")
     with tf.io.TFRecordWriter(os.fspath(partial)) as writer:
         for path, label in data.files():

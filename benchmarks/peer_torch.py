@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader on single files and on our shards, with the same decoder and transform."""
+"""PyTorch's DataLoader on single files and on this package's shards, with the same decoder and transform."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from data import Data
 from torch.utils.data import DataLoader, Dataset
 
 from shardprep.formats import open_dataset
-from shardprep.formats.record import Record
+from shardprep.formats.records.record import Record
 from shardprep.loaders import TrainTransform
 
 

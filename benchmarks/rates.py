@@ -1,4 +1,4 @@
-"""One measurement of something that delivers batches: its rate, its CPU, its first batch."""
+"""One measurement of a source of batches: its rate, its CPU, its first batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rate:
 
 
 def measure(batches: Iterator[int], *, seconds: float, warm_up: float) -> Rate:
-    """Draw batches (their numbers of images) for a while that begins ``warm_up`` seconds after the first."""
+    """Draw batches (their numbers of images) for a time that begins ``warm_up`` seconds after the first."""
     began = perf_counter()
     next(batches)
     first = perf_counter() - began

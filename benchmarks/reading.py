@@ -1,4 +1,4 @@
-"""Reading without decoding: the loader's ``transform=None`` beside a plain read() of the same shards."""
+"""Reading without decoding: the loader's ``transform=None`` compared with a plain read() of the shards."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from data import Data, warm
 
 from shardprep.loaders import Loader
-from shardprep.loaders.disk.page_cache import evict, resident_share
-from shardprep.loaders.loader import READ_AHEAD_BYTES
+from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
+from shardprep.loaders.measuring.disk.page_cache import evict, resident_share
 
 PIECE = 1 << 20
-START = 2.0  # seconds that workers are given to start, which is not what is measured here
+START = 2.0  # seconds for the workers to start, which is not measured here
 COLD = 0.01  # the greatest share of a file in memory that still counts as cold
 
 
 def plain(shards: list[Path], *, cold: bool, whole: bool) -> float:
-    """MB/s of reading the files one after the other, each whole or in pieces into one buffer."""
+    """MB/s of reading the files one after the other, each as a whole or in pieces into one buffer."""
     lay(shards, cold=cold)
     buffer, size, began = bytearray(PIECE), 0, time.perf_counter()
     for path in shards:
@@ -47,7 +47,7 @@ def loaded(folder: Path, shards: list[Path], data: Data, *, cold: bool, read_ahe
 
 
 def lay(shards: list[Path], *, cold: bool) -> None:
-    """Have the files in memory, or out of it; OSError if the kernel keeps them."""
+    """Read the files into memory, or drop them from there. Raises OSError where the kernel keeps them."""
     if not cold:
         return warm(shards)
     for path in shards:
@@ -58,7 +58,7 @@ def lay(shards: list[Path], *, cold: bool) -> None:
 
 
 def report(data: Data, rounds: int) -> None:
-    """One line for each container and cache; the ratios are medians of those of each round."""
+    """Print one line for each container and cache; the ratios are medians of those of each round."""
     ways = ("read()", "into one buffer", "Loader", "not ahead")
     print(
         "\nReading without decoding, MB/s; Loader against read() of whole shards / against one reused buffer"

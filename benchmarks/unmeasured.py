@@ -1,4 +1,4 @@
-"""The loader's work with all its clocks taken out, in the workers that it comes to."""
+"""The loader's work without any clocks in its workers."""
 
 from __future__ import annotations
 
@@ -10,48 +10,50 @@ from typing import Any
 import cv2
 import numpy as np
 
-from shardprep.loaders import shard_work, transforms, worker
-from shardprep.loaders.shard_work import ShardWork
-from shardprep.loaders.work import Clock, Fill
+from shardprep.loaders.engine import worker
+from shardprep.loaders.engine.protocol.task import Clock, Fill
+from shardprep.loaders.loader import shard_task
+from shardprep.loaders.loader.shard_task import ShardWork
+from shardprep.loaders.transforms import transforms
 
 
 @dataclass(frozen=True)
 class MeasuredWork(ShardWork):
-    """As it is; but that its worker, too, imports this module."""
+    """The unchanged work, except that its worker also imports this module."""
 
 
 @dataclass(frozen=True)
 class UnmeasuredWork(ShardWork):
-    """Opening it replaces what takes the time by the same without."""
+    """Work that, when opened, replaces all timed functions by untimed ones."""
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
-        shard_work._Bench._outcome = outcome
+        shard_task._ShardWorkspace._outcome = outcome
         transforms.decode_rgb = decode
-        worker._Desk = UnmeasuredDesk
+        worker._WorkerLoop = UnmeasuredWorkerLoop
         with super().open(clock) as fill:
             yield fill
 
 
-class UnmeasuredDesk(worker._Desk):
-    """A worker that counts no seconds."""
+class UnmeasuredWorkerLoop(worker._WorkerLoop):
+    """A worker's loop that counts no seconds."""
 
     def serve(self) -> None:
         while (message := self.channel.receive()) is not None:
-            worker._say(self.channel, *self._answer(worker.unpack_lease(message, self.work.item_dtype)))
-            self.board.lease[self.index] = worker.IDLE
+            worker._send(self.channel, *self._answer(worker.unpack_lease(message, self.work.item_dtype)))
+            self.status_table.lease[self.index] = worker.IDLE
 
 
 def outcome(bench: Any, reader: Any, item: Any, arrays: Any, row: int, room: Any) -> object:
-    """As shard_work has it, but for the clock."""
+    """Do the same as shard_task's function, without clocks."""
     transform = bench._work.transform
     if transform is None:
-        return reader.image_in(item.ordinal, room, crc32c=item.crc32c)
+        return reader.image_in(item.ordinal, room, indexed=item.indexed)
     return bench._transformed(transform, bench._read(reader, item), item, arrays, row)
 
 
 def decode(image: Any, *, orientation: str = "ignore", key: str | None = None) -> Any:
-    """As decoding has it, but for the clock and errors."""
+    """Do the same as transforms.decode_rgb, without clocks and errors."""
     flags = cv2.IMREAD_COLOR_RGB
     if orientation == "ignore":
         flags |= cv2.IMREAD_IGNORE_ORIENTATION

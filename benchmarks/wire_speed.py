@@ -1,15 +1,16 @@
-"""Batches from other processes: the wire beside a bare ZeroMQ stream, and two senders that decode beside one.
+"""Batches from other processes: the wire compared with a bare ZeroMQ stream, and two senders with one.
 
     python benchmarks/wire_speed.py
     python benchmarks/images.py /tmp/images --count 10000
     python benchmarks/wire_speed.py --images /tmp/images --scratch /tmp/scratch
 
-A batch is 64 or 256 x 224 x 224 x 3 bytes and its labels, always the same ones. "bare" is one PUSH and one PULL socket
-that pass on exactly these bytes, each array as one buffer, and look at nothing; "pieces" does so in the buffers of 1 MiB
-that the wire has. "wire" is serve() and RemoteSource: checked, in order, copied into the consumer's own memory. With
---images, then, Loaders of one worker each: iterated here, served by one process, and by two.
+A batch is 64 or 256 x 224 x 224 x 3 bytes and its labels, always the same ones. "bare" is one PUSH and one
+PULL socket that transfer these bytes, each array as one buffer, without any checks; "pieces" does so in
+buffers of 1 MiB, as the wire does. "wire" is serve() and RemoteSource: checked, in order, copied to the
+consumer's own memory. --images adds Loaders of one worker each: iterated here, served by one process, and by
+two.
 
-Every run has processes of its own; contenders alternate. Medians, and medians of each round's ratios, are what counts.
+Every run has new processes; contenders alternate. Compare medians, and medians of each round's ratios.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from data import Data, prepare
 
 from shardprep.loaders import FakeData, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.frames import pack_batch
+from shardprep.loaders.frames.codec import pack_batch
 from shardprep.loaders.remote import ReceiverKeys, RemoteSource, SenderKeys, serve
-from shardprep.loaders.remote.keys import load_public, load_secret, make_keys
+from shardprep.loaders.remote.auth.keys import load_public, load_secret, make_keys
 
 ROWS = (64, 256)
-DECODED = 64  # images in a batch, so that a few thousand images make an epoch of many steps, as real ones are
-WINDOW = 8  # messages that a bare stream has on their way
+DECODED = 64  # images in a batch, so that a few thousand images make an epoch of many steps
+WINDOW = 8  # messages that a bare stream has in transit
 WARM_UP = 5  # batches
-PATIENCE = 300.0
+ROUND_TIMEOUT_S = 300.0
 ANY_PORT = "tcp://127.0.0.1:*"
 
 
 class Constant:
-    """Many batches, of which all are the same one."""
+    """A source of many batches that are all the same one."""
 
     batches_never_change = True
 
@@ -73,7 +74,7 @@ def decoding(shards: Path) -> Loader:
     )
 
 
-# A sender, in a process of its own
+# A sender, in its own process
 
 
 def send(what: str, endpoint: str, keys: Path | None, rows: int, shards: Path | None) -> None:
@@ -115,7 +116,7 @@ def secure(socket: zmq.Socket[bytes], secret: Path, server: Path | None) -> None
         socket.setsockopt(zmq.CURVE_SERVER, 1)
 
 
-# A receiver, in a process of its own, which starts its senders
+# A receiver, in its own process, which starts its senders
 
 
 def receive(what: str, options: argparse.Namespace) -> float:
@@ -145,7 +146,7 @@ def receive_bare(what: str, options: argparse.Namespace) -> float:
 
 
 def endless(batches: Iterable[Any]) -> Iterator[Any]:
-    """Epoch after epoch."""
+    """The batches of one epoch after the other."""
     while True:
         yield from batches
 
@@ -177,7 +178,7 @@ def passed_on(options: argparse.Namespace) -> list[str]:
     return [f"--{name}={value}" for name, value in named.items() if value]
 
 
-# Keys, as prep keygen makes them
+# Keys, made as prep keygen makes them
 
 
 def make_keys_in(folder: Path) -> Path:
@@ -196,7 +197,7 @@ def sender_keys(folder: Path | None) -> SenderKeys | None:
     return SenderKeys(folder / "data.key_secret", folder / "train.key") if folder else None
 
 
-# What is printed
+# Printed figures
 
 
 def report_streams(options: argparse.Namespace, keys: Path) -> None:
@@ -204,19 +205,19 @@ def report_streams(options: argparse.Namespace, keys: Path) -> None:
         options.rows, options.keys = rows, keys if security == "CURVE" else None
         found = alternated({way: (way, 1) for way in ("bare", "pieces", "wire")}, options)
         size = sum(len(part) for part in pack_batch(Constant(rows)[0]))
-        told = [f"{way} {rate:6.1f}/s {rate * size / 1e9:5.2f} GB/s" for way, rate in medians(found)]
-        told += [f"wire / {way} {ratios(found['wire'], found[way])}" for way in ("bare", "pieces")]
-        print(f"{size / 1e6:5.1f} MB  {security:5}  " + "   ".join(told), flush=True)
+        columns = [f"{way} {rate:6.1f}/s {rate * size / 1e9:5.2f} GB/s" for way, rate in medians(found)]
+        columns += [f"wire / {way} {ratios(found['wire'], found[way])}" for way in ("bare", "pieces")]
+        print(f"{size / 1e6:5.1f} MB  {security:5}  " + "   ".join(columns), flush=True)
 
 
 def report_decoding(options: argparse.Namespace, keys: Path) -> None:
     options.keys = keys
     ways = {"local": ("local", 1), "one sender": ("decoding", 1), "two senders": ("decoding", 2)}
     found = alternated(ways, options)
-    told = [f"{way} {rate * DECODED:,.0f} images/s" for way, rate in medians(found)]
-    told += [f"one / local {ratios(found['one sender'], found['local'])}"]
-    told += [f"two / one {ratios(found['two senders'], found['one sender'])}"]
-    print("decoding, CURVE  " + "   ".join(told), flush=True)
+    columns = [f"{way} {rate * DECODED:,.0f} images/s" for way, rate in medians(found)]
+    columns += [f"one / local {ratios(found['one sender'], found['local'])}"]
+    columns += [f"two / one {ratios(found['two senders'], found['one sender'])}"]
+    print("decoding, CURVE  " + "   ".join(columns), flush=True)
 
 
 def alternated(ways: dict[str, tuple[str, int]], options: argparse.Namespace) -> dict[str, list[float]]:
@@ -230,7 +231,7 @@ def alternated(ways: dict[str, tuple[str, int]], options: argparse.Namespace) ->
 def apart(what: str, senders: int, options: argparse.Namespace) -> float:
     words = [f"--only=receive.{what}", f"--senders={senders}", f"--rows={options.rows}"]
     command = [sys.executable, __file__, *words, f"--seconds={options.seconds}", *passed_on(options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ROUND_TIMEOUT_S)
     if done.returncode:
         sys.exit(f"{what} failed:\n{done.stderr}")
     return float(json.loads(done.stdout.splitlines()[-1]))

@@ -1,1 +1,1 @@
-"""Words to the user: one command per file."""
+"""The command ``prep``."""

@@ -1,4 +1,4 @@
-"""``python -m shardprep.cli`` is ``prep``."""
+"""The entry point of ``python -m shardprep.cli``, which is ``prep``."""
 
 from .main import main
 

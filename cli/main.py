@@ -1,4 +1,4 @@
-"""The entry of ``prep``: what must hold before anything large is imported, and after all is done."""
+"""The entry point of ``prep``: streams and signals, set up before anything large is imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 class Interrupted(BaseException):
-    """A signal came: unwind, so that workers end and locks are given back."""
+    """Raised by the first signal: the stack unwinds, workers end and locks are released."""
 
     def __init__(self, number: int) -> None:
         word = "interrupted" if number == signal.SIGINT else "terminated"
@@ -21,29 +24,38 @@ class Interrupted(BaseException):
 
 
 def main() -> NoReturn:
-    """Run ``prep`` on the command line's words and exit."""
+    """Run ``prep`` with the command line's arguments and exit.
+
+    The first signal unwinds the running command. Another one during that ends the process at once:
+    workers end with it, and every command can be killed at any time.
+    """
     _open_streams()
     _on_signals(_leave)
-    from .commands import failed, flush, run  # takes a moment
+    from .app import (  # start-up time: signals are handled before this import
+        failed,
+        flush,
+        run,
+    )
 
+    sys.unraisablehook = _unraisable
     try:
         _on_signals(_unwind)
         code = flush(run(sys.argv[1:]))
+        _on_signals(_leave)  # within the block: a signal just after it would be a traceback
     except Interrupted as interrupted:
         code = flush(failed(str(interrupted), interrupted.exit_code))
-    _on_signals(_leave)
     sys.exit(code)
 
 
 def _open_streams() -> None:
-    """Open closed descriptors 0 to 2, or a file of ours would get one, and our messages.
+    """Open closed descriptors 0 to 2; otherwise the next opened file gets one, and the messages with it.
 
     Names that are not text in the user's encoding are printed with escapes, as on stderr.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # the lowest that is free is the one that is opened
+        except OSError:  # os.open takes the lowest free number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     for stream in (sys.stdout, sys.stderr):
@@ -53,7 +65,7 @@ def _open_streams() -> None:
 
 def _on_signals(handler: Callable[[int, FrameType | None], NoReturn]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and ``&`` want it
+        if signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup and ``&``
             signal.signal(number, handler)
 
 
@@ -62,7 +74,15 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _unwind(number: int, frame: FrameType | None) -> NoReturn:
+    _on_signals(_leave)
     raise Interrupted(number)
+
+
+def _unraisable(found: UnraisableHookArgs) -> None:
+    """Exit on a signal that came in a finalizer: Python drops exceptions raised there."""
+    if isinstance(found.exc_value, Interrupted):
+        os._exit(found.exc_value.exit_code)
+    sys.__unraisablehook__(found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A dataset to try the examples on: yours, or a miniature that is made for the occasion."""
+"""A dataset for the examples: a given one, or a miniature that is made."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardprep.formats import convert, make_sample
+from shardprep import convert, make_sample
 
 
 @contextmanager
 def dataset_at(path: Path | None) -> Iterator[Path]:
-    """``path``, or without it a temporary folder with train/ (300 images of 10 classes) and val/ (100)."""
+    """Yield ``path``, or a temporary folder with train/ (300 images of 10 classes) and val/ (100)."""
     if path is not None:
         yield path
         return

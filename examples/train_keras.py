@@ -1,4 +1,4 @@
-"""The same with Keras: ``model.fit`` over two loaders, and how often it had to wait for them.
+"""Training with Keras: ``model.fit`` over two loaders, and how often it had to wait for them.
 
 python examples/train_keras.py [DATASET]
 """
@@ -12,7 +12,7 @@ import tensorflow as tf
 from sample_dataset import dataset_at
 from train_tensorflow import SIZE, network
 
-from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
+from shardprep import EvalTransform, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.tf_inputs import InputMonitor, QueueInput, original_errors
 
 
@@ -29,12 +29,12 @@ def train(path: Path) -> None:
         model = network(classes=len(loader.dataset.manifest.labels))
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
-        with original_errors():  # or a damaged shard is reported as TensorFlow's UnknownError
+        with original_errors():  # otherwise a damaged shard is reported as TensorFlow's UnknownError
             history = model.fit(
                 batches.as_dataset(),
                 validation_data=val_batches.as_dataset(),
                 epochs=6,
-                shuffle=False,  # the loader does
+                shuffle=False,  # the loader shuffles
                 callbacks=[InputMonitor(train=batches)],
                 verbose=2,
             )
@@ -42,7 +42,7 @@ def train(path: Path) -> None:
         print(f"share of steps that waited: {history.history['train/starved'][-1]:.2f}")
 
 
-if __name__ == "__main__":  # workers import this file once a transform of yours is defined in it
+if __name__ == "__main__":  # workers import this file if a transform is defined in it
     tf.keras.utils.set_random_seed(0)
     with dataset_at(Path(sys.argv[1]) if sys.argv[1:] else None) as found:
         train(found)

@@ -1,9 +1,10 @@
-"""Train a small convolutional network: Loader, QueueInput, StagingInput, and a training step of your own.
+"""Train a small convolutional network: Loader, QueueInput, StagingInput, and a training step.
 
     python examples/train_tensorflow.py            # on a miniature dataset
     python examples/train_tensorflow.py DATASET    # a folder with train/ and val/, as `prep convert` makes it
 
-With --checkpoints FOLDER it goes on where it was stopped: weights, optimizer and place in the data together.
+With --checkpoints FOLDER it continues where it was stopped: weights, optimizer and place in the data
+together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import tensorflow as tf
 from sample_dataset import dataset_at
 
-from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
+from shardprep import EvalTransform, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.tf_inputs import QueueInput, StagingInput
 
 SIZE = 64
@@ -26,7 +27,9 @@ def network(classes: int) -> tf.keras.Model:
     return tf.keras.Sequential(
         [
             tf.keras.Input((SIZE, SIZE, 3), dtype="uint8"),
-            layers.Rescaling(1 / 127.5, offset=-1.0),  # here, so that what travels is bytes, not floats
+            layers.Rescaling(
+                1 / 127.5, offset=-1.0
+            ),  # on the device, so that bytes are transferred, not floats
             layers.Conv2D(16, 3, strides=2, activation="relu"),
             layers.Conv2D(32, 3, strides=2, activation="relu"),
             layers.Conv2D(64, 3, strides=2, activation="relu"),
@@ -50,7 +53,7 @@ def train(path: Path, *, epochs: int, checkpoints: Path | None) -> None:
     with (
         train_loader,
         val_loader,
-        StagingInput(QueueInput(train_loader)) as batches,  # on the device before the step asks for it
+        StagingInput(QueueInput(train_loader)) as batches,  # on the device before the step needs it
         QueueInput(val_loader) as val_batches,
     ):
 
@@ -61,24 +64,26 @@ def train(path: Path, *, epochs: int, checkpoints: Path | None) -> None:
             optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
             return loss
 
-        # The last batch has fewer rows: the signature leaves their number open, or it would be traced twice.
+        # The last batch has fewer rows: the signature leaves their number open, to avoid a second trace.
         @tf.function(input_signature=val_batches.element_spec)
         def correct(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
             return tf.reduce_sum(tf.cast(tf.argmax(model(images), axis=1) == labels, tf.int64))
 
-        place = tf.Variable("", dtype=tf.string)  # the loader's, so that one file holds all or nothing
+        place = tf.Variable("", dtype=tf.string)  # the loader's state, so that one file holds all or nothing
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, place=place)
         manager = checkpoints and tf.train.CheckpointManager(checkpoint, checkpoints, max_to_keep=1)
         if manager and manager.restore_or_initialize():
             batches.load_state_dict(json.loads(place.numpy()))
 
-        for epoch in range(train_loader.epoch, epochs):  # iterating raises errors and hears Ctrl-C as usual
+        for epoch in range(
+            train_loader.epoch, epochs
+        ):  # iterating raises errors and KeyboardInterrupt as usual
             losses = [step(images, labels) for images, labels in batches]
             hits = sum(int(correct(images, labels)) for images, labels in val_batches)
-            images_there = len(val_loader.dataset)
-            val_loader.receipt().check(images_there)  # each once, or the accuracy means nothing
-            print(f"epoch {epoch}: loss {tf.reduce_mean(losses):.3f}, val accuracy {hits / images_there:.3f}")
-            if manager:  # it may as well be done after any step: the state is that of the last batch taken
+            count = len(val_loader.dataset)
+            val_loader.receipt().check(count)  # each image once, for a correct accuracy
+            print(f"epoch {epoch}: loss {tf.reduce_mean(losses):.3f}, val accuracy {hits / count:.3f}")
+            if manager:  # may be done after any step: the state is that of the last batch taken
                 place.assign(json.dumps(batches.state_dict()))
                 manager.save()
 
@@ -96,5 +101,5 @@ def main() -> None:
         train(path, epochs=args.epochs, checkpoints=args.checkpoints)
 
 
-if __name__ == "__main__":  # workers import this file once a transform of yours is defined in it
+if __name__ == "__main__":  # workers import this file if a transform is defined in it
     main()

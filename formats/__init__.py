@@ -1,7 +1,18 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
-from .convert import Converted, ConvertOptions, convert
-from .dataset import Dataset, open_dataset
+from shardprep.formats.conversion.convert import Converted, ConvertOptions, convert
+from shardprep.formats.conversion.plan import PlanOptions
+from shardprep.formats.conversion.repair import repair
+from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.manifest import Manifest, read_manifest
+from shardprep.formats.dataset.report import Finding, Report
+from shardprep.formats.dataset.summary import Summary, summarise
+from shardprep.formats.dataset.verify import verify
+from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import Record
+from shardprep.formats.sample.make_sample import make_sample
+
 from .errors import (
     BadImage,
     CorruptRecord,
@@ -20,16 +31,7 @@ from .errors import (
     UsageError,
     WorkerDied,
 )
-from .image_header import ImageFlag, ImageInfo, read_image_header
-from .labels import LabelSpace
-from .manifest import Manifest, read_manifest
-from .plan import PlanOptions
 from .progress import Progress
-from .record import Record
-from .repair import repair
-from .sample import make_sample
-from .summary import Summary, summarise
-from .verify import Finding, Report, verify
 
 __all__ = [
     "BadImage",

@@ -1,23 +1,36 @@
 """Everything that can go wrong, as one tree.
 
+A class that is defined beside its only use is followed by its file. The exit code is that of ``prep``.
+
 ::
 
     ShardprepError
-    ├── UsageError              exit 2  what was asked for cannot be meant
-    │   └── PlanMismatch                OUTPUT holds the work of another plan
-    ├── DataError               exit 1  the data is damaged or incomplete
-    │   ├── SourceDamaged               an archive or a file of the source is broken
-    │   ├── SourceIncomplete            the source has another number of images than it should
-    │   ├── LabelConflict               two authorities disagree about a label
-    │   ├── BadImage                    bytes that are not an intact image
-    │   ├── ManifestDamaged             manifest.json is not what was published
-    │   ├── ShardDamaged                a shard's container cannot be read
-    │   └── CorruptRecord               a record's bytes do not match its checksum
-    ├── OperationError          exit 3  could not check or do: I/O, permission, space
-    │   ├── OutputBusy                  another process works on the same output
-    │   ├── NoSpace                     the disk is, or would get, full
-    │   └── WorkerDied                  a worker process ended before its work did
-    └── UnknownVersion          exit 4  written by a release this one does not know
+    ├── UsageError  exit 2: the request has no meaning
+    │   ├── PlanMismatch  OUTPUT holds the work of another plan
+    │   ├── NotCopyable  an object that owns a process, thread, file or socket was to be copied
+    │   └── Refused (loaders/remote/sender_link.py)  the receiver trains on something else
+    ├── DataError  exit 1: the data is damaged or incomplete
+    │   ├── SourceDamaged  an archive or a file of the source is broken
+    │   ├── SourceIncomplete  the source has another number of images than it should
+    │   ├── LabelConflict  two authorities disagree about a label
+    │   ├── BadImage  bytes that are not an intact image
+    │   ├── ManifestDamaged  manifest.json, or a table that it lists, is not what was published
+    │   ├── ShardDamaged  a shard's container cannot be read
+    │   │   └── ChildDied (formats/processes/child_process.py)  reading or decoding crashed a process
+    │   ├── CorruptRecord  a record's bytes do not match its checksum
+    │   └── FrameDamaged (loaders/frames/codec.py)  a message that is not a frame
+    ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
+    │   ├── OutputBusy  another process works on the same output
+    │   ├── NoSpace  the disk is, or would get, full
+    │   ├── WorkerDied  a worker process ended before its work did
+    │   ├── ChildLost (formats/processes/child_process.py)  a process was killed, or took too long
+    │   ├── WorkFailed (loaders/engine/protocol/worker_errors.py)  an exception that cannot be pickled
+    │   ├── SenderFailed (loaders/frames/receiver.py)  a sender reported an error, or is gone
+    │   ├── ReceiverGone (loaders/frames/sender.py)  the receiver is closed or gone
+    │   ├── NotAdmitted (loaders/remote/auth/sender_auth.py)  the receiver does not know the sender's key
+    │   ├── WrongReceiver (loaders/remote/auth/sender_auth.py)  the receiver does not have the expected key
+    │   └── ConnectionDamaged (loaders/remote/auth/sender_auth.py)  a connection carried what is not ZeroMQ's
+    └── UnknownVersion  exit 4: written by a release that this one does not know
 """
 
 from __future__ import annotations
@@ -25,12 +38,16 @@ from __future__ import annotations
 import os
 from typing import ClassVar
 
+from .printable import printable, printable_lines
+
 
 class ShardprepError(Exception):
-    """Base of all errors raised here; carries where, and says what to do.
+    """Base of all errors of this package, with the place and what to do.
 
-    ``path``, ``shard`` and ``key`` (of the record) are None where they do not apply.
-    Errors are picklable, so that they travel from a worker as themselves.
+    ``message`` is the text; ``path``, ``shard`` and ``key`` (of the record) are None if they do not apply.
+    All four may hold any text from a file, of any length. The shown text (``str``, ``repr``, notes) is
+    printable: one line of at most 1,000 characters (MOST_CHARACTERS) for each of the four. Errors are
+    picklable, so a worker's error is raised in the parent with its own type.
     """
 
     exit_code: ClassVar[int] = 3
@@ -45,23 +62,34 @@ class ShardprepError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.path = None if path is None else os.fspath(path)
+        self.path = None if path is None else os.fsdecode(path)
         self.shard = shard
         self.key = key
 
     def __str__(self) -> str:
         places = dict.fromkeys(p for p in (self.path, self.shard, self.key) if p)
-        return ": ".join([*places, self.message])
+        return ": ".join(map(printable, [*places, self.message]))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def add_note(self, note: str) -> None:
+        """Add a note, made printable line by line."""
+        super().add_note(printable_lines(note))
 
 
 class UsageError(ShardprepError):
-    """What was asked for cannot be meant: wrong options, unrecognised source."""
+    """Wrong usage: invalid options, or an unrecognised source."""
 
     exit_code = 2
 
 
 class PlanMismatch(UsageError):
-    """The output holds the work of another plan: other options, or a changed source."""
+    """The output holds a conversion with another plan: other options, or a changed source."""
+
+
+class NotCopyable(UsageError, TypeError):
+    """An attempt to copy or pickle an object that owns a resource of the system; nothing was made."""
 
 
 class DataError(ShardprepError):
@@ -71,15 +99,15 @@ class DataError(ShardprepError):
 
 
 class SourceDamaged(DataError):
-    """An archive or a file of the source is broken, or holds what it must not."""
+    """An archive or a file of the source is damaged, or holds what it must not."""
 
 
 class SourceIncomplete(DataError):
-    """The source has another number of images than it should."""
+    """The source has fewer or more images than it should."""
 
 
 class LabelConflict(DataError):
-    """Two authorities (ground truth, folder names, sentinels) disagree about a label."""
+    """Two sources of labels (ground truth, folder names, known labels) disagree."""
 
 
 class BadImage(DataError):
@@ -99,7 +127,7 @@ class CorruptRecord(DataError):
 
 
 class OperationError(ShardprepError):
-    """Could not check or do: I/O, permissions, space."""
+    """The system does not allow the operation: I/O, permissions, space."""
 
     exit_code = 3
 
@@ -113,7 +141,7 @@ class NoSpace(OperationError):
 
 
 class WorkerDied(OperationError):
-    """A worker process ended before its work did; ``key`` is the record it was at."""
+    """A worker process ended before its work was done; ``key`` is the record it was at."""
 
 
 class UnknownVersion(ShardprepError):

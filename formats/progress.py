@@ -1,4 +1,4 @@
-"""How long work tells how far it is; the command line draws a bar, a library user may do otherwise."""
+"""The progress of long work, as the command line shows it in a bar."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told from one thread only. Nothing here may raise."""
+    """Receiver of the progress of a conversion, repair or verification.
+
+    It is called from one thread, and its methods must not raise.
+    """
 
     def note(self, text: str) -> None:
-        """A line for the user."""
+        """Show a line to the user."""
 
     def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
-        """A piece of work of so many records and bytes begins; it ends with the context."""
+        """Begin a task of this many records and bytes (``size``); it ends with the context."""
 
     def at(self, records: int, size: int) -> None:
-        """So many records and bytes of the task are done."""
+        """Update the number of records and bytes (``size``) of the task that are done."""
 
 
-class Silent:
-    """Tells nobody."""
+class NoProgress:
+    """A progress that is not shown."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
-        """Nothing."""
+        """Do nothing."""
         return nullcontext()
 
     def at(self, records: int, size: int) -> None:
-        """Nothing."""
+        """Do nothing."""

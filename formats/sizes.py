@@ -1,9 +1,11 @@
-"""Sizes in bytes as people write them."""
+"""Sizes in bytes from text, such as "256MiB"."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+
+from .errors import UsageError
 
 UNITS = {"": 1, "B": 1} | {
     f"{prefix}{infix}".upper(): base ** (power + 1)
@@ -13,9 +15,9 @@ UNITS = {"": 1, "B": 1} | {
 
 
 def parse_bytes(text: str) -> int:
-    """A size in bytes from "256MiB", "1GB", "64K" (K, M, G, T alone are powers of 1024), "4096".
+    """Return the bytes of "256MiB", "1GB", "64K" (K, M, G, T alone are powers of 1024) or "4096".
 
-    Upper and lower case are the same; a part of a byte is left out. Raises ValueError for what is no size.
+    Case is ignored, and fractions of a byte are dropped. Raises ValueError for any other text.
 
     >>> parse_bytes("256MiB"), parse_bytes("1.5 GB"), parse_bytes("64K")
     (268435456, 1500000000, 65536)
@@ -24,3 +26,16 @@ def parse_bytes(text: str) -> int:
     if not match or match[2].upper() not in UNITS:
         raise ValueError(f"{text!r} is not a size such as 256MiB")
     return int(Fraction(match[1]) * UNITS[match[2].upper()])
+
+
+def byte_count(text: object, *, of: str) -> int:
+    """Return the bytes of ``"2GiB"`` or ``"1.5 GB"``; the unit must end in B, as a bare number is ambiguous.
+
+    ``of`` names the quantity in the UsageError for any other text.
+    """
+    try:
+        if isinstance(text, str) and text.endswith("B"):
+            return parse_bytes(text)
+    except ValueError:
+        pass
+    raise UsageError(f"{of} is a number or a size as '2GiB', not {text!r}")

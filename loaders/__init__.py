@@ -1,20 +1,22 @@
 """From shards to the training step."""
 
-# Workers import this package, hence nothing here is heavier than numpy and OpenCV.
-from .augment import ColorJitter
-from .decoding import decode_rgb
-from .failures import WorkFailed
-from .fake_data import FakeData
+# Worker processes import this package: it imports nothing heavier than numpy and OpenCV.
+from shardprep.loaders.buffers.slots import SlotsHeld
+from shardprep.loaders.engine.protocol.worker_errors import WorkFailed
+from shardprep.loaders.engine.stats import EngineStats
+from shardprep.loaders.loader.bottleneck import StageLoad, Verdict
+from shardprep.loaders.loader.fake_data import FakeData
+from shardprep.loaders.loader.loader import Loader
+from shardprep.loaders.loader.stats import LoaderStats
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle
+from shardprep.loaders.order.receipt import Receipt
+from shardprep.loaders.transforms.augment import ColorJitter
+from shardprep.loaders.transforms.contract import ArraySpec, Transform, TransformInput
+from shardprep.loaders.transforms.decode import decode_rgb
+from shardprep.loaders.transforms.pixel_format import IMAGENET_MEAN, IMAGENET_STD
+from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+
 from .flow import Flow
-from .loader import Loader
-from .loader_stats import LoaderStats
-from .order import GlobalShuffle, LocalShuffle
-from .pixels import IMAGENET_MEAN, IMAGENET_STD
-from .receipt import Receipt
-from .slots import SlotsHeld
-from .timings import EngineStats
-from .transforms import ArraySpec, EvalTransform, TrainTransform, Transform, TransformInput
-from .verdict import StageLoad, Verdict
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -1,4 +1,4 @@
-"""Into JAX: batches as pytrees of JAX arrays."""
+"""Batches as pytrees of JAX arrays."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats.errors import UsageError
-from .conversion import NUMBERS, Conversion
-from .passes import Source
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.batching.convert import NUMBERS, Conversion
+from shardprep.loaders.batching.passes import Source
 
 try:
     import jax
@@ -19,30 +19,33 @@ except ModuleNotFoundError as error:
 
 
 def to_jax(source: Source, *, device: Any = None) -> Conversion:
-    """The batches of a Loader, an iterable or a function as pytrees of JAX arrays; each iteration is one epoch.
+    """Return the batches of ``source`` as pytrees of JAX arrays; each iteration is one epoch.
 
-    ``device`` is a device or a sharding; None is JAX's default, uncommitted. ``len()`` where the source knows
-    it. Tuples, lists and dicts are kept; bytes, memoryviews, strings and objects stay as they are.
+    ``source`` is a Loader, an iterable or a function that returns an iterable. ``device`` is a device or a
+    sharding; None is JAX's default, uncommitted. The result has a ``len()`` if the source has one. Tuples,
+    lists and dicts are kept; bytes, memoryviews, strings and objects are not changed.
 
-    On a CPU device, arrays that are contiguous and start on 64 bytes, as a Loader's do, are not copied: JAX
-    takes their memory and keeps it, and with it the slot, until its last use; it gives it back in the next
-    call of JAX after that. Steps that JAX has queued hold their batches, too. A source of your own must not
-    write to an array that it has delivered. Everything else, and everything for another device, is copied
-    once.
+    On a CPU device, arrays that are contiguous and start at a multiple of 64 bytes, as a Loader's do, are not
+    copied. JAX keeps their memory, and with it the slot, until its last use, and releases it in its next call
+    after that. Steps that JAX has queued also hold their batches. A source other than a Loader must not write
+    to an array that it has delivered. All other arrays, and all arrays for another device, are copied once.
 
-    Without ``jax_enable_x64`` JAX has no 64-bit numbers: int64 (labels, record numbers) becomes int32, float64
-    float32, and so on, in one copy. Raises UsageError where an integer does not fit. A source's error comes as
-    itself. Not picklable, not thread-safe.
+    Without ``jax_enable_x64`` JAX has no 64-bit numbers: int64 (labels, record numbers) becomes int32,
+    float64 becomes float32, and so on, in one copy. Iterating raises UsageError where an integer does not
+    fit. Errors of the source are raised unchanged. Not picklable, not thread-safe.
     """
     return Conversion(source, partial(jax_array_of, device=device))
 
 
 def jax_array_of(part: Any, device: Any = None) -> Any:
-    """A JAX array of an array of numbers; anything else as it is. Raises UsageError for integers too great."""
+    """Convert an array of numbers to a JAX array; return anything else unchanged.
+
+    Raises UsageError for integers that do not fit.
+    """
     if not isinstance(part, np.ndarray) or part.dtype.kind not in NUMBERS:
         return part
     # Not by DLPack: JAX waits for its computations while it holds the interpreter's lock, which the thread
-    # that gives a DLPack array back needs. `device_put` leaves that to the next call of JAX.
+    # that releases a DLPack array needs. After `device_put`, the next call of JAX releases the array.
     return jax.device_put(_in_jax_width(part), device)
 
 
@@ -53,7 +56,7 @@ def _in_jax_width(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     narrow: npt.NDArray[Any] = array.astype(dtype)
     if dtype.kind in "iu" and (narrow != array).any():
         raise UsageError(
-            f"{array.dtype} numbers of a batch do not fit {dtype}, the widest that JAX has by default; "
-            "set jax_enable_x64, or deliver smaller ones"
+            f"{array.dtype} numbers of a batch do not fit {dtype}, the widest type that JAX has by default; "
+            "set jax_enable_x64, or deliver smaller numbers"
         )
     return narrow

@@ -2,46 +2,39 @@
 
 import compileall
 import gc
-import multiprocessing
 import signal
 import sys
-import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from datasets import converted
+from process_table import children, threads
 
 from shardprep import cli, formats, loaders
 from shardprep.formats import make_sample
 
+NEEDS_TENSORFLOW = [
+    "tf_inputs",
+    "flow/test_flow_inputs.py",
+    "whole/test_from_tensorpack.py",
+    "whole/test_examples.py",
+]
+collect_ignore = [] if find_spec("tensorflow") else NEEDS_TENSORFLOW
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is torture is slow, too, and so is all that imports TensorFlow."""
+    for item in items:
+        if item.get_closest_marker("torture") or "tf_inputs" in item.path.parts:
+            item.add_marker(pytest.mark.slow)
+
 
 def pytest_sessionstart() -> None:
-    """Compile the package, or under PYTHONDONTWRITEBYTECODE each process that a test starts would do so again."""
+    """Compile the package once: under PYTHONDONTWRITEBYTECODE each process of a test would do so."""
     for package in (cli, formats, loaders):
         compileall.compile_dir(package.__path__[0], quiet=2)
-
-
-def text_of(path: Path) -> str:
-    """A file of /proc, empty where its process or thread is gone meanwhile."""
-    try:
-        return path.read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def children() -> set[int]:
-    """Our child processes, zombies too; without /proc only those that multiprocessing knows."""
-    if not Path("/proc/self/task").exists():
-        return {child.pid for child in multiprocessing.active_children() if child.pid}
-    lists = [text_of(thread / "children") for thread in Path("/proc/self/task").iterdir()]
-    pids = {int(pid) for pids in lists for pid in pids.split()}
-    return {pid for pid in pids if "resource_tracker" not in text_of(Path(f"/proc/{pid}/cmdline"))}
-
-
-def threads() -> set[threading.Thread]:
-    """Those that keep the interpreter alive, and our own."""
-    return {t for t in threading.enumerate() if not t.daemon or t.name.startswith("shardprep")}
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to jobs in the background
@@ -51,7 +44,7 @@ _modules_frozen = 0
 
 
 def freeze_what_is_there() -> None:
-    """Spare the collector after every test what libraries and the tests before left: TensorFlow alone has a million objects."""
+    """Exempt what is there from garbage collection after each test: TensorFlow has a million objects."""
     global _modules_frozen
     gc.collect()
     gc.freeze()

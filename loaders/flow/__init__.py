@@ -1,6 +1,7 @@
 """Flow: any Python data, composed into a pipeline."""
 
+from shardprep.loaders.flow.core.length import Length
+
 from .flow import Flow
-from .length import Length
 
 __all__ = ["Flow", "Length"]

@@ -2,112 +2,49 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ...formats.errors import UsageError
-from ..order import Shuffle
-from ..transforms import ArraySpec, Transform
-from . import sources
-from .batch import Batch, BatchByShape, Remainder, Unbatch
-from .cache import Cache
-from .combine import Choose, Concat, Mix, Zip
-from .components import MapComponent, Select
-from .dataset import FromDataset
-from .fake import FromFakeData
-from .files import FromFiles
-from .functions import Function
-from .in_process import InProcess
-from .look import Print
-from .lots import given
-from .map import Filter, Map
-from .node import Node
-from .pipeline import Pipeline
-from .prefetch import Prefetch
-from .process_map import ProcessMap, declared
-from .repeat import Repeat, Take
-from .shuffle import LocallyShuffled
-from .thread_map import ThreadMap
-from .transforming import Transforming
-from .whole import whole
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.flow.core.checks import checked_int
+from shardprep.loaders.flow.core.node import Node
+from shardprep.loaders.flow.core.user_function import Function
+from shardprep.loaders.flow.map.components import MapComponent, Select
+from shardprep.loaders.flow.map.map import Filter, Map, Transforming
+from shardprep.loaders.flow.map.process_map import ProcessMap, declared
+from shardprep.loaders.flow.map.thread_map import ThreadMap
+from shardprep.loaders.flow.steps.batch import Batch, BatchByShape, Remainder, Unbatch
+from shardprep.loaders.flow.steps.cache import Cache
+from shardprep.loaders.flow.steps.combine import Concat, Zip
+from shardprep.loaders.flow.steps.in_process import InProcess
+from shardprep.loaders.flow.steps.mix import Choose, Mix
+from shardprep.loaders.flow.steps.prefetch import Prefetch
+from shardprep.loaders.flow.steps.print_items import Print
+from shardprep.loaders.flow.steps.repeat import Repeat, Take
+from shardprep.loaders.flow.steps.shuffle import LocallyShuffled
+from shardprep.loaders.flow.steps.weighted_choice import as_weights
+from shardprep.loaders.transforms.contract import ArraySpec, Transform
+
+from .flow_sources import FlowSources
 
 
-class Flow(Pipeline):
-    """An immutable description of a pipeline; each step returns a new one, and iterating it runs one pass.
+class Flow(FlowSources):
+    """An immutable description of a pipeline; each step returns a new flow, and iterating it runs one pass.
 
         train = Flow.from_files("train").shuffle(10_000).map(load, processes=8).batch(256)
         for images, labels in train: ...
 
-    Iterating runs pass 0 first, then 1, 2, ...: every pass is a function of its number, the data and the seeds,
-    whatever the number of processes or threads; :meth:`at_pass` runs any of them. What is drawn at random depends
-    on (seed, pass, number of the item, step) and on nothing else. Several passes of one flow may run at once.
+    ``node`` is the last node of the pipeline; the class methods make it, users do not pass it.
 
-    Worker processes and caches are kept from one pass to the next: close the flow, or drop it, to end them.
-    ``len(flow)`` is exact or raises TypeError; :attr:`length` says what is known. Picklable; the copy begins at
-    pass 0. One thread at a time may begin passes, and one draw from each. Raises UsageError for what a step cannot do, when the step is added.
+    The first iteration runs pass 0, the next ones 1, 2, ...; :meth:`at_pass` runs any pass. The items of a
+    pass depend on its number, the data and the seeds only, for any number of processes or threads. Random
+    values depend on (seed, pass, number of the item, step) only. Several passes of one flow may run at once.
+
+    Worker processes and caches are kept from one pass to the next. Closing or dropping the flow ends them.
+    ``len(flow)`` is exact or raises TypeError; :attr:`length` says what is known. A flow is picklable; the
+    copy begins at pass 0. One thread at a time may begin passes, and one thread draw from each pass. A step
+    that cannot work raises UsageError when it is added.
     """
-
-    # Sources
-
-    @classmethod
-    def from_iterable(cls, items: Iterable[Any]) -> Flow:
-        """The items, once per pass. A sequence (``len`` and ``[]``) can be shuffled and shared by number.
-
-        An iterator, which has but one pass, raises UsageError: use :meth:`from_callable`.
-        """
-        return cls(sources.from_iterable(items))
-
-    @classmethod
-    def from_callable(cls, begin: Callable[[], Iterable[Any]]) -> Flow:
-        """What ``begin()`` returns, called anew for each pass; a generator function will do. Length unknown."""
-        return cls(sources.FromCallable(Function(begin)))
-
-    @classmethod
-    def from_dataset(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        shuffle: Shuffle | None = None,
-        seed: int = 0,
-        labels: str = "sorted_wnid0",
-        with_keys: bool = False,
-    ) -> Flow:
-        """A converted dataset's records as (image, label): encoded bytes and int; (key, image, label) with keys.
-
-        ``shuffle`` is as for :class:`.Loader`, and pass n has the order of its epoch n. Records are checked
-        against their CRC-32C: raises CorruptRecord, ShardDamaged. A ``map`` with processes reads in its workers.
-        """
-        return cls(FromDataset.of(path, shuffle=shuffle, seed=seed, label_space=labels, with_keys=with_keys))
-
-    @classmethod
-    def from_files(
-        cls, folder: str | os.PathLike[str], *, suffixes: Sequence[str] | None = None, seed: int | None = None
-    ) -> Flow:
-        """The files of FOLDER/CLASS/... as (bytes, label), label being the class folder's place in sorted order.
-
-        Files come in sorted order, or with ``seed`` in a new random order in each pass, all read one by one: what
-        shards are faster than. ``suffixes`` default to those of images. A ``map`` with processes reads in its
-        workers. Raises UsageError for a folder without such files or with some outside of its class folders, and
-        SourceDamaged for symbolic links in it.
-        """
-        return cls(FromFiles.of(folder, suffixes=suffixes, seed=seed))
-
-    @classmethod
-    def fake(
-        cls,
-        items: int,
-        *,
-        size: tuple[int, int] = (224, 224),
-        encoded: bool = False,
-        seconds: float = 0.0,
-        seed: int = 0,
-    ) -> Flow:
-        """``items`` made-up (image, label): uint8 [H, W, 3] of noise, or bytes of real JPEG files; int labels.
-
-        As :class:`.FakeData`: read-only, few different ones, each costing ``seconds``.
-        """
-        return cls(FromFakeData.of(items, size=size, encoded=encoded, seconds=seconds, seed=seed))
 
     # Steps on each item
 
@@ -124,28 +61,34 @@ class Flow(Pipeline):
         outputs: ArraySpec | Sequence[ArraySpec] | None = None,
         deadline: float | None = None,
     ) -> Flow:
-        """``function(item)`` for each item, here, in so many threads, or in so many processes.
+        """``function(item)`` for each item: in the consumer's thread, or in threads, or in worker processes.
 
-        Each item exactly once per pass, in order; ``ordered=False`` yields results as they come. An exception is
-        raised here, with the item's number as a note, after the results before it. A result of None raises
-        UsageError unless ``drop_none``, which leaves such items out, and the length at most what it was. With
-        ``random`` the function is called with ``(item, rng)``, a numpy Generator for this item of this pass, good
-        only during the call.
+        ``threads`` and ``processes`` are how many; give at most one of them. Each item is mapped exactly once
+        per pass. Results come in the order of the items; with ``ordered=False`` as soon as they are made. An
+        exception of the function is raised after the results before it, with the item's number as a note. A
+        result of None raises UsageError; with ``drop_none`` such items are left out, and the length becomes
+        an upper bound. With ``random`` the call is ``function(item, rng)``: ``rng`` is a numpy Generator that
+        depends on ``seed``, the pass and the item, and is valid during the call only.
 
-        Processes are the loader's workers: who dies is replaced and its items done again; ``deadline`` is the
-        number of seconds after which an item counts as hung. Items and results travel through shared memory,
-        arrays without a copy on the way back. ``outputs`` declares the arrays that the function returns (one, or a tuple): a
-        following ``batch`` is then written by the workers, and copied by nobody. Lambdas and closures need
-        cloudpickle where there are processes.
+        Processes are the loader's workers: a worker that dies is replaced, and its items are mapped again.
+        ``deadline`` is the number of seconds after which an item counts as hung; None means no limit. A
+        worker has 120 s to start; with a ``deadline`` it has that time, but at least 30 s. Items and results
+        pass through shared memory, and arrays are not copied on the way back. ``outputs`` declares the arrays
+        that the function returns, one or a tuple: the workers then write the rows of a following ``batch`` in
+        place. Lambdas and closures need cloudpickle with processes. Raises UsageError for arguments that
+        contradict each other.
         """
-        threads, processes = whole(threads, "threads", least=0), whole(processes, "processes", least=0)
+        threads, processes = (
+            checked_int(threads, "threads", least=0),
+            checked_int(processes, "processes", least=0),
+        )
         if threads and processes:
             raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
         call = Function(function)
         if processes:
             return self._with(
                 ProcessMap(
-                    self._node,
+                    self.node,
                     call,
                     processes=processes,
                     ordered=ordered,
@@ -162,7 +105,7 @@ class Flow(Pipeline):
         if threads:
             return self._with(
                 ThreadMap(
-                    self._node,
+                    self.node,
                     call,
                     threads=threads,
                     ordered=ordered,
@@ -171,10 +114,14 @@ class Flow(Pipeline):
                     seed=seed,
                 )
             )
-        return self._with(Map(self._node, call, drop_none=drop_none, random=random, seed=seed))
+        return self._with(Map(self.node, call, drop_none=drop_none, random=random, seed=seed))
 
     def transform(self, transform: Transform, *, threads: int = 0, processes: int = 0, seed: int = 0) -> Flow:
-        """(image, label) made (what a loader's transform returns, label), as by :meth:`map`; TrainTransform(224), say."""
+        """A loader's ``transform``, such as TrainTransform(224), of each (image, label).
+
+        An item becomes (what the transform returns, label). ``threads``, ``processes`` and ``seed`` are as in
+        :meth:`map`. Raises UsageError in a pass for items that are no (image, label).
+        """
         function = Transforming(transform)
         outputs = function.outputs if processes else None
         return self.map(
@@ -184,103 +131,124 @@ class Flow(Pipeline):
     def map_component(
         self, function: Callable[..., Any], component: int | str, *, random: bool = False, seed: int = 0
     ) -> Flow:
-        """``function`` of one component of each item, the ``component``-th or that of the name; the others stay.
+        """``function`` of one component of each item; the other components stay as they are.
 
-        Items are tuples, lists or dicts, of which new ones are made; what ``random`` means is as in :meth:`map`.
+        ``component`` is its number in tuples and lists, its name in dicts. Each item becomes a new one of the
+        same kind. ``random`` and ``seed`` are as in :meth:`map`. Raises UsageError for items without the
+        component.
         """
-        return self._with(MapComponent(self._node, Function(function), component, random=random, seed=seed))
+        return self._with(MapComponent(self.node, Function(function), component, random=random, seed=seed))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Flow:
-        """The items for which ``predicate(item)`` is true; the length becomes at most what it was."""
-        return self._with(Filter(self._node, Function(predicate)))
+        """The items for which ``predicate(item)`` is true. The length becomes an upper bound."""
+        return self._with(Filter(self.node, Function(predicate)))
 
     def select(self, *components: int | str) -> Flow:
-        """These components of each item, in this order: a tuple of those with the numbers, a dict of those with the names."""
-        return self._with(Select(self._node, components))
+        """These ``components`` of each item, in this order: numbers give a tuple, names a dict.
+
+        Raises UsageError for a mixture of both, and in a pass for items without such a component.
+        """
+        return self._with(Select(self.node, components))
 
     # Steps on the order and number of items
 
     def shuffle(self, window: int, *, seed: int = 0) -> Flow:
-        """Each item moves by less than ``window`` places, at random; all of them come, once, in every pass.
+        """Move each item by less than ``window`` places, at random. Every pass has each item once.
 
-        Where items can be had by number (sequences, datasets, files, and maps over those) only numbers are
-        shuffled; otherwise about half a window of items is held.
+        Where items can be picked by number (sequences, datasets, files, and maps over those), only numbers
+        are shuffled. Otherwise about half a window of items is held in memory.
         """
-        return self._with(LocallyShuffled.of(self._node, window, seed))
+        return self._with(LocallyShuffled.of(self.node, window, seed))
 
     def batch(self, size: int, *, remainder: Remainder = "keep", as_list: bool = False) -> Flow:
-        """Each ``size`` items as one: arrays with a first axis more, in tuples or dicts like the items.
+        """Combine each ``size`` items into one batch: arrays [size, ...], in tuples or dicts like the items.
 
-        ``remainder`` says what becomes of the last items: ``"keep"`` a smaller batch, ``"drop"`` them, or ``"pad"``
-        the batch with zeros, and add to every batch a last component (in dicts: ``"mask"``), bool [size], that is
-        True for real rows. ``as_list`` keeps each component's items in a list instead, of any form. Raises
-        UsageError where items of a batch differ in form, shape or dtype.
+        ``remainder`` decides about the last items if they are fewer: ``"keep"`` makes a smaller batch,
+        ``"drop"`` leaves them out, ``"pad"`` fills the batch with zeros. ``"pad"`` adds a last component to
+        every batch (in dicts: ``"mask"``), bool [size], True for real rows. ``as_list`` makes a list of each
+        component's values instead of an array; they may have any form. Raises UsageError in a pass where
+        items of a batch differ in form, shape or dtype.
         """
-        return self._with(Batch.of(self._node, size, remainder=remainder, as_list=as_list))
+        return self._with(Batch.of(self.node, size, remainder=remainder, as_list=as_list))
 
     def batch_by_shape(self, size: int, *, remainder: Literal["keep", "drop"] = "keep") -> Flow:
-        """As :meth:`batch`, of items whose arrays have the same shapes, in the order in which batches fill.
+        """As :meth:`batch`, but each batch has items of equal shapes. A batch is yielded when it is full.
 
-        At most ``size`` - 1 items of each shape wait; at the end they come in the order of their first items.
+        Up to ``size`` - 1 items of each shape are held. At the end of a pass, ``remainder`` keeps or drops
+        them; kept batches come in the order of their first items.
         """
-        return self._with(BatchByShape(self._node, size, remainder))
+        return self._with(BatchByShape(self.node, size, remainder))
 
     def unbatch(self) -> Flow:
-        """The rows of each batch, one by one: views of it. Masks of padded batches are left where they are."""
-        return self._with(Unbatch(self._node))
+        """The rows of each batch, as views of it. The mask of a padded batch stays a component."""
+        return self._with(Unbatch(self.node))
 
     def repeat(self, passes: int | None = None) -> Flow:
-        """So many passes in each pass, or endless ones: pass p runs through the passes p * n to p * n + n - 1."""
-        return self._with(Repeat(self._node, passes))
+        """``passes`` passes in each pass; None repeats without end.
+
+        With n passes, pass p runs the passes p * n to p * n + n - 1 of this flow. Raises UsageError for an
+        infinite flow, and for a flow without items that is repeated without end.
+        """
+        return self._with(Repeat(self.node, passes))
 
     def take(self, count: int) -> Flow:
         """The first ``count`` items of each pass."""
-        return self._with(Take.of(self._node, count))
+        return self._with(Take.of(self.node, count))
 
     def concat(self, *others: Flow) -> Flow:
-        """This flow's items, then those of the others."""
+        """This flow's items, then those of ``others``. UsageError if a flow before the last is infinite."""
         return self._with(Concat(self._nodes(others)))
 
     def zip(self, *others: Flow) -> Flow:
-        """Tuples of one item of each flow, until one of them ends. Tuples and lists are joined into one tuple, dicts into one dict."""
+        """One item of this flow and of each of ``others`` as one item, until one of the flows ends.
+
+        Dicts are joined into one dict; any other items become one tuple, in which tuples and lists are
+        flattened. Raises UsageError in a pass where two dicts have a name in common.
+        """
         return self._with(Zip(self._nodes(others)))
 
     def mix(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
-        """Every item of every flow, interleaved at random until all have ended, each flow's in order.
+        """Every item of this flow and of ``others``, interleaved at random; each flow's items stay in order.
 
-        The next flow is drawn by ``weights``, or by how much each has left, which needs exact lengths.
+        ``weights``, one for each flow, are the probabilities of the next item's flow, up to a factor. Without
+        them the probability is the number of items that a flow has left, which needs exact lengths. Raises
+        UsageError for weights that are not positive, and for lengths that are not exact where there are no
+        weights.
         """
-        return self._with(Mix(self._nodes(others), given(weights), seed))
+        return self._with(Mix(self._nodes(others), as_weights(weights), seed))
 
     def choose(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
-        """An item of a flow drawn at random each time, by ``weights`` or evenly, until one that is drawn has ended."""
-        return self._with(Choose(self._nodes(others), given(weights), seed))
+        """Items of flows that are drawn at random: this flow and ``others``, by ``weights`` or evenly.
+
+        The pass ends when the flow that is drawn has no more items. Raises UsageError for negative weights.
+        """
+        return self._with(Choose(self._nodes(others), as_weights(weights), seed))
 
     # Steps on how a pass runs
 
     def cache(self) -> Flow:
-        """The items of the first complete pass, kept in memory and yielded again in each later one, read-only.
+        """Keep the items of the first complete pass in memory, and yield them read-only in every later pass.
 
-        A pass that is left early keeps nothing. Randomness before this step is drawn once.
+        A pass that is closed early keeps nothing. Random steps before this one run only in the kept pass.
+        Raises UsageError for an infinite flow.
         """
-        return self._with(Cache(self._node))
+        return self._with(Cache(self.node))
 
     def prefetch(self, items: int = 2) -> Flow:
-        """Everything up to here runs in a thread, at most so many items ahead."""
-        return self._with(Prefetch(self._node, items))
+        """Run all steps before this one in a thread, at most ``items`` items ahead."""
+        return self._with(Prefetch(self.node, items))
 
     def in_process(self, *, ahead: int = 64) -> Flow:
-        """Everything up to here runs in one other process, at most ``ahead`` items ahead, or 4, in order.
-
-        Where that process is killed, another one begins the pass again and goes on where it was. Steps with
-        processes of their own, and caches, raise UsageError. A pass that is left early keeps what its source holds
-        until the next one begins or the flow is closed. Lambdas and closures need cloudpickle.
+        """Run all steps before this one in another process, at most max(``ahead``, 4) items ahead.
+        If that process is killed, a new one runs the pass again and continues at the same item. After a pass
+        was closed early, its source stays open until the next pass begins or the flow is closed. Lambdas and
+        closures need cloudpickle. Raises UsageError for steps with processes and for caches before this step.
         """
-        return self._with(InProcess(self._node, ahead))
+        return self._with(InProcess(self.node, ahead))
 
     def print(self, items: int = 1) -> Flow:
-        """Print to stderr what the first items of each pass look like: types, shapes, dtypes, ranges."""
-        return self._with(Print(self._node, items))
+        """Print the types, shapes, dtypes and ranges of the first ``items`` items of each pass to stderr."""
+        return self._with(Print(self.node, items))
 
     def _with(self, node: Node) -> Flow:
         return Flow(node)
@@ -288,4 +256,4 @@ class Flow(Pipeline):
     def _nodes(self, others: Sequence[Flow]) -> tuple[Node, ...]:
         if not all(isinstance(other, Flow) for other in others):
             raise UsageError("only flows can be combined; make one with Flow.from_iterable")
-        return (self._node, *(other._node for other in others))
+        return (self.node, *(other.node for other in others))

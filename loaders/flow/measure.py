@@ -1,35 +1,43 @@
-"""Measuring a flow: what it delivers to a consumer that does nothing."""
+"""Measurement of a flow: the rate at which it delivers to a consumer that does nothing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ...formats.errors import UsageError
-from ..arrivals import Arrivals
-from ..stacking import row_count
-from .batch import Batch, BatchByShape, Unbatch
-from .node import Node, Step
-from .per_item import PerItem
-from .seconds import seconds_of
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.batching.stack import row_count
+from shardprep.loaders.flow.core.checks import seconds_of
+from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.map.per_item import PerItem
+from shardprep.loaders.flow.steps.batch import Batch, BatchByShape, Unbatch
+from shardprep.loaders.measuring.arrivals import Arrivals
 
-if TYPE_CHECKING:
-    from .pipeline import Pipeline
+
+class Measured(Protocol):
+    """A flow: iterating it runs the next pass of its ``node``."""
+
+    @property
+    def node(self) -> Node: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
 class FlowSpeed:
-    """What came in ``seconds`` after the first item, over ``passes`` begun.
+    """The speed of a flow: ``items`` items in ``seconds`` after the first item, over ``passes`` passes.
 
-    Rates are medians over windows of half a second or more. ``megabytes`` are a million bytes, of arrays and
-    bytes in the items, at any depth. ``rows`` are those of batches, None where the flow does not make any. The
-    milliseconds are those between two items; ``first_item_seconds`` is how long the first one took, with all
-    that had to be started. ``cpu_seconds_per_item`` is of this process and all of its threads.
+    ``items_per_second``, ``rows_per_second`` and ``megabytes_per_second`` are medians over windows of half a
+    second or more. A megabyte is a million bytes, of arrays and bytes in the items, at any depth. ``rows``
+    are those of batches; both row figures are None where the flow makes no batches. ``p50_milliseconds`` and
+    ``p99_milliseconds`` are the median and the 99th percentile of the time between two items.
+    ``first_item_seconds`` is the time until the first item, with the start of workers.
+    ``cpu_seconds_per_item`` is the CPU time of this process with all its threads.
     """
 
     items: int
@@ -59,15 +67,15 @@ class FlowSpeed:
         )
 
 
-def measure(flow: Pipeline, *, seconds: float) -> FlowSpeed:
-    """Draw the flow's next passes, one after the other, for so long after the first item.
+def measure(flow: Measured, *, seconds: float) -> FlowSpeed:
+    """Draw the flow's next passes, one after the other, for ``seconds`` after the first item.
 
-    At least one item is measured after the first. Raises UsageError for a pass without items, and what the
-    flow raises.
+    At least one item is measured after the first. Raises UsageError for a pass without items, and the
+    exceptions of the flow.
     """
     seconds = seconds_of(seconds, "how long a flow is measured")
     began = time.perf_counter()
-    drawn = _Drawn(flow)
+    drawn = _DrawnItems(flow)
     with closing(drawn.items()) as items:
         arrivals = Arrivals(items, drawn.count)
         arrivals.draw()
@@ -90,14 +98,14 @@ def measure(flow: Pipeline, *, seconds: float) -> FlowSpeed:
     )
 
 
-class _Drawn:
-    """What a flow yields, pass after pass, counted."""
+class _DrawnItems:
+    """The items of a flow, pass after pass, with counts."""
 
-    def __init__(self, flow: Pipeline) -> None:
-        self.makes_batches = _makes_batches(flow._node)
+    def __init__(self, flow: Measured) -> None:
+        self.makes_batches = _makes_batches(flow.node)
         self.passes = self.bytes = self.rows = 0
         self._flow = flow
-        self._is_empty = True  # this pass, so far
+        self._is_empty = True  # the current pass, so far
 
     def items(self) -> Generator[Any, None, None]:
         while True:
@@ -114,7 +122,7 @@ class _Drawn:
 
 
 def _makes_batches(node: Node) -> bool:
-    """Whether the last step that made its items of others, and does not pass them on, made batches."""
+    """Whether the last step that makes new items, and does not only pass them on, makes batches."""
     while isinstance(node, Step) and not isinstance(node, Batch | BatchByShape | Unbatch | PerItem):
         node = node.source
     return isinstance(node, Batch | BatchByShape)

@@ -1,13 +1,13 @@
 """Batches between machines, authenticated and exact."""
 
-from .endpoints import PlaintextWire
-from .handshake import NotAdmitted, WrongReceiver
-from .link import Refused
+from shardprep.loaders.remote.auth.endpoints import PlaintextWire
+from shardprep.loaders.remote.auth.keys import ReceiverKeys, SenderKeys
+from shardprep.loaders.remote.auth.sender_auth import NotAdmitted, WrongReceiver
+
 from .remote_source import RemoteSource
-from .remote_stats import RemoteStats, SenderReport
-from .security import ReceiverKeys, SenderKeys
-from .sender import serve
-from .sender_stats import SenderStats
+from .sender_link import Refused
+from .serve import serve
+from .stats import RemoteStats, SenderReport, SenderStats
 
 __all__ = [
     "NotAdmitted",

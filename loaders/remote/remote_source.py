@@ -1,4 +1,4 @@
-"""A training machine: the batches that data machines make, as if they were made here."""
+"""The batches that other machines make, for a training process."""
 
 from __future__ import annotations
 
@@ -10,54 +10,61 @@ from typing import Any, Self
 
 import zmq
 
-from ...formats.errors import UsageError
-from ..frame_socket import FrameSocket
-from ..frames import DEFAULT_LIMIT, PIECE
-from ..receipt import Receipt
-from ..sizes import byte_count
-from ..turns import Turns
-from .conversation import Delivery
-from .endpoints import check_endpoint
-from .gate import Gate
-from .ledger import AHEAD
-from .place import Place, place_from_json
-from .reception import Reception
-from .remote_stats import RemoteStats
-from .security import ReceiverKeys
-from .steps import Steps
-from .terms import UNKNOWN
+from shardprep.formats.errors import UsageError
+from shardprep.formats.sizes import byte_count
+from shardprep.formats.system.owned import Owned
+from shardprep.loaders.frames.codec import DEFAULT_LIMIT, PIECE
+from shardprep.loaders.frames.exclusive_use import ExclusiveUse
+from shardprep.loaders.frames.frame_socket import SPARE_MESSAGES, FrameSocket
+from shardprep.loaders.order.receipt import Receipt
+from shardprep.loaders.remote.auth.endpoints import check_endpoint
+from shardprep.loaders.remote.auth.keys import ReceiverKeys
+from shardprep.loaders.remote.auth.receiver_auth import ReceiverAuth
+from shardprep.loaders.remote.leasing.ledger import AHEAD
+from shardprep.loaders.remote.leasing.step_tracker import Steps
 
-OF_ENCRYPTION = 64  # bytes at most that CURVE adds to a buffer: it has 33
-SPARE_MESSAGES = 16  # beside batches, that a sender has in flight: so its connection is always read
-LEASE_SECONDS = 60.0
+from .messages import Delivery
+from .position import Position, position_from_json
+from .receiver import Reception
+from .source_terms import UNKNOWN
+from .stats import RemoteStats
+
+MAX_ENCRYPTION_OVERHEAD = 64  # bytes of a buffer; CURVE adds 33
+LEASE_TIMEOUT_S = 60.0
 
 
-class RemoteSource:
-    """The batches of the Loader or Flow that data machines :func:`.serve`, from ``endpoint`` (``tcp://ADDRESS:PORT``).
+class RemoteSource(Owned):
+    """The batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
 
-    Each iteration is one pass, pass 0 first: batches in the order of the steps, each exactly once, bit for bit what
-    the Loader or Flow yields there, however many senders there are, and whichever of them are killed, stopped or
-    started meanwhile; arrays in memory of their own that starts on 64 bytes, lists of arrays as tuples, and
-    encoded images as bytes. The first sender decides what is delivered; any that has something else is refused. What is
-    in ``expected`` (``{"seed": 2, "batch size": 256}``, or the ``{"identity": ...}`` that senders are given) all must
-    have, the first too, which may be left over from another run. While there is no sender, the iteration waits, and
-    says so in :meth:`stats` and, once, in the log. With ``ordered=False`` batches come as they arrive, still exactly
-    once.
+    Each iteration is one pass, beginning with pass 0. It yields the batches of the Loader or Flow in the
+    order of the steps, each exactly once and bit for bit, however many senders there are, and whichever of
+    them die, stop or start during the pass. Arrays own their memory, aligned to 64 bytes; lists of arrays
+    become tuples, encoded images bytes. Without a sender the iteration waits; :meth:`stats` shows it, and the
+    log has it once. With ``ordered=False`` batches come as they arrive, still exactly once.
 
-    Each sender has at most ``ahead`` steps to make, and nothing is made that is further ahead of what is due than
-    all senders' together, so that no more batches than that lie in memory, each of at most ``limit_bytes`` (or
-    ``"256MiB"``). What a sender does not begin to send within ``lease_seconds`` of waiting is asked of another one.
+    The first sender determines the batches; a sender with other terms is refused. All senders, the first
+    included, must have the values in ``expected``: ``{"seed": 2, "batch size": 256}``, for example, or the
+    ``{"identity": ...}`` given to the senders. So a sender that is left from an earlier run is refused, too.
 
-    With ``keys`` only senders with allowed keys are let in, and everything is encrypted; without, the endpoint must be
-    on loopback, or ``insecure``. Port ``*`` chooses a free one, which ``endpoint`` tells. Whatever peers send is
-    checked, and dropped and counted where it is wrong. SenderFailed is raised where the work itself fails: the senders
-    that there are, or three of them, could not make a step.
+    ``endpoint`` is ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the
+    attribute ``endpoint``. With ``keys`` only senders with allowed keys are admitted, and everything is
+    encrypted. Without, the endpoint must be on loopback, or ``insecure`` be true. Everything that peers send
+    is checked; what is not valid is dropped and counted.
 
-    A context manager. :meth:`close`, and leaving it without an exception, tell the senders that it is over; where it
-    ends otherwise they wait for the next receiver. Both are safe twice and from any thread, and wake who waits with
-    UsageError. One thread at a time may draw, and one iterator at a time: the next one begins the next pass, and ends
-    the one before. Not picklable.
+    At most ``ahead`` steps are leased to each sender, and no step further from the one due than ``ahead``
+    times the number of senders. So at most that many batches lie in memory, each of at most ``limit_bytes``
+    (a number, or a text such as ``"256MiB"``). Steps of a sender that sends nothing for ``lease_seconds`` of
+    waiting are leased to another one. SenderFailed is raised where a step cannot be made by three senders, or
+    by all.
+
+    A context manager. :meth:`close`, and leaving the context without an exception, end the senders; after an
+    exception they wait for the next receiver. Closing is idempotent, may be done in any thread, and a thread
+    that waits for a batch then raises UsageError. One thread at a time may draw, and there is one iterator at
+    a time: the next one begins the next pass and ends the one before. Neither copyable nor picklable. Raises
+    UsageError for arguments that are not valid, OperationError where the endpoint or the keys cannot be used.
     """
+
+    instead = "an endpoint has one receiver: make it where it is needed"
 
     batches_never_change = True
 
@@ -70,7 +77,7 @@ class RemoteSource:
         ordered: bool = True,
         limit_bytes: int | str = DEFAULT_LIMIT,
         ahead: int = AHEAD,
-        lease_seconds: float = LEASE_SECONDS,
+        lease_seconds: float = LEASE_TIMEOUT_S,
         expected: Mapping[str, object] | None = None,
     ) -> None:
         check_endpoint(endpoint, keys, insecure=insecure)
@@ -79,147 +86,150 @@ class RemoteSource:
                 f"ahead={ahead}, lease_seconds={lease_seconds}: at least 1 step, and more than 0 s"
             )
         limit = byte_count(limit_bytes, of="limit_bytes") if isinstance(limit_bytes, str) else limit_bytes
-        gate = Gate(keys)
+        auth = ReceiverAuth(keys)
         options: dict[int, int] = {
             zmq.ROUTER_MANDATORY: 1,
             zmq.RCVHWM: ahead + SPARE_MESSAGES,
-            zmq.MAXMSGSIZE: PIECE + OF_ENCRYPTION,
+            zmq.MAXMSGSIZE: PIECE + MAX_ENCRYPTION_OVERHEAD,
         }
         socket = FrameSocket(
-            zmq.ROUTER, endpoint, bind=True, options=options, watched=Gate.WATCHED, security=gate
+            zmq.ROUTER, endpoint, bind=True, options=options, watched=ReceiverAuth.WATCHED, security=auth
         )
         self.endpoint = socket.endpoint
         self._ordered = ordered
-        self._gate = gate
+        self._auth = auth
         self._reception = Reception(
             socket,
-            gate,
+            auth,
             ahead=ahead,
             lease_seconds=lease_seconds,
             limit=int(limit),
             expected={name: str(value) for name, value in (expected or {}).items()},
         )
-        self._turns = Turns("RemoteSource", self._reception.close)
-        self._ticket = 0
-        self._next = self._place = Place()  # where the next iteration begins, and what this one has delivered
+        self._exclusive = ExclusiveUse("RemoteSource", self._reception.close)
+        self._iteration = 0  # the number of the current one
+        self._position = Position()  # of the current iteration
+        self._next = self._position  # where the next one begins
         self._is_over = False
-        Finalize(self, self._turns.close, exitpriority=20)
+        Finalize(self, self._exclusive.close, exitpriority=20)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next pass; one that was left early is not gone on with. Raises UsageError once this is closed."""
-        with self._turns.turn():
+        """Begin the next pass; one that was left early is not continued. Raises UsageError once closed."""
+        with self._exclusive.use():
             self._begin(self._next)
-            self._next = Place(self._place.pass_number + 1)
+            position = self._position
+            self._next = Position(position.pass_number + 1)
             steps = Steps[Delivery](
-                start=self._place.step, total=None, taken=self._place.taken, ordered=self._ordered
+                start=position.step, total=None, taken=position.taken, ordered=self._ordered
             )
-            self._reception.begin(self._place.pass_number, steps)
-            return self._pass(self._ticket)
+            self._reception.begin(position.pass_number, steps)
+            return self._pass(self._iteration)
 
-    def _begin(self, place: Place) -> None:
-        self._ticket += 1
-        self._place, self._is_over = place, False
+    def _begin(self, position: Position) -> None:
+        self._iteration += 1
+        self._position, self._is_over = position, False
 
-    def _pass(self, ticket: int) -> Iterator[Any]:
-        while batch := self._draw(ticket):
+    def _pass(self, iteration: int) -> Iterator[Any]:
+        while batch := self._draw(iteration):
             yield batch.pop()
 
-    def _draw(self, ticket: int) -> list[Any]:
-        """The next batch in a list, which is empty at the end of the pass."""
-        with self._turns.turn():
+    def _draw(self, iteration: int) -> list[Any]:
+        """Return the next batch in a list, which is empty at the end of the pass."""
+        with self._exclusive.use():
             while True:
-                self._turns.check_open()
-                self._check_current(ticket)
+                self._exclusive.check_open()
+                self._check_current(iteration)
                 if made := self._reception.take():
-                    self._note(made[0])
+                    self._advance(made[0])
                     return [made.pop().batch]
                 if self._reception.steps.is_over:
                     self._end()
                     return []
-                self._reception.wait(self._turns.woken)
+                self._reception.wait(self._exclusive.woken)
 
-    def _check_current(self, ticket: int) -> None:
-        if ticket != self._ticket:
+    def _check_current(self, iteration: int) -> None:
+        if iteration != self._iteration:
             raise UsageError(
                 "another iteration of this RemoteSource has begun, or a state was loaded; use two, or end the first"
             )
 
-    def _note(self, made: Delivery) -> None:
+    def _advance(self, made: Delivery) -> None:
         steps, terms = self._reception.steps, self._reception.senders.terms
-        self._place = self._place.after(made, steps.due, steps.taken, terms.dataset if terms else "")
+        self._position = self._position.after(made, steps.due, steps.taken, terms.dataset if terms else "")
         self._is_over = steps.is_over
 
     def _end(self) -> None:
         terms = self._reception.senders.terms
         if terms and terms.steps == 0:
-            self._place = self._place.empty(terms)
+            self._position = self._position.empty(terms)
         self._is_over = True
 
     def __bool__(self) -> bool:
         return True
 
     def __len__(self) -> int:
-        """How many batches the next iteration yields. TypeError where that is not known, or not yet."""
+        """The number of batches of the next iteration. Raises TypeError where it is not known, or not yet."""
         return self.batches_per_epoch - self._next.step - len(self._next.taken)
 
     @property
     def batches_per_epoch(self) -> int:
-        """How many batches a whole pass has. TypeError where that is not known: before a first sender came, say."""
+        """The number of batches of a pass. Raises TypeError where it is not known, or not yet."""
         if self._reception.senders.terms is None:
-            with suppress(UsageError), self._turns.turn():
-                self._reception.hear()
+            with suppress(UsageError), self._exclusive.use():
+                self._reception.receive_all()
         terms = self._reception.senders.terms
         if terms is None or terms.steps == UNKNOWN:
-            reason = "no sender has told it yet" if terms is None else "the senders do not know it either"
+            reason = "no sender has connected yet" if terms is None else "the senders do not know it either"
             raise TypeError(f"the length of a pass is not known: {reason}")
         return terms.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this is: plain JSON of one size, but for ``ordered=False`` and skipped records.
+        """Return the position as plain JSON. It grows only with ``ordered=False`` and skipped records.
 
-        Taken between two batches it says that the first of them was delivered; :meth:`load_state_dict` goes on with
-        the second, in another process and with other senders.
+        Taken between two batches, it counts the first of them as delivered; after :meth:`load_state_dict`, in
+        another process and with other senders, the iteration continues with the second.
         """
-        place = self._next if self._is_over else self._place
-        return place.to_json(self._reception.senders.terms)
+        position = self._next if self._is_over else self._position
+        return position.to_json(self._reception.senders.terms)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next iteration go on where the state was taken; an iteration under way ends.
+        """Continue with the next iteration where ``state`` was taken; the current iteration ends.
 
-        From then on only senders of what the state is of are let in. Raises UsageError, and changes nothing.
+        From then on only senders with the terms in the state are admitted. Raises UsageError where the state
+        is not valid or is of other batches; nothing is changed then.
         """
-        place, terms = place_from_json(state)
-        with self._turns.turn():
+        position, terms = position_from_json(state)
+        with self._exclusive.use():
             known = self._reception.senders.terms
             if terms and known and (difference := terms.difference(known)):
                 raise UsageError(f"the state is of other batches than the senders make: {difference}")
             self._reception.senders.terms = terms or known
-            self._begin(place)
-            self._next = place
+            self._begin(position)
+            self._next = position
 
     def receipt(self) -> Receipt:
-        """What was delivered of the pass under way, or of the last one, from whatever senders.
+        """Return the receipt of the current pass, or of the last one, over all senders.
 
-        Over a Loader's senders it counts records, of ``loader.dataset``; over a Flow's it counts steps.
+        For a Loader it counts records of ``loader.dataset``, for a Flow steps.
         """
         terms = self._reception.senders.terms
-        return self._place.receipt or Receipt(terms.dataset if terms else "", self._place.pass_number)
+        return self._position.receipt or Receipt(terms.dataset if terms else "", self._position.pass_number)
 
     def reload_keys(self) -> None:
-        """Read the folder of allowed keys again; whose key is no longer there is not heard any more. Thread-safe.
+        """Read the folder of allowed keys again; senders with removed keys are refused. Thread-safe.
 
-        Raises UsageError and OperationError where it cannot be used, and changes nothing.
+        Raises UsageError and OperationError where the folder cannot be used; nothing is changed then.
         """
-        self._gate.reload()
+        self._auth.reload()
 
     def stats(self) -> RemoteStats:
-        """Who is connected, and what came; ``print`` it. Thread-safe."""
+        """Return the connected senders and the counts, which ``print`` shows as text. Thread-safe."""
         return self._reception.stats()
 
     def close(self) -> None:
-        """Tell the senders that it is over, wake who waits, and free the endpoint. Idempotent."""
-        self._reception.says_done = True
-        self._turns.close()
+        """End the senders, wake a waiting thread, and free the endpoint. Idempotent."""
+        self._reception.sends_done = True
+        self._exclusive.close()
 
     def __enter__(self) -> Self:
         return self
@@ -230,4 +240,4 @@ class RemoteSource:
         if error is None:
             self.close()
         else:
-            self._turns.close()
+            self._exclusive.close()

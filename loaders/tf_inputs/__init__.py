@@ -2,19 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .dataset import to_dataset
+from shardprep.loaders.tf_inputs.feeding.errors import InputFailed, original_errors
+from shardprep.loaders.tf_inputs.feeding.stats import InputStats
+
 from .dataset_input import DatasetInput
-from .failures import InputFailed, original_errors
 from .feed_input import FeedInput
 from .input import Input
-from .occupancy import InputStats
 from .queue_input import BatchQueueInput, QueueInput
 from .staging_input import StagingInput
 from .tensor_input import DummyConstantInput, TensorInput
+from .to_dataset import to_dataset
 from .zmq_input import ZMQInput
 
 if TYPE_CHECKING:
-    from .monitor import InputMonitor
+    from .keras_monitor import InputMonitor
 
 __all__ = [
     "BatchQueueInput",
@@ -35,9 +36,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """InputMonitor only when it is asked for, because it needs Keras, which takes a second to import."""
+    """Import InputMonitor on first use, because it needs Keras."""
     if name == "InputMonitor":
-        from .monitor import InputMonitor
+        from .keras_monitor import (  # importing Keras takes a second
+            InputMonitor,
+        )
 
         return InputMonitor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,23 +7,25 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
-from ...formats.errors import UsageError
-from .failures import original_errors
-from .framework import tf
-from .gate import end_epoch, gate, shaped
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.tf_inputs.feeding.end_of_epoch import batch_or_end, end_epoch, shaped
+from shardprep.loaders.tf_inputs.feeding.errors import original_errors
+from shardprep.loaders.tf_inputs.feeding.graph_sinks import raw_session
+from shardprep.loaders.tf_inputs.feeding.sink import Status
+from shardprep.loaders.tf_inputs.feeding.stats import InputStats, Occupancy
+from shardprep.loaders.tf_inputs.tensors.framework import tf
+from shardprep.loaders.tf_inputs.tensors.signature import flat
+from shardprep.loaders.tf_inputs.tensors.tensors import empty_tensors
+
 from .input import Input
-from .occupancy import InputStats, Occupancy
-from .session_sinks import raw_session
-from .signature import flat
-from .sink import Status
-from .tensors import blanks
 
 
 class DatasetInput(Input):
-    """The elements of ``dataset`` as batches, as they are; each iteration of it is an epoch.
+    """The elements of ``dataset``, a ``tf.data.Dataset``, as batches; each iteration of it is an epoch.
 
-    It waits in TensorFlow, hence hears Ctrl-C only between batches. An infinite dataset has no end of epoch.
-    In a graph, ``tf.data``'s own prefetching may draw on into the next epoch.
+    It waits within TensorFlow, so Ctrl-C takes effect only between batches. An infinite dataset has one
+    endless epoch. In a graph, the prefetching of ``tf.data`` may draw from the next epoch early. Raises
+    UsageError if ``dataset`` is no ``tf.data.Dataset``.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -48,7 +50,7 @@ class DatasetInput(Input):
         self._occupancy.epoch()
 
     def _next_of(self, batches: Iterator[Any]) -> list[Any]:
-        """The next batch, in a list that gives it away; an empty one at the end."""
+        """Return a list with the next batch, for the caller to empty; an empty list at the end."""
         self._check_open()
         began = perf_counter()
         with original_errors():
@@ -69,7 +71,7 @@ class DatasetInput(Input):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """How many batches every epoch has; None where that is unknown, or there is no end."""
+        """The number of batches of every epoch; None where it is unknown or infinite."""
         cardinality = int(self._dataset.cardinality())
         return cardinality if cardinality >= 0 else None
 
@@ -78,11 +80,11 @@ class DatasetInput(Input):
         if self._endless is None:
             self._endless = self._endless_iterator()
         status, *leaves = self._endless.get_next()
-        with tf.control_dependencies([gate(status, end_epoch)]):
+        with tf.control_dependencies([batch_or_end(status, end_epoch)]):
             return self.packed(shaped([tf.identity(leaf) for leaf in leaves], self.specs))
 
     def _endless_iterator(self) -> Any:
-        """One iterator over all epochs, with an element of blanks after each."""
+        """Return one iterator over all epochs, with an element of empty tensors after each."""
         if self._in_session:
             return tf.compat.v1.data.make_initializable_iterator(self._with_ends())
         with tf.init_scope():
@@ -90,7 +92,7 @@ class DatasetInput(Input):
 
     def _with_ends(self) -> Any:
         specs = flat(self.element_spec)
-        ended = (tf.constant(int(Status.END), tf.uint8), *blanks(specs))
+        ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(specs))
 
         def marked(*parts: Any) -> Any:
             batch = parts if _is_plain_tuple(self.element_spec) else parts[0]
@@ -114,5 +116,5 @@ class DatasetInput(Input):
 
 
 def _is_plain_tuple(spec: Any) -> bool:
-    """What ``tf.data`` gives to functions as several arguments."""
+    """Whether ``tf.data`` passes elements of this spec to functions as several arguments."""
     return isinstance(spec, tuple) and not hasattr(spec, "_fields")

@@ -1,4 +1,4 @@
-"""Inputs that a thread of their own fills ahead of the step."""
+"""Inputs that are filled ahead of the step by their own thread."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 from typing import Any
 
-from ...formats.errors import UsageError
-from ..passes import Passes
-from .feeder import Feeder
-from .framework import tf
-from .gate import weak
-from .input import Input
-from .occupancy import InputStats, loader_stats
-from .session_sinks import SessionSink
-from .sink import Leaves, Sink
-from .source_input import SourceInput
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.batching.passes import Passes
+from shardprep.loaders.tf_inputs.feeding.end_of_epoch import weak
+from shardprep.loaders.tf_inputs.feeding.feeder import Feeder
+from shardprep.loaders.tf_inputs.feeding.graph_sinks import SessionSink
+from shardprep.loaders.tf_inputs.feeding.sink import Sink
+from shardprep.loaders.tf_inputs.feeding.stats import InputStats, loader_stats
+from shardprep.loaders.tf_inputs.tensors.framework import tf
+from shardprep.loaders.tf_inputs.tensors.signature import Leaves
+
+from .input import Input, SourceInput
 
 
 class FedInput(SourceInput):
-    """An input over a sink and the feeder that fills it; under v1 it is :meth:`start` that sets it going.
+    """An input over a sink and the feeder that fills it; in a v1 graph :meth:`start` starts the feeder.
 
-    ``state_dict`` is the source's as of the last batch that came out here, however many more wait inside;
-    ``load_state_dict`` gives it back to the source for the next epoch. UsageError where a graph dequeues.
+    ``state_dict`` is the source's state as of the last batch that this input delivered, for any number of
+    batches in the sink. ``load_state_dict`` sets the source's state for the next epoch. Both raise UsageError
+    where a graph dequeues.
     """
 
     def __init__(self, passes: Passes, element_spec: Any, sink: Sink, feeder: Feeder) -> None:
         super().__init__(passes, element_spec)
         self._sink = sink
         self._feeder = feeder
-        # multiprocessing's, for it runs before an engine ends its workers, and while threads can still be joined
+        # multiprocessing's finalizer runs before an engine ends its workers, while threads can be joined
         self._finalizer = Finalize(self, feeder.close, exitpriority=20)
 
     def __iter__(self) -> Iterator[Any]:
@@ -39,14 +41,14 @@ class FedInput(SourceInput):
             raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
         return self._epoch(self._feeder.begin())
 
-    def _epoch(self, ticket: int) -> Iterator[Any]:
+    def _epoch(self, epoch_number: int) -> Iterator[Any]:
         try:
-            while (leaves := self._feeder.take(ticket)) is not None:
+            while (leaves := self._feeder.take(epoch_number)) is not None:
                 batch = [self._form(leaves)]
                 del leaves
-                yield batch.pop()  # what this frame kept would hold its slot while the next is awaited
+                yield batch.pop()  # a reference in this frame would hold the slot during the next wait
         finally:
-            self._feeder.leave(ticket)
+            self._feeder.leave(epoch_number)
 
     def _dequeue_in_graph(self) -> Any:
         if isinstance(self._sink, SessionSink):
@@ -61,7 +63,7 @@ class FedInput(SourceInput):
         return leaves
 
     def _form(self, leaves: Leaves) -> Any:
-        """What eager code gets for the leaves of the sink's element."""
+        """The batch that eager code gets for the leaves of the sink's element."""
         return self.packed(leaves)
 
     def start(self, session: Any) -> None:
@@ -70,12 +72,12 @@ class FedInput(SourceInput):
             self._feeder.take_unseen()
 
     def reset(self) -> None:
-        """Leave the epoch that is under way: the next batch is the first of another."""
+        """End the current epoch early: the next batch is the first of another epoch."""
         self._drawing = None
         self._feeder.restart()
 
     def state_or_none(self) -> Any:
-        """``state_dict()``, None where the source has none."""
+        """``state_dict()``; None where the source has no state."""
         return self._feeder.state()
 
     def load_state_dict(self, state: Any) -> None:

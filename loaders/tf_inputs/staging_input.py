@@ -1,4 +1,4 @@
-"""Batches laid out on the devices before the step asks for them."""
+"""An input that puts batches on the devices ahead of the step."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...formats.errors import UsageError
-from ..passes import Passes, Source
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.batching.passes import Passes, Source
+from shardprep.loaders.tf_inputs.feeding.feeder import Feeder
+from shardprep.loaders.tf_inputs.feeding.graph_sinks import SessionSink, SessionStage
+from shardprep.loaders.tf_inputs.feeding.staging_areas import StagingAreas
+from shardprep.loaders.tf_inputs.tensors.framework import tf
+from shardprep.loaders.tf_inputs.tensors.signature import Leaves, flat, renamed, signature_of
+from shardprep.loaders.tf_inputs.tensors.tensors import tensors_of
+
 from .fed_input import FedInput
-from .feeder import Feeder
-from .framework import tf
 from .input import Input
-from .queue_input import tensors_of
-from .session_sinks import SessionSink, SessionStage
-from .signature import flat, renamed, signature_of
-from .sink import Leaves
-from .staging_areas import StagingAreas
 
 
 class StagingInput(FedInput):
-    """A staging area on each device that a thread fills ahead from ``source``, ``depth`` batches deep.
+    """A staging area of ``depth`` batches on each device, which a thread fills from ``source``.
 
-    ``source`` is another input, which is closed together with this one, or whatever :class:`QueueInput` takes.
-    ``device`` defaults to the first GPU, or the CPU. With ``strategy`` each batch is the global one: every
-    replica gets its part of the rows, on its own device, the first ones one row more where they do not divide.
-    Iterating then gives values for ``strategy.run(step, args=batch)``, and in a graph ``dequeue`` belongs
-    into the replica's function.
+    ``source`` is another input, which is closed together with this one, or any source of :class:`QueueInput`.
+    ``signature`` is as for :class:`QueueInput`. ``device`` defaults to the first GPU, or the CPU. With
+    ``strategy``, each batch is the global batch: every replica gets its part of the rows, on its own device;
+    if the rows do not divide evenly, the first replicas get one row more. Iterating then yields values for
+    ``strategy.run(step, args=batch)``, and in a graph ``dequeue`` belongs in the replica's function.
 
-    A Loader's default ``slots`` suffice for depth 1 over a queue of 2; each more wants one slot more, or batches
-    are copied. The last batches of an epoch are not lost. What lies on the device already is not copied. Made in a v1 graph
-    it wraps an input of that graph, on one device, and starts that too.
+    A Loader's default ``slots`` suffice for depth 1 over a queue of 2. Each further batch needs one slot
+    more, otherwise batches are copied. All batches of an epoch are delivered. Batches on the device are not
+    copied. Made in a v1 graph, it wraps an input of that graph, on one device, and starts that input, too.
+    Raises UsageError for a ``depth`` below 1, and for ``device`` together with ``strategy``.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class StagingInput(FedInput):
     def as_dataset(self, *, prefetch: int = 1) -> Any:
         if self._strategy:
             raise UsageError(
-                "what lies on several devices is no dataset; give the wrapped input's dataset to the strategy"
+                "batches on several devices are no dataset; give the wrapped input's dataset to the strategy"
             )
         return super().as_dataset(prefetch=prefetch)
 
 
 def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
-    """One pass to a stage that finds out itself where it ends, and may have left the one before early."""
+    """Return an endless pass; the stage finds its end. If the last pass was ended early, reset the input."""
     if stage.is_within:
         reset = getattr(wrapped, "reset", None)
         if not callable(reset):
@@ -123,9 +124,9 @@ def _part_of(spec: Any, parts: int) -> Any:
     return tf.TensorSpec([rows // parts if rows and rows % parts == 0 else None, *sides], spec.dtype)
 
 
-def _split(element_spec: Any, parts: int, lend: bool, batch: Any) -> list[Leaves]:
-    """One list of leaves for each device; rows divide as evenly as they can."""
-    leaves = tensors_of(element_spec, batch, lend=lend)
+def _split(element_spec: Any, parts: int, zero_copy: bool, batch: Any) -> list[Leaves]:
+    """Return one list of leaves for each device, with the rows divided as evenly as possible."""
+    leaves = tensors_of(element_spec, batch, zero_copy=zero_copy)
     return [[_rows(leaf, part, parts) for leaf in leaves] for part in range(parts)]
 
 
@@ -143,9 +144,9 @@ def _per_replica(strategy: Any, values: Sequence[Any]) -> Any:
 
 
 def _replica(strategy: Any) -> int:
-    """The number among this machine's replicas of the one whose function is being traced."""
+    """The number, among this machine's replicas, of the replica that is being traced."""
     context = tf.distribute.get_replica_context()
     if context is None or context.strategy is not strategy:
-        raise UsageError("with a strategy, dequeue belongs into the function given to strategy.run")
+        raise UsageError("with a strategy, dequeue belongs in the function given to strategy.run")
     number = context.replica_id_in_sync_group
     return int(tf.get_static_value(number)) if tf.is_tensor(number) else int(number)

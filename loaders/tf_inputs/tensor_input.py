@@ -1,22 +1,24 @@
-"""Batches that are computed by TensorFlow itself."""
+"""Inputs that TensorFlow computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...formats.errors import UsageError
-from .framework import tf
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.tf_inputs.feeding.stats import InputStats, Occupancy
+from shardprep.loaders.tf_inputs.tensors.framework import tf
+from shardprep.loaders.tf_inputs.tensors.signature import flat, renamed
+
 from .input import Input
-from .occupancy import InputStats, Occupancy
-from .signature import flat, renamed
 
 
 class TensorInput(Input):
-    """The tensors that ``make()`` returns, called for each batch in eager code, once for each graph.
+    """The tensors that ``make()`` returns; it is called for each batch in eager code, once for each graph.
 
-    ``length`` batches are an epoch; without it, and in a graph, there is no end. ``signature`` is what
-    ``make`` returns, found out by calling it once where it is not given.
+    ``length`` is the number of batches of an epoch; with None, and in a graph, an epoch has no end.
+    ``signature`` describes what ``make`` returns; by default ``make`` is called once to find it. Raises
+    UsageError if ``make`` is no function, or ``length`` negative.
     """
 
     def __init__(self, make: Callable[[], Any], *, length: int | None = None, signature: Any = None) -> None:
@@ -70,12 +72,16 @@ class TensorInput(Input):
 
 
 class DummyConstantInput(TensorInput):
-    """Zeros of a signature (``tf.TensorSpec``\\ s of known shapes), always the same: how fast is the step alone?"""
+    """The same batch of zeros every time, to measure the step alone.
+
+    ``signature`` has a ``tf.TensorSpec`` of known shape for each part; UsageError otherwise. ``length`` is as
+    for :class:`TensorInput`.
+    """
 
     def __init__(self, signature: Any, *, length: int | None = None) -> None:
         for spec in flat(signature):
             if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
-                raise UsageError(f"a constant needs a tf.TensorSpec whose shape is known, not {spec!r}")
+                raise UsageError(f"a constant needs a tf.TensorSpec of known shape, not {spec!r}")
         kept = _zeros(signature) if tf.executing_eagerly() else None
 
         def make() -> Any:
@@ -89,5 +95,5 @@ def _zeros(signature: Any) -> Any:
 
 
 def _spec_of(make: Callable[[], Any]) -> Any:
-    with tf.Graph().as_default():  # what it says of its shapes is what a graph knows
+    with tf.Graph().as_default():  # a graph has the static shapes only
         return tf.nest.map_structure(tf.TensorSpec.from_tensor, make())

@@ -1,30 +1,33 @@
-"""What other processes or machines send, into TensorFlow."""
+"""An input of batches that other processes or machines send."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...formats.errors import UsageError
-from ..frame_receiver import FrameReceiver
-from ..frames import DEFAULT_LIMIT
-from ..passes import Passes
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.batching.passes import Passes
+from shardprep.loaders.frames.codec import DEFAULT_LIMIT
+from shardprep.loaders.frames.receiver import FrameReceiver
+from shardprep.loaders.tf_inputs.tensors.signature import capacity_of, fixed_bytes, signature_of
+
 from .fed_input import FedInput
 from .queue_input import fed_queue
-from .signature import capacity_of, fixed_bytes, signature_of
 
 
 class ZMQInput(FedInput):
-    """A ``tf.queue.FIFOQueue`` filled with the batches that :func:`.frame_sender.send_batches` sends to ``endpoint``.
+    """A ``tf.queue.FIFOQueue`` of the batches that :func:`.frame_sender.send_batches` sends to ``endpoint``.
 
-    ``signature`` has a ``tf.TensorSpec`` for each part of a batch; it must be given, since waiting for a first batch
-    would hang where no sender comes. An epoch is over when each of ``senders`` senders has sent all of its own,
-    and raises :class:`.frame_receiver.SenderFailed` where one fails or is gone; batches that are not what the
-    signature says raise UsageError. ``capacity`` is a number of batches, or a size (``"512MiB"``) where the
-    signature leaves no dimension open. The rest is as in :class:`.frame_receiver.FrameReceiver`, which this owns:
-    there is no authentication, so the endpoint belongs on loopback or on a network that is trusted.
+    ``signature`` has a ``tf.TensorSpec`` for each part of a batch. It must be given, because waiting for a
+    first batch would hang where no sender comes. An epoch is over when each of ``senders`` senders has sent
+    its own epoch. ``capacity`` is a number of batches, or a size (``"512MiB"``) where the signature leaves no
+    dimension open; the default is 2 batches. ``bind`` and ``limit_bytes`` are as for
+    :class:`.frame_receiver.FrameReceiver`, which this input owns. There is no authentication: use an
+    ``endpoint`` on loopback or in a trusted network.
 
-    Used as :class:`QueueInput` is, in eager mode and in v1 graphs. Batches arrive in memory that TensorFlow takes
-    as it is. Closing it frees the endpoint and wakes who waits.
+    It is used as :class:`QueueInput` is, in eager mode and in v1 graphs. Batches are received into memory
+    that TensorFlow uses without a copy. Closing the input frees the endpoint and wakes waiting threads. Steps
+    raise :class:`.frame_receiver.SenderFailed` where a sender fails or is gone, and UsageError for batches
+    that do not match the signature. Raises UsageError for arguments that are none of these.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class ZMQInput(FedInput):
         limit_bytes: int | str = DEFAULT_LIMIT,
     ) -> None:
         if signature is None:
-            raise UsageError("give a signature: what the senders will send is not known before they do")
+            raise UsageError("give a signature: it is not known before a sender has sent a batch")
         receiver = FrameReceiver(endpoint, senders=senders, bind=bind, limit_bytes=limit_bytes)
         try:
             passes = Passes(receiver)
@@ -56,15 +59,15 @@ class ZMQInput(FedInput):
         super().__init__(passes, element_spec, queue, feeder)
 
     def close(self) -> None:
-        self._receiver.close()  # first, or the senders would hear that the epoch was left, and go on to the next
+        self._receiver.close()  # first: otherwise the senders would see an epoch ended early, and begin the next
         super().close()
 
     @property
     def endpoint(self) -> str:
-        """Where it is to be reached, with the port that was chosen for ``*``."""
+        """The address for senders, with the port that was chosen for ``*``."""
         return self._receiver.endpoint
 
     @property
     def rejected(self) -> int:
-        """How many messages were dropped for being damaged, or nobody's that was let in."""
+        """The number of messages that were dropped: damaged, or not from an accepted sender."""
         return self._receiver.rejected

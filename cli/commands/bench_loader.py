@@ -1,0 +1,121 @@
+"""``prep bench-loader``: how fast a dataset reaches a training process on this machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER,
+    check_writable,
+    json_option,
+    loader_options,
+    transform_of,
+    workers_option,
+)
+from shardprep.cli.console.output import print_json
+
+from .loader_report import print_report
+
+if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
+    from shardprep.loaders.order.epoch_order import Shuffle
+
+SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # with the smallest value allowed
+
+
+class Swept(NamedTuple):
+    """A loader's parameter, and the values to try."""
+
+    option: str
+    values: tuple[int, ...]
+
+
+class SweptType(click.ParamType[Swept]):
+    """An option and numbers, such as "workers=1,2,4"."""
+
+    name = "sweep"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Swept:
+        option, _, numbers = value.partition("=")
+        words = numbers.split(",")
+        if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
+            self.fail(
+                f"{value!r} is none of {', '.join(SWEPT)} with numbers, such as workers=1,2,4", param, ctx
+            )
+        return Swept(option.replace("-", "_"), tuple(map(int, words)))
+
+
+@click.command("bench-loader")
+@click.argument("dataset", type=FOLDER)
+@loader_options
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=10, show_default=True, help="How long to measure."
+)
+@workers_option
+@click.option(
+    "--explain", is_flag=True, help="Also a table of the stages, and short runs that try the verdict."
+)
+@click.option(
+    "--sweep",
+    "swept",
+    type=SweptType(),
+    metavar="OPTION=N,N",
+    help="Measure with each of these workers, batch-size or slots; the rest is about the fastest.",
+)
+@click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="Also a Chrome trace, for ui.perfetto.dev.")
+@click.option(
+    "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
+)
+@json_option
+def bench_loader(
+    dataset: Path,
+    transform: str,
+    pixels: int,
+    batch_size: int,
+    shuffle: Shuffle | None,
+    seconds: float,
+    workers: int | None,
+    explain: bool,
+    swept: Swept | None,
+    trace: Path | None,
+    disk: Path | None,
+    as_json: bool,
+) -> None:
+    """Load DATASET for a while, doing nothing with it, and report how fast it is and what limits it.
+
+    The first epoch reads the disk; later ones, and data that fit in memory, show the speed of decoding.
+    """
+    from shardprep.loaders import Loader  # start-up time: OpenCV
+    from shardprep.loaders.measuring.disk import DiskProfile
+    from shardprep.loaders.measuring.loader_bench import bench
+
+    check_writable(trace)
+    made = transform_of(transform, pixels)
+    make = partial(
+        Loader,
+        dataset,
+        batch_size=batch_size,
+        transform=made,
+        shuffle=shuffle,
+        workers="auto" if workers is None else workers,
+        rank=0,
+        world_size=1,
+        drop_last=False,
+    )
+    found = bench(
+        make,
+        made,
+        seconds=seconds,
+        swept=swept,
+        explain=explain,
+        trace=trace,
+        disk=DiskProfile.load(disk) if disk else None,
+    )
+    if as_json:
+        print_json({"dataset": str(dataset), **found.to_json()})
+    else:
+        print_report(dataset, found, explain=explain)

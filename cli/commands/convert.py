@@ -1,0 +1,125 @@
+"""``prep convert``: convert official archives or folders to verified shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardprep.cli.console.options import ANY_PATH, ByteSize, json_option, workers_option
+from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, print_json, say, size
+from shardprep.formats import Converted, ConvertOptions, PlanOptions
+from shardprep.formats import convert as convert_source
+from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES
+from shardprep.formats.records.stored_order import ORDERS
+from shardprep.formats.sources.listing.source import SPLITS
+
+
+@click.command()
+@click.argument("source", type=ANY_PATH)
+@click.argument("output", type=ANY_PATH)
+@click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
+@click.option(
+    "--format",
+    "container",
+    type=click.Choice(CONTAINERS),
+    default="lmdb",
+    show_default=True,
+    help="Container.",
+)
+@click.option(
+    "--shard-size", type=ByteSize(), default="256MiB", show_default=True, help="Image bytes per shard."
+)
+@click.option(
+    "--order",
+    type=click.Choice(ORDERS),
+    default="shuffled",
+    show_default=True,
+    help="Seeded permutation, or sorted by key.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --order shuffled.")
+@workers_option
+@click.option(
+    "--on-bad-image",
+    type=click.Choice(BAD_IMAGE_POLICIES),
+    default="fail",
+    show_default=True,
+    help="Stop and name the file, or leave it out and list it in quarantine.json.",
+)
+@click.option("--decode-check", is_flag=True, help="Also decode every image (ten times slower).")
+@click.option("--check-md5", is_flag=True, help="First read official archives whole and check their MD5.")
+@click.option("--allow-partial", is_flag=True, help="Accept a wrong number of images, and record that.")
+@click.option("--allow-network-fs", is_flag=True, help="Build LMDB on a network file system all the same.")
+@click.option("--restart", is_flag=True, help="Discard what an interrupted conversion did.")
+@json_option
+def convert(source: Path, output: Path, split: str | None, as_json: bool, **chosen: Any) -> None:
+    """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
+
+    SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
+    tree, Kaggle's tree, class folders, or an LMDB of tensorpack's LMDBSerializer; it is read in place.
+    Interrupted in any way, the same command finishes the job, and the result is byte-identical.
+    """
+    plan_options = PlanOptions(
+        container=chosen["container"],
+        shard_size=chosen["shard_size"],
+        order=chosen["order"],
+        seed=chosen["seed"],
+        on_bad_image=chosen["on_bad_image"],
+        decode_check=chosen["decode_check"],
+    )
+    options = ConvertOptions(
+        allow_partial=chosen["allow_partial"],
+        restart=chosen["restart"],
+        check_md5=chosen["check_md5"],
+        allow_network_fs=chosen["allow_network_fs"],
+    )
+    done = convert_source(
+        source,
+        output,
+        split=split,
+        plan_options=plan_options,
+        options=options,
+        workers=chosen["workers"],
+        progress=TerminalProgress(),
+    )
+    if as_json:
+        print_json({"splits": [_for_machines(d) for d in done]})
+    else:
+        for converted in done:
+            _print(converted)
+
+
+def _for_machines(done: Converted) -> dict[str, Any]:
+    manifest = done.manifest
+    return {
+        "path": str(done.path),
+        "split": manifest.split,
+        "layout": manifest.source["layout"],
+        "records": manifest.records,
+        "image_bytes": manifest.image_bytes,
+        "shards": len(manifest.shards),
+        "skipped": manifest.skipped,
+        "partial": manifest.partial,
+        "already_complete": done.already_complete,
+        "content_root": manifest.content_root,
+        "root": manifest.root,
+    }
+
+
+def _print(done: Converted) -> None:
+    manifest = done.manifest
+    shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
+    state = " (was complete, and is intact)" if done.already_complete else ""
+    classes = count_of(len(manifest.labels), "class")
+    say(
+        f"{done.path}: {count_of(manifest.records, 'image')}, {classes}, {size(manifest.image_bytes)} "
+        f"in {shards}{state}"
+    )
+    fields = {"source": manifest.source["layout"]}
+    if manifest.skipped:
+        fields["skipped"] = f"{count_of(manifest.skipped, 'bad image')}, listed in quarantine.json"
+    if manifest.partial:
+        fields["partial"] = "the source did not hold all images that it should"
+    print_fields(fields | {"content_root": manifest.content_root, "root": manifest.root})

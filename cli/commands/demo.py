@@ -1,0 +1,81 @@
+"""``prep demo``: run every step once, on a miniature dataset, in seconds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import chdir, nullcontext
+from pathlib import Path
+
+import click
+
+from shardprep.cli.console.options import ANY_PATH
+from shardprep.cli.console.output import say
+
+STEPS = (
+    "sample archives",
+    "convert archives lmdb",
+    "convert archives hdf5 --format hdf5",
+    "verify lmdb/train --level decode",
+    "verify hdf5/val --level records",
+    "inspect lmdb/train",
+)
+
+
+@click.command()
+@click.argument("folder", type=ANY_PATH, required=False)
+@click.pass_context
+def demo(ctx: click.Context, folder: Path | None) -> None:
+    """Make a miniature ILSVRC12, convert it, verify it, sum it up and load it, saying each step.
+
+    Works in FOLDER, which must be empty or new, and keeps it; without FOLDER in a temporary folder
+    that is removed at the end.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise click.UsageError(f"{folder} is not empty; name another folder")
+    place = tempfile.TemporaryDirectory(prefix="prep-demo-") if folder is None else nullcontext(str(folder))
+    with place as path:
+        click.secho(f"$ cd {path}", bold=True)
+        with chdir(path):
+            for step in STEPS:
+                _run(ctx, step.split(" "))
+            _load_an_epoch(Path("lmdb/train"))
+    kept = f"kept in {folder}" if folder else "removed again; to keep it: prep demo FOLDER"
+    say()
+    say(f"That was all of it, {kept}. Now the same with your own data:")
+    say("  prep convert /where/the/archives/are /where/the/shards/shall/be")
+
+
+def _load_an_epoch(dataset: Path) -> None:
+    """Load one epoch as a training script does, and check that each record came exactly once."""
+    from shardprep.loaders import Loader, LocalShuffle, TrainTransform  # start-up time: OpenCV
+
+    click.secho(f"\n# one epoch of {dataset} through shardprep.loaders.Loader, two workers", bold=True)
+    with Loader(
+        dataset,
+        batch_size=64,
+        transform=TrainTransform(64),
+        shuffle=LocalShuffle(100),
+        workers=2,
+        rank=0,
+        world_size=1,
+        drop_last=False,
+    ) as loader:
+        for images, labels in loader:
+            say(f"images {images.dtype} {list(images.shape)}, labels {labels.dtype} {list(labels.shape)}")
+        receipt = loader.receipt()
+        receipt.check(len(loader.dataset))
+        say(f"receipt: {receipt.count} of {len(loader.dataset)} records, each exactly once")
+
+
+def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
+    prep = ctx.find_root().command
+    click.secho(f"\n$ prep {' '.join(arguments)}", bold=True)
+    try:
+        with prep.make_context("prep", list(arguments)) as context:
+            prep.invoke(context)
+    except click.exceptions.Exit as ended:
+        if ended.exit_code:
+            raise

@@ -1,0 +1,122 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardprep.formats import OperationError
+from shardprep.formats.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from shardprep.loaders import Transform
+    from shardprep.loaders.order.epoch_order import Shuffle
+
+
+class ByteSize(click.ParamType[int]):
+    """A number of bytes, with or without a unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Folder(click.ParamType[Path]):
+    """An existing folder. A folder without permission is an OSError; click's type reports it as missing."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            self.fail(f"{path} does not exist", param, ctx)
+        if not stat.S_ISDIR(mode):
+            self.fail(f"{path} is not a folder", param, ctx)
+        return path
+
+
+FOLDER = Folder()
+ANY_PATH = click.Path(readable=False, path_type=Path)
+
+Command = Callable[..., Any]
+
+json_option: Callable[[Command], Command] = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
+)
+workers_option: Callable[[Command], Command] = click.option(
+    "--workers",
+    type=click.IntRange(0, 4096),
+    help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
+)
+
+
+def check_writable(file: Path | None) -> None:
+    """Raise OperationError, before the work begins, if its result cannot be written to the file."""
+    if file and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise OperationError("cannot be written; name another place", path=file)
+
+
+class ShuffleType(click.ParamType["Shuffle | None"]):
+    """A window in records or bytes ("10000", "2GiB"), "global" or "none"."""
+
+    name = "shuffle"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shuffle | None:
+        from shardprep.loaders import GlobalShuffle, LocalShuffle  # start-up time: OpenCV
+
+        match value:
+            case "none":
+                return None
+            case "global":
+                return GlobalShuffle()
+        return LocalShuffle(int(value) if value.isdigit() else value)
+
+
+OPTIONS = (
+    click.option(
+        "--transform",
+        type=click.Choice(("train", "eval", "none")),
+        default="train",
+        show_default=True,
+        help="Random or centre crops; none delivers the encoded bytes.",
+    ),
+    click.option(
+        "--size", "pixels", type=click.IntRange(min=1), default=224, show_default=True, help="Side of a crop."
+    ),
+    click.option("--batch-size", type=click.IntRange(min=1), default=256, show_default=True),
+    click.option(
+        "--shuffle",
+        type=ShuffleType(),
+        default="10000",
+        show_default=True,
+        metavar="WINDOW|none|global",
+        help="How far records move: a number, or bytes such as 2GiB.",
+    ),
+)
+
+
+def loader_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options ``transform``, ``pixels``, ``batch_size`` and ``shuffle`` to a command."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def transform_of(name: str, pixels: int) -> Transform | None:
+    """Return the transform of that name. The evaluation crop is 7/8 of the shorter side, as 224 of 256."""
+    from shardprep.loaders import EvalTransform, TrainTransform  # start-up time: OpenCV
+
+    if name == "train":
+        return TrainTransform(pixels)
+    return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None

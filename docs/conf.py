@@ -1,0 +1,26 @@
+"""The documents and the API as HTML: ``python -m sphinx -W -b html docs build/docs``."""
+
+from importlib.metadata import version as version_of
+
+project = "shardprep"
+author = "the shardprep authors"
+release = version_of("shardprep")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+
+html_theme = "furo"
+html_title = f"shardprep {release}"
+html_copy_source = False
+
+myst_heading_anchors = 4  # headings are link targets, as on a forge
+
+# The frameworks need not be installed for their modules to be described.
+autodoc_mock_imports = ["jax", "keras", "tensorflow", "torch"]
+autodoc_default_options = {"members": True, "show-inheritance": True, "special-members": "__getitem__"}
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+autosummary_generate = False  # nothing is written into the sources

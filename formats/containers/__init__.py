@@ -1,0 +1,1 @@
+"""Shard files: one contract, LMDB and HDF5 behind it."""

@@ -1,0 +1,91 @@
+"""The end of a conversion: tables, provenance and, last, the manifest."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from shardprep.formats.containers.registry import container
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
+from shardprep.formats.dataset.published_file import FileEntry
+from shardprep.formats.errors import DataError, OperationError
+from shardprep.formats.records.canonical_json import canonical_json
+from shardprep.formats.records.record import content_root
+from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.system.atomic_write import publish_bytes
+
+from .build_shard import BuiltShard
+from .plan import Plan
+from .tables import (
+    GatheredBoxes,
+    build_tables,
+    publish_tables,
+    remove_stale,
+    shard_rows,
+)
+from .work_folder import WorkFolder
+
+
+def finish(
+    work_folder: WorkFolder,
+    planned: Plan,
+    listing: Listing,
+    built: Sequence[BuiltShard],
+    boxes: GatheredBoxes | None,
+) -> Manifest:
+    """Publish the tables, the provenance and, last, the manifest; then remove the work folder."""
+    output = work_folder.output
+    if len(built) != len(planned.shards):
+        raise OperationError(f"{len(built)} shards were built of {len(planned.shards)}", path=output)
+    if not any(b.records for b in built):
+        raise DataError("no image of the source is intact", path=output)
+    tables = build_tables(work_folder, planned, built, boxes)
+    names = [table.name for table in tables]
+    remove_stale(output, names)
+    publish_tables(work_folder, names)
+    manifest = _manifest(work_folder, planned, listing, built, tables)
+    publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
+    publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
+    work_folder.remove()
+    return manifest
+
+
+def _manifest(
+    work_folder: WorkFolder,
+    planned: Plan,
+    listing: Listing,
+    built: Sequence[BuiltShard],
+    tables: tuple[FileEntry, ...],
+) -> Manifest:
+    digests: Iterable[bytes] = (r["digest"].tobytes() for r in shard_rows(work_folder, built))
+    return Manifest(
+        split=planned.split,
+        records=sum(b.records for b in built),
+        image_bytes=sum(b.image_bytes for b in built),
+        partial=listing.expected not in (None, len(planned.order)),
+        class_sorted=planned.class_sorted,
+        skipped=sum(len(b.skipped) for b in built),
+        labels=listing.labels,
+        source={"layout": listing.layout, "archives": [a.to_json() for a in listing.archives]},
+        plan=planned.describe(),
+        container=planned.options.container,
+        writer=container(planned.options.container).library(),
+        tables=tables,
+        shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
+        content_root=content_root(digests),
+    )
+
+
+def _provenance(listing: Listing) -> dict[str, Any]:
+    """Return time, host, command and checked archives: for information only, and in no hash."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "command": sys.argv,
+        "python": sys.version.split()[0],
+        "archives": [asdict(archive) for archive in listing.archives],
+    }

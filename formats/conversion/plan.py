@@ -1,0 +1,160 @@
+"""The plan: which image goes to which shard, in which order. A pure function of listing and options."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.containers.container import SUFFIXES, Extent
+from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.dataset.manifest import FORMAT_VERSION
+from shardprep.formats.errors import UsageError
+from shardprep.formats.records.canonical_json import canonical_json
+from shardprep.formats.records.stored_order import MAX_SEED, ORDERS, is_class_sorted, permutation
+from shardprep.formats.sources.listing.source import Entries, Listing
+
+BAD_IMAGE_POLICIES = ("fail", "skip")
+DEFAULT_SHARD_SIZE = 256 << 20
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of a conversion that decide the bytes of its output.
+
+    ``container`` is "lmdb" or "hdf5". ``shard_size`` is the number of image bytes per shard, at most
+    4 GiB. ``order`` is "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key.
+    ``on_bad_image`` is "fail", which raises BadImage, or "skip", which leaves the image out and lists it in
+    quarantine.json. With ``decode_check`` an image that does not decode is a bad image, too. Raises
+    UsageError for any other value.
+    """
+
+    container: str = "lmdb"
+    shard_size: int = DEFAULT_SHARD_SIZE
+    order: str = "shuffled"
+    seed: int = 0
+    on_bad_image: str = "fail"
+    decode_check: bool = False
+
+    def __post_init__(self) -> None:
+        choices = {"container": CONTAINERS, "order": ORDERS, "on_bad_image": BAD_IMAGE_POLICIES}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        if not 0 < self.shard_size <= 4 << 30:
+            raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UsageError(f"the seed must be between 0 and 2**64 - 1, not {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """A shard to build: its name, and its records as positions ``first`` … ``last`` of the order."""
+
+    name: str
+    number: int
+    first: int
+    last: int
+    extent: Extent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output."""
+
+    options: PlanOptions
+    split: str
+    entries: Entries
+    order: npt.NDArray[np.uint32]
+    shards: tuple[PlannedShard, ...]
+    key_bytes: int
+    class_sorted: bool
+    digest: str
+
+    def entries_of(self, shard: PlannedShard) -> Entries:
+        """Return a shard's entries in stored order."""
+        return self.entries[self.order[shard.first : shard.last]]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the manifest keeps of the plan."""
+        return asdict(self.options) | {"sha256": self.digest}
+
+
+def plan(listing: Listing, options: PlanOptions) -> Plan:
+    """Return the plan, which is the same on every platform and for any order of the entries.
+
+    Takes 16 bytes per entry in addition to the listing. Raises UsageError for an empty listing.
+    """
+    entries = listing.entries
+    if not len(entries):
+        raise UsageError(f"the source has no images of the split {listing.split}")
+    order = _order(entries, options)
+    key_bytes = int(np.char.str_len(entries["key"]).max())
+    shards = _shards(entries["length"][order], options, key_bytes)
+    labels = entries["label"][order]
+    return Plan(
+        options=options,
+        split=listing.split,
+        entries=entries,
+        order=order,
+        shards=shards,
+        key_bytes=key_bytes,
+        class_sorted=is_class_sorted(labels),
+        digest=_digest(listing, options, order, shards),
+    )
+
+
+def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
+    by_key = np.argsort(entries["key"], kind="stable").astype(np.uint32)
+    if options.order == "key":
+        return by_key
+    return by_key[permutation(len(entries), options.seed)]
+
+
+def _shards(lengths: npt.NDArray[np.int64], options: PlanOptions, key_bytes: int) -> tuple[PlannedShard, ...]:
+    """Return the shards, each filled until the next image would exceed ``shard_size``, with at least one."""
+    ends = np.cumsum(lengths)
+    bounds = [0]
+    while bounds[-1] < len(lengths):
+        before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
+        stop = int(np.searchsorted(ends, before + options.shard_size, side="right"))
+        bounds.append(max(stop, bounds[-1] + 1))
+    suffix = SUFFIXES[options.container]
+    return tuple(
+        PlannedShard(
+            name=f"shard-{number:05d}{suffix}",
+            number=number,
+            first=first,
+            last=last,
+            extent=Extent(last - first, int(lengths[first:last].sum()), key_bytes),
+        )
+        for number, (first, last) in enumerate(pairwise(bounds))
+    )
+
+
+def _digest(
+    listing: Listing,
+    options: PlanOptions,
+    order: npt.NDArray[np.uint32],
+    shards: tuple[PlannedShard, ...],
+) -> str:
+    """Return the SHA-256 of everything that decides the output except the images' bytes."""
+    head = {
+        "version": FORMAT_VERSION,
+        "options": asdict(options),
+        "split": listing.split,
+        "labels": listing.labels.digest,
+        "key_bytes": shards[0].extent.key_bytes,
+        "bounds": [s.last for s in shards],
+    }
+    digest = hashlib.sha256(canonical_json(head))
+    columns = {"key": f"S{shards[0].extent.key_bytes}", "label": "<i4", "length": "<i8"}
+    for column, kind in columns.items():
+        for start in range(0, len(order), 1 << 16):
+            rows = order[start : start + (1 << 16)]
+            digest.update(listing.entries[column][rows].astype(kind).tobytes())
+    return "sha256:" + digest.hexdigest()

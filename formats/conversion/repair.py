@@ -1,0 +1,112 @@
+"""Repair: the damaged shards, and only these, are rebuilt from the source to the same bytes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from shardprep.formats.dataset.manifest import Manifest, read_manifest
+from shardprep.formats.dataset.report import Report
+from shardprep.formats.dataset.verify import verify
+from shardprep.formats.errors import OperationError, PlanMismatch
+from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.recognise import recognise
+
+from .build_shard import BuiltShard, shard_jobs
+from .job_runner import run_jobs
+from .plan import Plan, PlanOptions, plan
+from .progress_counters import COUNTERS_NAME, ProgressCounters
+from .tables import (
+    GatheredBoxes,
+    build_tables,
+    gathered_boxes,
+    publish_tables,
+)
+from .work_folder import WorkFolder
+
+
+def repair(
+    dataset: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Rebuild what ``verify(level="full")`` finds damaged or missing; return a new verification.
+
+    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from.
+    ``workers`` and ``progress`` are as in :func:`~.convert.convert`.
+
+    A shard is replaced only by one with the SHA-256 in the manifest, so the root stays the same. For a
+    damaged table all shards are rebuilt, because its rows come from them. Files that do not belong to the
+    dataset are reported and left alone. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
+    if the source is a different one, and what :func:`~.convert.convert` raises.
+    """
+    path, progress = Path(dataset), progress or NoProgress()
+    manifest = read_manifest(path)
+    report = verify(path, workers=workers, progress=progress)
+    if report.unchecked:
+        raise OperationError(f"could not check {report.unchecked[0]}", path=path)
+    damaged = {finding.file for finding in report.findings} & {f.name for f in manifest.files}
+    if not damaged:
+        return report
+    recognised = recognise(Path(source), split=manifest.split)
+    listing = recognised.listing(manifest.split)
+    planned = _planned_again(listing, manifest, path)
+    boxes = gathered_boxes(recognised, manifest.split, listing)
+    with WorkFolder(path) as work_folder:
+        repair = _Repair(planned, manifest, work_folder, workers, progress)
+        repair.shards(damaged, listing)
+        repair.tables(damaged, boxes)
+        work_folder.remove()
+    return verify(path, workers=workers, progress=progress)
+
+
+def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
+    names = {f.name for f in fields(PlanOptions)}
+    options = PlanOptions(**{name: value for name, value in manifest.plan.items() if name in names})
+    planned = plan(listing, options)
+    if planned.digest != manifest.plan["sha256"]:
+        raise PlanMismatch(
+            "was made from another source than this one: keys, labels or sizes differ", path=path
+        )
+    return planned
+
+
+@dataclass
+class _Repair:
+    """The rebuilding in one work folder; a file that differs from the manifest's is not published."""
+
+    planned: Plan
+    manifest: Manifest
+    work_folder: WorkFolder
+    workers: int | None
+    progress: Progress
+    built: list[BuiltShard] = field(default_factory=list)
+
+    def shards(self, damaged: set[str], listing: Listing) -> None:
+        """Rebuild the damaged shards; all shards if a table is damaged, because its rows come from them."""
+        everything = bool(damaged & {t.name for t in self.manifest.tables})
+        shards = [s for s in self.planned.shards if everything or s.name in damaged]
+        counters = ProgressCounters(self.work_folder.run / COUNTERS_NAME, shards)
+        expected = {s.name: s.sha256 for s in self.manifest.shards}
+        jobs = shard_jobs(self.planned, shards, listing.reader, self.work_folder, expected=expected)
+        records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
+        with self.progress.task("repair", records=records, size=size):
+            self.built = run_jobs(jobs, counters, workers=self.workers, progress=self.progress)
+
+    def tables(self, damaged: set[str], boxes: GatheredBoxes | None) -> None:
+        """Rebuild the damaged tables; each must match the manifest before it is published."""
+        wanted = [t for t in self.manifest.tables if t.name in damaged]
+        if not wanted:
+            return
+        made = build_tables(self.work_folder, self.planned, self.built, boxes)
+        for table in wanted:
+            if table not in made:
+                raise PlanMismatch(
+                    "was made from another source than this one: its bytes differ",
+                    path=self.work_folder.output / table.name,
+                )
+        publish_tables(self.work_folder, [t.name for t in wanted])

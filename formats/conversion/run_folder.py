@@ -1,0 +1,91 @@
+"""The folder of one run in a work folder, which holds all files until they are published.
+
+A worker may outlive its run: it was stopped, or its disk hung, when the run was killed. All files that it
+writes are in its run's folder. The next run removes that folder before anything else, and its random name
+is never used again. From then on the worker can neither make nor rename a file, and its open files have no
+name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+_PREFIX = "run-"
+_HOST_CHARACTERS = 32
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+
+
+def make_run_folder(work_folder: Path) -> Path:
+    """Make a folder with a unique name, which names the host and the process."""
+    host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:_HOST_CHARACTERS]
+    folder = work_folder / f"{_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"
+    folder.mkdir()
+    return folder
+
+
+def remove_run_folders(work_folder: Path) -> None:
+    """Remove the folders of all runs. The caller holds the work folder's lock, so the other runs are dead."""
+    for path in work_folder.iterdir():
+        if path.name.startswith(_PREFIX):
+            remove_run_folder(path)
+
+
+def bytes_in_run_folders(work_folder: Path) -> int:
+    """Return about how many bytes removing the folders frees; 0 if there is no work folder."""
+    files = (path for path in work_folder.glob(f"{_PREFIX}*/*") if not path.parent.is_symlink())
+    return sum(map(_bytes_of, files))
+
+
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except OSError:  # removed since it was listed
+        return 0
+
+
+def remove_run_folder(folder: Path) -> None:
+    """Remove the folder, if it exists, and the files in it; a link in its place is removed, not followed."""
+    if not folder.is_symlink() and folder.is_dir():
+        while not _is_removed(folder):
+            pass  # a worker that still runs made another file; it cannot make the next one
+    else:
+        folder.unlink(missing_ok=True)
+
+
+def _is_removed(folder: Path) -> bool:
+    """Remove the folder with its files; return false if a new file was made in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with os.scandir(descriptor) as found:
+            names = [entry.name for entry in found]
+        for name in names:
+            _unlink(folder / name, descriptor)
+    finally:
+        os.close(descriptor)
+    return remove_if_empty(folder)
+
+
+def remove_if_empty(folder: Path) -> bool:
+    """Remove a folder if it is empty; return whether it was."""
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in _NOT_EMPTY:
+            raise
+        return False
+    return True
+
+
+def _unlink(path: Path, folder: int) -> None:
+    with suppress(FileNotFoundError):  # renamed since it was listed
+        try:
+            os.unlink(path.name, dir_fd=folder)
+        except OSError as error:
+            error.filename = os.fspath(path)
+            raise

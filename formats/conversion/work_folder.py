@@ -1,0 +1,191 @@
+"""The folder ``.prep`` in an output: the state of an unfinished conversion.
+
+It holds the lock, the plan that a resumed conversion must have, the commit records of finished shards, and
+the folder of the run that holds the lock, with unfinished files. A finished conversion removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
+from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
+from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
+from shardprep.formats.system.atomic_write import flush_file, publish_bytes
+from shardprep.formats.system.descriptor import Descriptor
+from shardprep.formats.system.full_disk import as_no_space
+from shardprep.formats.system.owned import Owned
+
+from .run_folder import (
+    make_run_folder,
+    remove_if_empty,
+    remove_run_folder,
+    remove_run_folders,
+)
+
+OUTPUT_FILES = re.compile(r"shard-\d{5,}\.(lmdb|h5)|(index|boxes)\.npy|(quarantine|provenance)\.json")
+
+
+_locks: weakref.WeakSet[Descriptor] = weakref.WeakSet()
+
+
+def _close_inherited_locks() -> None:
+    """Close the locks in a forked copy of this process, which otherwise keeps outputs busy after it."""
+    for lock in _locks:
+        with suppress(OSError):
+            os.close(lock.fileno())
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+class WorkFolder(Owned):
+    """A lock on an output folder for one process. Not reusable, neither copyable nor picklable.
+
+    If an OSError for a full disk leaves the context, NoSpace is raised in its place, with what is used up.
+
+    ``run`` is the folder in which this run builds files; it exists only within the context. Entering removes
+    the folders of dead runs. Jobs that still work after their run ended can publish nothing.
+    """
+
+    run: Path
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.folder = output / WORK_FOLDER_NAME
+        self._lock: Descriptor | None = None
+
+    def __enter__(self) -> Self:
+        """Lock the output. Raises OutputBusy, UsageError if it is not a folder, OSError."""
+        if self.output.exists() and not self.output.is_dir():
+            raise UsageError("is not a folder", path=self.output)
+        self.output.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.folder.mkdir()
+        flush_file(self.output)
+        flush_file(self.output.parent)
+        self._take()
+        return self
+
+    def _take(self) -> None:
+        try:
+            refuse_link(self.folder)
+            self._lock = self._take_lock(self.folder / "lock")
+        except (BlockingIOError, FileNotFoundError) as error:  # missing: its owner finished and removed it
+            raise OutputBusy("another process is working on this output", path=self.output) from error
+        try:
+            remove_run_folders(self.folder)
+            self.run = make_run_folder(self.folder)
+        except BaseException:
+            self._release()
+            raise
+
+    def _take_lock(self, path: Path) -> Descriptor:
+        lock = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+        _locks.add(lock)
+        try:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock.fileno()).st_ino != path.stat().st_ino:
+                raise BlockingIOError  # its owner finished and removed it after it was opened
+        except OSError:
+            lock.close()
+            raise
+        return lock
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is None or not self.made_here:
+            return
+        full = as_no_space(error, self.output)  # checked before files are removed
+        try:
+            with suppress(OSError):  # the next run removes it, or reports why it cannot
+                remove_run_folder(self.run)
+        finally:
+            self._release()
+        if full is not None:
+            raise full from error
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            fcntl.flock(self._lock.fileno(), fcntl.LOCK_UN)  # releases it for copies of the descriptor, too
+            self._lock.close()
+            self._lock = None
+
+    def claim(self, guard: dict[str, Any]) -> None:
+        """Store the plan of this conversion, or check that it is the one begun here.
+
+        Raises PlanMismatch, which names what differs.
+        """
+        path = self.folder / "plan.json"
+        if not path.exists():
+            publish_bytes(path, canonical_json(guard), self.run)
+            return
+        begun = _parsed(path)
+        differing = [name for name in guard if begun.get(name) != guard[name]]
+        if differing:
+            raise PlanMismatch(
+                f"holds an unfinished conversion with other {', '.join(differing)}; repeat the command "
+                "that began it, or add --restart to discard what it did",
+                path=self.output,
+            )
+
+    def discard(self) -> None:
+        """Remove all files of an unfinished conversion from the output, and nothing else."""
+        for path in self.output.iterdir():
+            if OUTPUT_FILES.fullmatch(path.name):
+                path.unlink()
+        self._clear()
+        flush_file(self.output)
+
+    def remove(self) -> None:
+        """Remove the work folder, its lock last; the lock is still held."""
+        self._clear()
+        remove_run_folder(self.run)
+        (self.folder / "lock").unlink()
+        remove_if_empty(self.folder)  # it is not empty if another process has already made a lock in it
+
+    def _clear(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in ("lock", self.run.name):
+                path.unlink()
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        begun: dict[str, Any] = parse_canonical_json(path.read_bytes())
+    except ValueError as error:
+        raise PlanMismatch(
+            f"cannot be read ({error}); add --restart to discard the unfinished conversion", path=path
+        ) from error
+    return begun
+
+
+def refuse_link(folder: Path) -> None:
+    """Raise UsageError for a link in place of the work folder: files elsewhere would be removed."""
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise UsageError("is not a folder but should be; remove it", path=folder)
+
+
+def refuse_busy(output: Path) -> None:
+    """Raise OutputBusy if another process holds the output, before any work is done."""
+    try:
+        descriptor = os.open(output / WORK_FOLDER_NAME / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked in between would keep it
+    except BlockingIOError as error:
+        raise OutputBusy("another process is working on this output", path=output) from error
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""A converted dataset: manifest, index, reading and verification."""

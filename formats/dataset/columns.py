@@ -1,0 +1,124 @@
+"""The checks of a dataset's tables against its manifest, so that every value in them is safe to use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import ManifestDamaged
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.record import MAX_IMAGE_BYTES
+
+from .index import BOXES_NAME, INDEX_NAME, Rows, read_boxes, read_index
+from .manifest import Manifest
+
+_ROWS_AT_ONCE = 1 << 16
+
+
+def checked_index(dataset: Path, manifest: Manifest) -> Rows:
+    """Read the index of a dataset folder into memory, and check it against the manifest.
+
+    Its rows are the shards' records, one after the other; labels are in the label space; keys are UTF-8;
+    lengths are possible for images, fit the shards and add up. Whether the rows match the records is only
+    known by reading these. Raises ManifestDamaged, OSError.
+    """
+    entry, path = manifest.table(INDEX_NAME), dataset / INDEX_NAME
+    if entry is None:
+        raise ManifestDamaged(f"lists no {INDEX_NAME}", path=dataset)
+    rows = read_index(path, entry)
+    if len(rows) != manifest.records:
+        raise ManifestDamaged(f"has {len(rows)} rows, not {manifest.records}", path=path)
+    _refuse(path, _index_issues(rows, manifest))
+    return rows
+
+
+def checked_boxes(dataset: Path, manifest: Manifest) -> Rows | None:
+    """Read the table of boxes, None if there is none: of existing records, in their order, within the image.
+
+    Raises ManifestDamaged, OSError.
+    """
+    entry, path = manifest.table(BOXES_NAME), dataset / BOXES_NAME
+    if entry is None:
+        return None
+    rows = read_boxes(path, entry)
+    if len(rows):
+        _refuse(path, _box_issues(rows, manifest))
+    return rows
+
+
+def _refuse(path: Path, issues: Iterator[str]) -> None:
+    if found := "; ".join(issues):
+        raise ManifestDamaged(f"does not fit the manifest: {found}", path=path)
+
+
+def _index_issues(rows: Rows, manifest: Manifest) -> Iterator[str]:
+    starts = np.cumsum([0, *(shard.records for shard in manifest.shards)])
+    if not all(_in_place(rows, chunk, starts) for chunk in _chunks(len(rows))):
+        yield "its rows are not the shards' records in stored order"
+    if not _labels_ok(rows, manifest.labels):
+        yield "it has labels of unknown classes"
+    if not all(_keys_ok(rows[chunk]) for chunk in _chunks(len(rows))):
+        yield "it has keys that are not UTF-8"
+    yield from _length_issues(rows["length"], starts, manifest)
+
+
+def _chunks(rows: int) -> Iterator[slice]:
+    """Slices of all rows, so that what is computed of a large index takes little memory at a time."""
+    return (slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE))
+
+
+def _in_place(rows: Rows, chunk: slice, starts: npt.NDArray[np.int64]) -> bool:
+    """Whether each row of a chunk names the shard and ordinal of its place."""
+    numbers = np.arange(chunk.start, min(chunk.stop, len(rows)))
+    shards = np.searchsorted(starts, numbers, side="right") - 1
+    in_shard = (rows["shard"][chunk] == shards).all()
+    return bool(in_shard and (rows["ordinal"][chunk] == numbers - starts[shards]).all())
+
+
+def _length_issues(
+    lengths: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], manifest: Manifest
+) -> Iterator[str]:
+    if lengths.max() > MAX_IMAGE_BYTES:
+        yield "it has lengths that no image has"
+    sums = _shard_bytes(lengths, starts)
+    if sums.sum() != manifest.image_bytes:
+        yield f"its lengths are {sums.sum()} bytes together, not {manifest.image_bytes}"
+    if (sums > [shard.size for shard in manifest.shards]).any():
+        yield "its lengths are more than the shards have"
+
+
+def _shard_bytes(lengths: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The bytes of each shard's images."""
+    sums = np.zeros(len(starts) - 1, np.int64)
+    for chunk in _chunks(len(lengths)):
+        numbers = np.arange(chunk.start, min(chunk.stop, len(lengths)))
+        np.add.at(sums, np.searchsorted(starts, numbers, side="right") - 1, lengths[chunk])
+    return sums
+
+
+def _labels_ok(rows: Rows, labels: LabelSpace) -> bool:
+    return bool(rows["label"].min() >= UNLABELLED and rows["label"].max() < len(labels))
+
+
+def _keys_ok(rows: Rows) -> bool:
+    """Whether each key is UTF-8; most are ASCII, which is quick to check."""
+    keys = rows.view(np.uint8).reshape(len(rows), -1)[:, : rows.dtype["key"].itemsize]
+    others = (keys >= 0x80).any(axis=1)
+    try:
+        b"\0".join(rows["key"][others].tolist()).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _box_issues(rows: Rows, manifest: Manifest) -> Iterator[str]:
+    if rows["record"].max() >= manifest.records or (np.diff(rows["record"].astype(np.int64)) < 0).any():
+        yield "its record numbers are not the dataset's in order"
+    if not _labels_ok(rows, manifest.labels):
+        yield "it has labels of unknown classes"
+    for low, high in (("x_min", "x_max"), ("y_min", "y_max")):
+        if not ((rows[low] >= 0) & (rows[low] <= rows[high]) & (rows[high] <= 1)).all():
+            yield f"it has boxes with {low} and {high} that are not fractions in order"

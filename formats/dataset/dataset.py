@@ -1,0 +1,93 @@
+"""An opened dataset: its records by number, each checked when it is read."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.containers.container import ShardReader
+from shardprep.formats.records.record import Record
+
+from .columns import checked_boxes, checked_index
+from .index import Rows
+from .manifest import Manifest, read_manifest
+from .shard_cache import OpenShards
+
+
+class Dataset(AbstractContextManager["Dataset"]):
+    """An opened dataset: its records by number, and its manifest, index and boxes.
+
+    ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. ``path`` is the dataset's folder.
+    ``labels`` is the space of the records' labels: ``sorted_wnid0``, ``ilsvrc2012_id`` or
+    ``sorted_wnid1_bg``. Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
+
+    Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
+    are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
+    index, and raises CorruptRecord or ShardDamaged rather than return a damaged or different record, and
+    OSError if the system fails. Files that change while the dataset is open give errors, never a signal.
+    """
+
+    def __init__(self, path: Path, *, labels: str = "sorted_wnid0") -> None:
+        self.path = path
+        self.label_space = labels
+        self.manifest: Manifest = read_manifest(path)
+        self.index: Rows = checked_index(path, self.manifest)
+        self._label_map = self.manifest.labels.mapping(labels).tolist()
+        self._shards = OpenShards(path, self.manifest.container, self.manifest.shards)
+
+    @property
+    def boxes(self) -> npt.NDArray[np.void] | None:
+        """The table of boxes (record, label, x_min, y_min, x_max, y_max; fractions), None without any."""
+        return checked_boxes(self.path, self.manifest)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, number: int) -> Record:
+        number = operator.index(number)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)}")
+        key, label, shard, ordinal, _, crc32c, *_ = self.index[number].item()
+        record = self.shard(shard).read(ordinal, indexed=(key, label, crc32c))
+        return record._replace(label=self._label_map[record.label])
+
+    def __iter__(self) -> Iterator[Record]:
+        return (self[number] for number in range(len(self)))
+
+    def shard(self, number: int) -> ShardReader:
+        """Return the reader of a shard, opened at its first use."""
+        return self._shards[number]
+
+    def close(self) -> None:
+        """Close the shards; the next read opens them again. No other thread may be reading."""
+        self._shards.close()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.path, self.label_space)
+
+    def __repr__(self) -> str:
+        return f"<Dataset {os.fspath(self.path)!r}: {len(self)} records, {self.manifest.root}>"
+
+
+def _reopen(path: Path, labels: str) -> Dataset:
+    return Dataset(path, labels=labels)
+
+
+def open_dataset(path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") -> Dataset:
+    """Open the dataset of one converted split.
+
+    ``path`` is its folder. ``labels`` is the space of the records' labels: ``sorted_wnid0`` (0 to n - 1, by
+    sorted class names), ``ilsvrc2012_id`` (the devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for
+    background). Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
+    """
+    return Dataset(Path(path), labels=labels)

@@ -1,0 +1,194 @@
+"""The manifest: the description of a dataset, with the hashes of its files. Published last.
+
+``manifest.json`` is canonical JSON, so equal manifests have equal bytes, and any changed byte is
+found: the file is not JSON, or not canonical, or does not match its own ``root``. The root determines
+every byte of the dataset, so it is the one string to pin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.errors import ManifestDamaged, UnknownVersion
+from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.records.labels import LabelSpace
+
+from .manifest_checks import issues_of
+from .published_file import FileEntry, read_small
+
+FORMAT_VERSION = (1, 0)
+
+
+MANIFEST_NAME = "manifest.json"
+PROVENANCE_NAME = "provenance.json"
+QUARANTINE_NAME = "quarantine.json"
+FORMAT_NAME = "shardprep"
+MAX_MANIFEST_BYTES = 64 << 20
+
+KNOWN_KEYS = frozenset(
+    [
+        "format",
+        "version",
+        "crit",
+        "dataset",
+        "labels",
+        "source",
+        "plan",
+        "container",
+        "writer",
+        "tables",
+        "shards",
+        "content_root",
+        "root",
+    ]
+)
+
+
+WORK_FOLDER_NAME = ".prep"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a dataset, validated by :meth:`parse`; the constructor checks nothing.
+
+    ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
+    images' lengths; ``partial`` whether the source had another number of images than it should;
+    ``class_sorted`` whether the records are stored class after class; ``skipped`` the number of bad images
+    left out; ``labels`` the :class:`LabelSpace`. ``source`` (layout and archives), ``plan`` (the options
+    and the SHA-256 of the plan) and ``writer`` (versions of the libraries) are as the conversion wrote them.
+    ``container`` is "lmdb" or "hdf5". ``tables`` are the entries of the index and, if there are any, of the
+    boxes and the quarantine list; ``shards`` those of the shards, in stored order. ``content_root`` is the
+    hash over the records, ``version`` the format's (major, minor), and ``extra`` the keys of a later minor
+    version that this release does not need.
+    """
+
+    split: str
+    records: int
+    image_bytes: int
+    partial: bool
+    class_sorted: bool
+    skipped: int
+    labels: LabelSpace
+    source: dict[str, Any]
+    plan: dict[str, Any]
+    container: str
+    writer: dict[str, Any]
+    tables: tuple[FileEntry, ...]
+    shards: tuple[FileEntry, ...]
+    content_root: str
+    version: tuple[int, int] = FORMAT_VERSION
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def root(self) -> str:
+        """The SHA-256 over everything else in the manifest: the string to pin."""
+        return sha256_of(self._body())
+
+    def table(self, name: str) -> FileEntry | None:
+        """Return the table of that file name, None if there is none."""
+        return next((t for t in self.tables if t.name == name), None)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files that the manifest lists, with their hashes."""
+        return (*self.tables, *self.shards)
+
+    def _body(self) -> dict[str, Any]:
+        return self.extra | {
+            "format": FORMAT_NAME,
+            "version": list(self.version),
+            "crit": [],
+            "dataset": {
+                "split": self.split,
+                "records": self.records,
+                "image_bytes": self.image_bytes,
+                "partial": self.partial,
+                "class_sorted": self.class_sorted,
+                "skipped": self.skipped,
+            },
+            "labels": {
+                "space": "sorted_wnid0",
+                "classes": self.labels.to_json(),
+                "sha256": self.labels.digest,
+            },
+            "source": self.source,
+            "plan": self.plan,
+            "container": self.container,
+            "writer": self.writer,
+            "tables": [t.to_json() for t in self.tables],
+            "shards": [s.to_json() for s in self.shards],
+            "content_root": self.content_root,
+        }
+
+    def to_bytes(self) -> bytes:
+        """Return the file's bytes, such that ``Manifest.parse(m.to_bytes()) == m``."""
+        return canonical_json(self._body() | {"root": self.root})
+
+    @classmethod
+    def parse(cls, data: bytes, path: Path | None = None) -> Manifest:
+        """Validate ``data``, the bytes of ``path``, and return the manifest.
+
+        ``Manifest.parse(data).to_bytes() == data``, because only what is kept is accepted. Takes up to 8
+        times the memory of ``data`` for lists of shards and classes, and at most 0.7 GB for any other data.
+        Raises ManifestDamaged with every finding, or UnknownVersion.
+        """
+        try:
+            value = parse_canonical_json(data)
+        except ValueError as error:
+            raise ManifestDamaged(f"{error}", path=path) from error
+        _check_version(value, path)
+        issues = issues_of(value)
+        if issues:
+            raise ManifestDamaged("; ".join(issues), path=path)
+        return cls._from_valid(value)
+
+    @classmethod
+    def _from_valid(cls, value: dict[str, Any]) -> Manifest:
+        return cls(
+            **value["dataset"],
+            labels=LabelSpace.from_json(value["labels"]["classes"]),
+            source=value["source"],
+            plan=value["plan"],
+            container=value["container"],
+            writer=value["writer"],
+            tables=tuple(FileEntry(**t) for t in value["tables"]),
+            shards=tuple(FileEntry(**s) for s in value["shards"]),
+            content_root=value["content_root"],
+            version=(value["version"][0], value["version"][1]),
+            extra={name: part for name, part in value.items() if name not in KNOWN_KEYS},
+        )
+
+
+def read_manifest(dataset: Path) -> Manifest:
+    """Return the manifest of the folder ``dataset``. Raises ManifestDamaged, UnknownVersion, OSError."""
+    path = dataset / MANIFEST_NAME
+    try:
+        data = read_small(path, MAX_MANIFEST_BYTES)
+    except FileNotFoundError as error:
+        message = "no manifest.json: not a dataset, or its conversion has not finished"
+        raise ManifestDamaged(message, path=dataset) from error
+    return Manifest.parse(data, path)
+
+
+def _check_version(value: object, path: Path | None) -> None:
+    """Refuse an unknown major version, or an unknown critical key, before anything else is checked."""
+    if not isinstance(value, dict) or value.get("format") != FORMAT_NAME:
+        raise ManifestDamaged("is not a shardprep manifest", path=path)
+    version, critical = value.get("version"), value.get("crit")
+    if not (isinstance(version, list) and len(version) == 2 and all(type(v) is int for v in version)):
+        raise ManifestDamaged(f"has the version {version!r}", path=path)
+    if not isinstance(critical, list):
+        raise ManifestDamaged("crit is not a list", path=path)
+    if _root_of(value) != value.get("root"):
+        raise ManifestDamaged("does not match its own root: it was changed after it was published", path=path)
+    if version[0] != FORMAT_VERSION[0] or critical:
+        known = ".".join(map(str, FORMAT_VERSION))
+        found = ".".join(map(str, version)) + (f" with {critical}" if critical else "")
+        raise UnknownVersion(f"format version {found}; this release knows {known}", path=path)
+
+
+def _root_of(value: dict[str, Any]) -> str:
+    return sha256_of({name: part for name, part in value.items() if name != "root"})

@@ -1,0 +1,107 @@
+"""The schema of a manifest: its parts, their types, and what must agree between them.
+
+:class:`~.manifest.Manifest` keeps every part of a manifest that passes these checks.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any, TypeGuard
+
+from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.records.labels import MAX_CLASS_ID, label_digest
+
+FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def issues_of(value: dict[str, Any]) -> list[str]:
+    """Return everything that is wrong with a manifest of a known version."""
+    issues = [f"{name} is not {wanted}" for name, wanted, ok in _shape_checks(value) if not ok]
+    if issues:
+        return issues
+    files = [*value["tables"], *value["shards"]]
+    names = [f["name"] for f in files]
+    if len(set(names)) != len(names):
+        issues.append("a file is listed twice")
+    if sum(s["records"] for s in value["shards"]) != value["dataset"]["records"]:
+        issues.append("the shards' records do not add up")
+    if not value["dataset"]["records"]:
+        issues.append("it has no records")
+    if label_digest(c["name"] for c in value["labels"]["classes"]) != value["labels"]["sha256"]:
+        issues.append("the label space does not match its hash")
+    return issues
+
+
+def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    dataset = {
+        "split": str,
+        "records": int,
+        "image_bytes": int,
+        "partial": bool,
+        "class_sorted": bool,
+        "skipped": int,
+    }
+    plan = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str}
+    plan |= {"on_bad_image": str, "decode_check": bool}
+    checks = [
+        ("dataset", "complete", _has_exactly(value.get("dataset"), dataset)),
+        ("labels", "complete", _labels_ok(value.get("labels"))),
+        ("source", "complete", _holds(value.get("source"), {"layout": str})),
+        ("plan", "complete", _holds(value.get("plan"), plan)),
+        ("writer", "complete", _holds(value.get("writer"), {})),
+        ("container", "one of " + ", ".join(CONTAINERS), value.get("container") in CONTAINERS),
+        ("content_root", "a digest", isinstance(value.get("content_root"), str)),
+    ]
+    for name in ("tables", "shards"):
+        part = value.get(name)
+        checks.append((name, "a list of files", isinstance(part, list) and all(map(_file_ok, part))))
+    return checks
+
+
+def _holds(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
+
+
+def _has_exactly(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
+    if not _holds(value, kinds) or value.keys() != kinds.keys():
+        return False
+    return all(0 <= part < 1 << 63 for part in value.values() if type(part) is int)
+
+
+def _labels_ok(value: object) -> bool:
+    """Whether the classes' names are unique and in order, so that a label is one class."""
+    if not _has_exactly(value, {"space": str, "classes": list, "sha256": str}):
+        return False
+    classes = value["classes"]
+    if value["space"] != "sorted_wnid0" or not all(map(_class_ok, classes)):
+        return False
+    return all(one["name"] < other["name"] for one, other in pairwise(classes))
+
+
+def _class_ok(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"name", "words", "ilsvrc2012_id"}:
+        return False
+    name, words, number = value["name"], value["words"], value["ilsvrc2012_id"]
+    if not _is_text(name) or not (words is None or _is_text(words)):
+        return False
+    return number is None or (type(number) is int and 0 <= number <= MAX_CLASS_ID)
+
+
+def _is_text(value: object) -> bool:
+    """Whether the value is a string without lone surrogates, which have no UTF-8."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _file_ok(value: object) -> bool:
+    """Whether the value has a file name within the folder, a size, a digest and a count."""
+    if not _has_exactly(value, {"name": str, "size": int, "sha256": str, "records": int}):
+        return False
+    return bool(FILE_NAME.fullmatch(value["name"]) and SHA256.fullmatch(value["sha256"]))

@@ -1,0 +1,75 @@
+"""The report of a verification."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.errors import DataError, OperationError
+from shardprep.formats.printable import printable
+
+from .manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong that a verification found.
+
+    ``file`` is the file's name in the dataset, ``problem`` what is wrong, and ``key`` the record's key, None
+    if no record is concerned. The attributes may hold any text from a file; ``str`` is printable.
+    """
+
+    file: str
+    problem: str
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return ": ".join(printable(part) for part in (self.file, self.key, self.problem) if part)
+
+
+@dataclass
+class Report:
+    """The result of a verification.
+
+    ``dataset`` is the folder, ``level`` the level checked, and ``manifest`` the :class:`Manifest`, None if it
+    is damaged. ``findings`` are damage, ``unchecked`` is what could not be read, and ``notes`` are remarks
+    that are no damage, such as messages of the decoder.
+    """
+
+    dataset: Path
+    level: str
+    manifest: Manifest | None = None
+    findings: list[Finding] = field(default_factory=list)
+    unchecked: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code: 0 intact, 1 damaged or incomplete, 3 not all could be checked."""
+        return 1 if self.findings else 3 if self.unchecked else 0
+
+    def raise_for_findings(self) -> None:
+        """Raise DataError or OperationError unless the dataset is intact."""
+        if self.findings:
+            more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
+            raise DataError(f"{self.findings[0]}{more}; prep repair rebuilds it", path=self.dataset)
+        if self.unchecked:
+            raise OperationError(f"could not check {self.unchecked[0]}", path=self.dataset)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        lists = {"findings": self.findings, "unchecked": self.unchecked, "notes": self.notes}
+        return {
+            "dataset": os.fspath(self.dataset),
+            "level": self.level,
+            "ok": self.exit_code == 0,
+            "root": self.manifest.root if self.manifest else None,
+            "content_root": self.manifest.content_root if self.manifest else None,
+            "records": self.manifest.records if self.manifest else None,
+            **{
+                name: [{"file": f.file, "key": f.key, "problem": f.problem} for f in found]
+                for name, found in lists.items()
+            },
+        }

@@ -1,0 +1,68 @@
+"""The open shards of a process, not more than the system allows."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+
+from shardprep.formats.containers.container import ShardReader
+from shardprep.formats.containers.registry import open_shard
+from shardprep.formats.system.owned import Owned
+
+from .published_file import FileEntry
+
+# A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
+MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
+
+_made: weakref.WeakSet[OpenShards] = weakref.WeakSet()
+
+
+def _free_in_copy() -> None:
+    """Unlock in a forked copy of this process, where the threads that opened shards are missing."""
+    for shards in _made:
+        shards._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_in_copy)
+
+
+class OpenShards(Owned):
+    """Readers by shard number, opened at their first use; the least recently used are released.
+
+    Thread-safe, also in a forked copy of the process. A released reader is closed when the last thread
+    that reads from it has finished.
+    """
+
+    def __init__(self, folder: Path, container: str, shards: tuple[FileEntry, ...]) -> None:
+        self._folder = folder
+        self._container = container
+        self._shards = shards
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._lock = threading.Lock()
+        _made.add(self)
+
+    def __getitem__(self, number: int) -> ShardReader:
+        with self._lock:
+            reader = self._open[number] if number in self._open else self._opened(number)
+            self._open.move_to_end(number)
+            return reader
+
+    def _opened(self, number: int) -> ShardReader:
+        entry = self._shards[number]
+        path = self._folder / entry.name
+        reader = open_shard(path, self._container, size=entry.size, records=entry.records)
+        self._open[number] = reader
+        if len(self._open) > MAX_OPEN:
+            self._open.popitem(last=False)
+        return reader
+
+    def close(self) -> None:
+        """Close all readers; the next use opens them again. No other thread may be reading."""
+        with self._lock:
+            readers, self._open = self._open, OrderedDict()
+        for reader in readers.values():
+            reader.close()

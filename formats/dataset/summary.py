@@ -1,0 +1,106 @@
+"""The summary of a dataset, from its manifest and its index."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.images.header import EXTREME_ASPECT, ImageFlag
+
+from .dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The summary of a dataset.
+
+    ``path`` is its folder. From the manifest: ``split``, ``records``, ``classes`` of the label space,
+    ``image_bytes``, ``disk_bytes`` of all files, ``container``, the number of ``shards``, ``order`` and
+    ``seed``, ``class_sorted``, ``partial``, ``skipped``, the number of ``boxes``, the layout of the
+    ``source``, ``content_root`` and ``root``. From the index: ``classes_present`` with images, ``per_class``
+    the fewest and most images of these, ``images`` which maps "width", "height" (pixels) and "length"
+    (bytes) to (5 %, median, 95 %, largest), and ``oddities`` the number of unusual images by kind.
+    """
+
+    path: str
+    split: str
+    records: int
+    classes: int
+    classes_present: int
+    per_class: tuple[int, int]
+    image_bytes: int
+    disk_bytes: int
+    container: str
+    shards: int
+    order: str
+    seed: int
+    class_sorted: bool
+    partial: bool
+    skipped: int
+    boxes: int
+    source: str
+    images: dict[str, tuple[int, int, int, int]]
+    oddities: dict[str, int]
+    content_root: str
+    root: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as a JSON object."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def summarise(dataset: Dataset) -> Summary:
+    """Return the summary of ``dataset``, an opened :class:`Dataset`. Reads no shard."""
+    manifest, index = dataset.manifest, dataset.index
+    counts = np.unique(index["label"], return_counts=True)[1]
+    boxes = manifest.table("boxes.npy")
+    return Summary(
+        path=os.fspath(dataset.path),
+        split=manifest.split,
+        records=len(index),
+        classes=len(manifest.labels),
+        classes_present=int(np.count_nonzero(np.unique(index["label"]) >= 0)),
+        per_class=(int(counts.min()), int(counts.max())),
+        image_bytes=manifest.image_bytes,
+        disk_bytes=sum(f.size for f in manifest.files),
+        container=manifest.container,
+        shards=len(manifest.shards),
+        order=manifest.plan["order"],
+        seed=manifest.plan["seed"],
+        class_sorted=manifest.class_sorted,
+        partial=manifest.partial,
+        skipped=manifest.skipped,
+        boxes=boxes.records if boxes else 0,
+        source=manifest.source["layout"],
+        images={name: _spread(index[name]) for name in ("width", "height", "length")},
+        oddities=_oddities(index),
+        content_root=manifest.content_root,
+        root=manifest.root,
+    )
+
+
+def _spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
+    low, middle, high, largest = np.percentile(column, [5, 50, 95, 100])
+    return int(low), int(middle), int(high), int(largest)
+
+
+def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
+    """Return the number of unusual images by kind; an image may be of several kinds."""
+    flags, components = index["flags"], index["components"]
+    width, height = index["width"].astype(np.int64), index["height"].astype(np.int64)
+    png = (flags & ImageFlag.PNG) != 0
+    counts = {
+        "PNG": png,
+        "progressive": (flags & ImageFlag.PROGRESSIVE) != 0,
+        "grayscale": components <= 2,
+        "CMYK": (components == 4) & ~png,
+        "EXIF orientation": index["orientation"] != 1,
+        "corrupt EXIF": (flags & ImageFlag.CORRUPT_EXIF) != 0,
+        "trailing bytes": (flags & ImageFlag.TRAILING_BYTES) != 0,
+        "under 32 pixels": np.minimum(width, height) < 32,
+        f"over {EXTREME_ASPECT}:1": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
+    }
+    return {name: int(np.count_nonzero(found)) for name, found in counts.items()}

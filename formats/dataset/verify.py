@@ -1,0 +1,270 @@
+"""Verification: checks that a dataset is complete and intact, and reports every finding."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
+from shardprep.formats.processes.thread_start import starting_thread
+from shardprep.formats.processes.worker_pool import usable_cpus
+from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.records.record import content_root
+from shardprep.formats.system.atomic_write import hash_descriptor
+
+from .columns import checked_boxes, checked_index
+from .index import BOXES_NAME, INDEX_NAME, Rows
+from .isolated_check import IsolatedChecks
+from .manifest import (
+    MANIFEST_NAME,
+    PROVENANCE_NAME,
+    QUARANTINE_NAME,
+    WORK_FOLDER_NAME,
+    Manifest,
+    read_manifest,
+)
+from .manifest_claims import check_quarantine, false_claims
+from .published_file import FileEntry
+from .report import Finding, Report
+from .shard_check import NO_MEMORY, Checked, ShardCheck
+
+LEVELS = ("quick", "full", "records", "decode")
+
+# A library can loop without end over a damaged tree; a slow disk must not be taken for that.
+SHARD_TIMEOUT_S = 600.0
+SLOWEST_BYTES_PER_SECOND = 1e6
+
+T = TypeVar("T")
+
+
+def verify(
+    dataset: str | os.PathLike[str],
+    *,
+    level: str = "full",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Check a dataset, and return every finding. Never changes the dataset, and does not crash on damage.
+
+    ``dataset`` is its folder. ``workers`` is the number of parallel reads; None or 0 is one per usable CPU.
+    ``progress`` receives the progress; None shows none. Each ``level`` includes the one before:
+
+    ``quick``: the manifest matches its ``root``; its files exist with their sizes, and there are no others.
+
+    ``full``: every SHA-256 matches. The index and the table of boxes fit the manifest: rows, shards, lengths
+    (``image_bytes``), labels, boxes' records. So the dataset can be opened.
+
+    ``records``: every record matches its checksum and its row of the index, and all match ``content_root``.
+    Keys are unique; the order is the plan's; ``skipped`` and ``class_sorted`` are true, and so is ``partial``
+    for the official classes (for others it depends on the source). If images were skipped, the plan's order
+    and ``class_sorted`` cannot be checked. Each shard is read in a separate process.
+
+    ``decode``: every image decodes.
+
+    No level compares with the source: ``source``, ``writer``, the classes' words and the boxes' coordinates
+    are only protected by a pinned ``root``. Raises UnknownVersion, UsageError, OSError if the manifest cannot
+    be read, and OperationError if the system allows no further thread.
+    """
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
+    path = Path(dataset)
+    if not path.is_dir():
+        raise UsageError("is not a dataset folder", path=path)
+    report = Report(path, level)
+    try:
+        report.manifest = read_manifest(path)
+    except ManifestDamaged as error:
+        report.findings.append(Finding(MANIFEST_NAME, error.message))
+        return report
+    _Verification(report, report.manifest, workers or usable_cpus(), progress or NoProgress()).run()
+    return report
+
+
+class _Verification:
+    """One run over one dataset with an intact manifest."""
+
+    def __init__(self, report: Report, manifest: Manifest, workers: int, progress: Progress) -> None:
+        self.report = report
+        self.manifest = manifest
+        self.workers = workers
+        self.progress = progress
+        self.checks = IsolatedChecks()
+
+    def run(self) -> None:
+        if self.manifest.table(INDEX_NAME) is None:
+            self._found(MANIFEST_NAME, f"lists no {INDEX_NAME}, without which no dataset can be opened")
+        tables, shards = (
+            [entry for entry in entries if self._is_sound(entry)]
+            for entries in (self.manifest.tables, self.manifest.shards)
+        )
+        with self._reading("."):
+            self.report.findings += _unlisted(self.report.dataset, self.manifest)
+        if self.report.level == "quick":
+            return
+        index = self._read_tables({table.name for table in tables})
+        if self.report.level == "full":
+            self._hash([*tables, *shards])
+            return
+        self._hash(tables)
+        self._check_promises(index, {table.name for table in tables})
+        self._check_records(shards, index)
+
+    def _is_sound(self, entry: FileEntry) -> bool:
+        """Whether a file is there, regular, and of its size."""
+        status = None
+        with self._reading(entry.name):
+            try:
+                status = (self.report.dataset / entry.name).lstat()
+            except FileNotFoundError:
+                return self._found(entry.name, "is missing")
+        if status is None:
+            return False
+        if not stat.S_ISREG(status.st_mode):
+            return self._found(entry.name, "is not a regular file")
+        if status.st_size != entry.size:
+            return self._found(entry.name, f"has {status.st_size} bytes, not {entry.size}")
+        return True
+
+    def _found(self, name: str, problem: str, key: str | None = None) -> bool:
+        self.report.findings.append(Finding(name, problem, key))
+        return False
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Report damage of a file as a finding, and an error of the system as unchecked."""
+        try:
+            yield
+        except DataError as error:
+            self._found(name, error.message)
+        except OperationError as error:
+            self.report.unchecked.append(Finding(name, error.message))
+        except OSError as error:
+            self.report.unchecked.append(Finding(name, error.strerror or str(error)))
+        except MemoryError:
+            self.report.unchecked.append(Finding(name, NO_MEMORY))
+
+    def _read_tables(self, sound: set[str]) -> Rows | None:
+        """Check the tables named in ``sound``; return the index if it is intact."""
+        index = None
+        if INDEX_NAME in sound:
+            with self._reading(INDEX_NAME):
+                index = checked_index(self.report.dataset, self.manifest)
+        if BOXES_NAME in sound:
+            with self._reading(BOXES_NAME):
+                checked_boxes(self.report.dataset, self.manifest)
+        return index
+
+    def _check_promises(self, index: Rows | None, sound: set[str]) -> None:
+        if index is not None:
+            for problem in false_claims(self.manifest, index):
+                self._found(MANIFEST_NAME, problem)
+        if QUARANTINE_NAME in sound or self.manifest.table(QUARANTINE_NAME) is None:
+            with self._reading(QUARANTINE_NAME):
+                check_quarantine(self.report.dataset, self.manifest)
+
+    def _hash(self, entries: list[FileEntry]) -> None:
+        """Hash the files that were not hashed when they were read."""
+        unread = [entry for entry in entries if entry.name not in (INDEX_NAME, BOXES_NAME)]
+        for entry, digest in self._in_threads("hash", unread, self._hash_of):
+            if digest != entry.sha256:
+                self._found(entry.name, "its SHA-256 is not the manifest's")
+
+    def _hash_of(self, entry: FileEntry) -> str:
+        """Return the hash of a file, through one descriptor, so that its name may change."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.report.dataset / entry.name, flags)
+        try:
+            return hash_descriptor(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _in_threads(
+        self, title: str, entries: list[FileEntry], call: Callable[[FileEntry], T]
+    ) -> Iterator[tuple[FileEntry, T]]:
+        """Yield results in the entries' order; an unreadable file is reported, and does not stop the rest."""
+        done_records = done_bytes = 0
+        records, size = sum(e.records for e in entries), sum(e.size for e in entries)
+        results: dict[str, T] = {}
+        pool = ThreadPoolExecutor(self.workers)
+        with self.progress.task(title, records=records, size=size), pool:
+            try:
+                with starting_thread():
+                    futures = {pool.submit(call, entry): entry for entry in entries}
+                for future in as_completed(futures):
+                    entry = futures[future]
+                    done_records, done_bytes = done_records + entry.records, done_bytes + entry.size
+                    self.progress.at(done_records, done_bytes)
+                    self._collect(entry, future, results)
+            except BaseException:
+                self.checks.end()
+                pool.shutdown(cancel_futures=True)
+                raise
+        yield from ((entry, results[entry.name]) for entry in entries if entry.name in results)
+
+    def _collect(self, entry: FileEntry, future: Future[T], results: dict[str, T]) -> None:
+        with self._reading(entry.name):
+            try:
+                results[entry.name] = future.result()
+            except DataError as error:
+                self._found(entry.name, f"its container is unreadable: {error.message}")
+
+    def _check_records(self, shards: list[FileEntry], index: Rows | None) -> None:
+        checks = self._checks(index)
+        digests: dict[str, bytes] = {}
+
+        def checked(entry: FileEntry) -> Checked:
+            timeout_s = SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND
+            return self.checks.check(checks[entry.name], timeout_s)
+
+        for entry, found in self._in_threads(self.report.level, shards, checked):
+            for key, problem in found.problems:
+                self._found(entry.name, problem, key)
+            self.report.notes += [Finding(entry.name, note, key) for key, note in found.notes]
+            self.report.unchecked += [Finding(entry.name, reason) for reason in found.unread]
+            digests[entry.name] = found.digests
+        if self.report.exit_code == 0:
+            self._check_content_root(digests[s.name] for s in self.manifest.shards)
+
+    def _checks(self, index: Rows | None) -> dict[str, ShardCheck]:
+        checks, first = {}, 0
+        for number, shard in enumerate(self.manifest.shards):
+            checks[shard.name] = ShardCheck(
+                path=self.report.dataset / shard.name,
+                number=number,
+                container=self.manifest.container,
+                records=shard.records,
+                sha256=shard.sha256,
+                rows=None if index is None else index[first : first + shard.records],
+                decode=self.report.level == "decode",
+            )
+            first += shard.records
+        return checks
+
+    def _check_content_root(self, digests: Iterable[bytes]) -> None:
+        if content_root(digests) != self.manifest.content_root:
+            self._found(MANIFEST_NAME, "its content_root is not that of the records")
+
+
+def _unlisted(dataset: Path, manifest: Manifest) -> list[Finding]:
+    """Return findings for the files in the folder that do not belong to the dataset."""
+    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
+    if stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
+        known.add(WORK_FOLDER_NAME)  # of a conversion killed after its manifest was published
+    return [
+        Finding(name, "does not belong to the dataset")
+        for name in sorted(path.name for path in dataset.iterdir())
+        if name not in known
+    ]
+
+
+def _mode(path: Path) -> int:
+    """Return a path's type and mode, without following links; 0 if it does not exist."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,1 @@
+"""Image files: reading headers, and checking that they decode."""

@@ -1,0 +1,28 @@
+"""OpenCV with its limit of pixels set before the import, and without releases that hide damage."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from .header import MAX_PIXELS
+
+OLDEST = (4, 12)
+
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
+
+import cv2  # noqa: E402
+
+
+def require_opencv(version: str) -> None:
+    """Raise ImportError below 4.12, which returns truncated JPEGs as images, with other images' pixels."""
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        raise ImportError(
+            f"OpenCV {version} decodes truncated images without an error: "
+            "install opencv-python-headless 4.12 or newer"
+        )
+
+
+require_opencv(cv2.__version__)
+
+__all__ = ["cv2", "require_opencv"]

@@ -1,0 +1,121 @@
+"""A PNG by its chunks: its properties, its completeness, and the still image of an animated one."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shardprep.formats.errors import BadImage
+
+from .png_animation import ANIMATION, Animation
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+COMPONENTS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by colour type; a palette (3) expands to RGB
+
+_CRITICAL = frozenset([b"IHDR", b"PLTE", b"IDAT", b"IEND"])
+_HEAD = struct.Struct(">I4s")  # the length of a chunk's data, and its kind
+_REST = _HEAD.size + 4  # with the CRC after the data
+
+
+class Png(NamedTuple):
+    """Size in pixels, number of coded channels, and the end of the last chunk."""
+
+    width: int
+    height: int
+    components: int
+    end: int
+
+
+def read_png(image: bytes) -> Png:
+    """Return the properties of a PNG. Raises BadImage unless its chunks are complete, known and in order.
+
+    Unknown chunks are allowed if they are not critical. An animation must follow its specification; see
+    :class:`.png_animation.Animation`.
+    """
+    walk = _checked_chunks(image)
+    _, data, end = next(walk)
+    width, height, colour = _header(image, data)
+    animation = Animation(width, height)
+    seen, last = {b"IHDR"}, b"IHDR"
+    for kind, data, stop in walk:
+        _check_order(kind, seen, last, has_palette=colour == 3)
+        if kind in ANIMATION:
+            animation.see(kind, image[data], has_image=b"IDAT" in seen)
+        seen.add(kind)
+        last, end = kind, stop
+    animation.end()
+    return Png(width, height, COMPONENTS[colour], end)
+
+
+def without_animation(image: bytes) -> bytes:
+    """Return the still image of an animated PNG, and any other PNG unchanged.
+
+    OpenCV's decoder of animations writes out of bounds. Raises BadImage for an animated PNG that
+    :func:`read_png` refuses.
+    """
+    if not _is_animated(image):
+        return image
+    end = read_png(image).end
+    still = (image[start:stop] for kind, start, stop in _chunks(image[:end]) if kind not in ANIMATION)
+    return SIGNATURE + b"".join(still)
+
+
+def _is_animated(image: bytes) -> bool:
+    """Whether there is a chunk of an animation; called for every decoded image, so it does little."""
+    at, last = len(SIGNATURE), len(image) - _HEAD.size
+    while at <= last:
+        length, kind = _HEAD.unpack_from(image, at)
+        if kind in ANIMATION:
+            return True
+        at += _REST + length
+    return False
+
+
+def _chunks(image: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield kind, start and stop of each chunk by its length; the last stop may be after the end."""
+    at = len(SIGNATURE)
+    while at + _HEAD.size <= len(image):
+        length, kind = _HEAD.unpack_from(image, at)
+        yield kind, at, at + _REST + length
+        at += _REST + length
+
+
+def _checked_chunks(image: bytes) -> Iterator[tuple[bytes, slice, int]]:
+    """Yield kind, place of the data, and stop of each chunk up to IEND, after checking its CRC-32."""
+    view = memoryview(image)
+    for kind, start, stop in _chunks(image):
+        if stop > len(image):
+            break
+        if zlib.crc32(view[start + 4 : stop - 4]) != int.from_bytes(view[stop - 4 : stop], "big"):
+            raise BadImage(f"a PNG chunk at byte {start} does not match its CRC")
+        yield kind, slice(start + _HEAD.size, stop - 4), stop
+        if kind == b"IEND":
+            return
+    raise BadImage("truncated: the PNG has no end")
+
+
+def _header(image: bytes, data: slice) -> tuple[int, int, int]:
+    """Return width, height and colour type."""
+    if image[data.start - 4 : data.start] != b"IHDR" or data.stop - data.start != 13:
+        raise BadImage("a PNG without its header")
+    width, height, _, colour = struct.unpack_from(">IIBB", image, data.start)
+    if colour not in COMPONENTS:
+        raise BadImage(f"a PNG of unknown colour type {colour}")
+    return width, height, colour
+
+
+def _check_order(kind: bytes, seen: set[bytes], last: bytes, *, has_palette: bool) -> None:
+    """Raise BadImage for a chunk that must not follow those before, and for an unknown critical one."""
+    if not kind.isalpha() or (kind[:1].isupper() and kind not in _CRITICAL):
+        raise BadImage(f"a PNG with a critical chunk of the unknown kind {kind.decode('latin-1')!r}")
+    has_image = b"IDAT" in seen
+    if (
+        (kind == b"IHDR")
+        or (kind == b"PLTE" and has_image)
+        or (kind == b"IDAT" and has_image and last != b"IDAT")
+        or (kind == b"IDAT" and has_palette and b"PLTE" not in seen)
+        or (kind == b"IEND" and not has_image)
+    ):
+        raise BadImage(f"a PNG with the {kind.decode()} chunk out of order")

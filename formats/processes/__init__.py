@@ -1,0 +1,1 @@
+"""Processes and threads: their start, their messages and their end."""

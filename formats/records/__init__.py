@@ -1,0 +1,1 @@
+"""One record: its bytes, checksum, digest and labels."""

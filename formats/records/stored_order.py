@@ -1,0 +1,28 @@
+"""The stored order of records: by key, or shuffled by a seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+ORDERS = ("shuffled", "key")
+
+
+MAX_SEED = (1 << 64) - 1
+
+
+def permutation(count: int, seed: int) -> npt.NDArray[np.intp]:
+    """Return a uniform permutation of ``range(count)``: the sorting order of Philox's raw 64-bit stream.
+
+    numpy guarantees the raw stream of Philox (Salmon et al. 2011), while the algorithm of
+    ``Generator.permutation`` may change.
+    """
+    stream = np.random.Philox(key=seed).random_raw(count)
+    return np.argsort(stream, kind="stable")
+
+
+def is_class_sorted(labels: npt.NDArray[np.int32]) -> bool:
+    """Whether each class is one run of records, which trains badly when read in stored order."""
+    runs = 1 + int(np.count_nonzero(np.diff(labels)))
+    classes = len(np.unique(labels))
+    return classes > 1 and runs == classes

@@ -1,0 +1,1 @@
+"""A small dataset in the form of the official archives."""

@@ -1,0 +1,1 @@
+"""Labels and boxes that are published beside the images."""

@@ -1,0 +1,107 @@
+"""The base of archives and image trees: annotation files, expected numbers and boxes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from shardprep.formats.errors import SourceIncomplete
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.sources.annotations.annotation_files import WANTED_FOR_VAL, AnnotationFiles
+from shardprep.formats.sources.annotations.boxes import find_boxes, read_boxes
+from shardprep.formats.sources.annotations.expected_count import expected_images, shortfall
+from shardprep.formats.sources.annotations.ground_truth import GroundTruth, check_entries
+from shardprep.formats.sources.listing.archive_md5 import archive_of, check_md5
+from shardprep.formats.sources.listing.source import (
+    Archive,
+    Box,
+    ByteReader,
+    Entries,
+    Listing,
+    Source,
+    no_such_split,
+)
+
+
+class Found(NamedTuple):
+    """The entries, the reader and the archives of one split."""
+
+    entries: Entries
+    reader: ByteReader
+    archives: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IlsvrcSource(Source):
+    """A source with annotation files beside its images.
+
+    ``beside`` are the folders that were searched for annotations and boxes; ``check_md5`` reads every archive
+    whole when a split of it is listed.
+    """
+
+    layout: str
+    annotation_files: AnnotationFiles
+    beside: tuple[Path, ...] = ()
+    check_md5: bool = False
+    official_packing: bool = False
+
+    @cached_property
+    @abstractmethod
+    def labels(self) -> LabelSpace:
+        """The label space of all splits."""
+
+    @abstractmethod
+    def find(self, split: str) -> Found:
+        """Return the entries of an existing split."""
+
+    @property
+    def description(self) -> str:
+        devkit = " with devkit" if self.annotation_files.devkit else ""
+        return f"{self.layout}: {', '.join(self.splits)}{devkit} ({len(self.labels)} classes)"
+
+    def listing(self, split: str) -> Listing:
+        if split not in self.splits:
+            raise no_such_split(split, self.splits)
+        found = self.find(split)
+        if split == "val":
+            check_entries(found.entries, self.labels)
+        expected = self.expected(split)
+        return Listing(
+            split=split,
+            layout=self.layout,
+            entries=found.entries,
+            labels=self.labels,
+            reader=found.reader,
+            archives=self._archives(found.archives),
+            expected=expected,
+            shortfall=shortfall(split, found.entries, self.labels, self.annotation_files, expected),
+        )
+
+    def expected(self, split: str) -> int | None:
+        """Return the number of images that there should be, None if it is unknown."""
+        return expected_images(
+            split, self.labels, self.annotation_files, official_packing=self.official_packing
+        )
+
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        path = find_boxes(self.beside, split)
+        return None if path is None else read_boxes(path)
+
+    def ground_truth(self, *, flat: bool) -> GroundTruth:
+        """Return the labels of val. Raises SourceIncomplete for a ``flat`` folder without any."""
+        truth = self.annotation_files.ground_truth(self.labels)
+        if flat and not truth.authorities:
+            raise SourceIncomplete(
+                f"nothing says which class the val images are of; put {WANTED_FOR_VAL} beside them",
+                path=self.beside[0] if self.beside else None,
+            )
+        return truth
+
+    def _archives(self, paths: tuple[Path, ...]) -> tuple[Archive, ...]:
+        devkit = self.annotation_files.devkit_path
+        files = (*paths, devkit) if devkit and devkit.is_file() else paths
+        return tuple(check_md5(path) if self.check_md5 else archive_of(path) for path in files)

@@ -1,0 +1,1 @@
+"""The listing of a source: one row per image, in order."""

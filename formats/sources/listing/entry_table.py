@@ -1,0 +1,137 @@
+"""The rows of a listing, collected without an object for each."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
+
+from .source import Entries, entry_dtype
+
+_PIECE_ROWS = 1 << 14
+
+
+class GrowingTable:
+    """Rows of a structured dtype, appended one at a time; text columns (S) get as wide as needed.
+
+    The peak of memory is the finished table and one piece of 16,384 rows.
+    """
+
+    def __init__(self, row: np.dtype[np.void]) -> None:
+        self._row = row
+        self._rows: list[tuple[Any, ...]] = []
+        self._pieces: list[npt.NDArray[np.void]] = []
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        self._rows.append(row)
+        if len(self._rows) == _PIECE_ROWS:
+            self._pack()
+
+    def finish(self) -> npt.NDArray[np.void]:
+        """Return all rows in the order they were appended; the table is empty afterwards."""
+        self._pack()
+        widest = np.result_type(self._row, *(piece.dtype for piece in self._pieces))
+        whole = np.empty(sum(map(len, self._pieces)), widest)
+        end = len(whole)
+        while self._pieces:
+            piece = self._pieces.pop()
+            whole[end - len(piece) : end] = piece
+            end -= len(piece)
+        return whole
+
+    def _pack(self) -> None:
+        if self._rows:
+            columns = zip(self._row.names or (), zip(*self._rows, strict=True), strict=True)
+            self._pieces.append(np.array(self._rows, [(n, self._kind(n, values)) for n, values in columns]))
+            self._rows = []
+
+    def _kind(self, name: str, values: tuple[Any, ...]) -> str:
+        kind = self._row[name].str
+        return f"S{max(1, *map(len, values))}" if kind == "|S1" else kind
+
+
+class EntryTable:
+    """The builder of ``Listing.entries`` for images in the archive, or below the folder, ``source``.
+
+    Raises SourceDamaged for an entry over the limits, and for repeated keys.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._table = GrowingTable(entry_dtype(1, 1))
+
+    def append(
+        self, key: str, label: int, *, length: int, path: bytes = b"", offset: int = 0, mtime_ns: int = 0
+    ) -> None:
+        raw = key.encode()
+        if length > MAX_IMAGE_BYTES:
+            raise SourceDamaged(
+                f"has {length} bytes, but no image may have more than {MAX_IMAGE_BYTES}; remove it",
+                path=self._source,
+                key=key,
+            )
+        if max(len(raw), len(path)) > MAX_KEY_BYTES:
+            raise SourceDamaged(
+                f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it", path=self._source
+            )
+        self._table.append((raw, path, label, length, offset, mtime_ns))
+
+    def finish(self) -> Entries:
+        """Return the entries, after checking that each key is unique."""
+        entries = self._table.finish()
+        check_unique(entries["key"], self._source)
+        return entries
+
+
+def check_unique(keys: npt.NDArray[np.bytes_], source: Path) -> None:
+    """Raise SourceDamaged with a key that occurs twice. Takes 8 bytes per key.
+
+    Equal keys have equal hashes, so only keys of equal hash are compared.
+    """
+    hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+    hashes.sort()
+    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    if not repeated:
+        return
+    counts = Counter(key for key in keys.tolist() if hash(key) in repeated)
+    twice = min((key for key, count in counts.items() if count > 1), default=None)
+    if twice is not None:
+        raise SourceDamaged(
+            "two images have this record key; remove one of them", path=source, key=twice.decode()
+        )
+
+
+_TRAIN = re.compile(r"(n\d{8})_\d+", re.ASCII)
+
+
+_FLAT = re.compile(r"ILSVRC2012_(?:val|test)_\d{8}", re.ASCII)
+
+
+_IMAGE = re.compile(r"(.+)\.(?:JPEG|jpeg|jpg)", re.DOTALL)
+
+
+def record_key(class_name: str, relative_path: str) -> str:
+    """Return the key of the image at ``relative_path`` (with ``/``) below its split's folder.
+
+    The key of ``n01440764_7.JPEG`` of class n01440764 is ``n01440764/n01440764_7``, and that of a validation
+    or test image its stem, so that tars, trees and Kaggle agree. That of any other file is its path.
+    """
+    image = _IMAGE.fullmatch(relative_path.rpartition("/")[2])
+    key = official_key(image[1]) if image else None
+    if key is None or ("/" in key and not key.startswith(class_name + "/")):
+        return relative_path
+    return key
+
+
+def official_key(stem: str) -> str | None:
+    """Return the key of an image by its official name without extension; None for any other name."""
+    if train := _TRAIN.fullmatch(stem):
+        return f"{train[1]}/{stem}"
+    return stem if _FLAT.fullmatch(stem) else None

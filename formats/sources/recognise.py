@@ -1,0 +1,124 @@
+"""The recognition of a source by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardprep.formats.errors import LabelConflict, UsageError
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.sources.annotations.annotation_files import WANTED_FOR_CLASSES, WANTED_FOR_VAL
+from shardprep.formats.sources.listing.source import SPLITS, Box, Listing, Source, no_such_split
+from shardprep.formats.sources.tar.header import BLOCK
+from shardprep.formats.sources.tensorpack.source import tensorpack_lmdb
+from shardprep.formats.system.regular_file import naming
+
+from .ilsvrc_source import IlsvrcSource
+from .image_tree import class_folders, extracted_tree, kaggle_tree
+from .official_tars import official_tars, single_tar
+
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+_UNKNOWN_SOURCE = (
+    "is not a known source. Give one of: "
+    "ILSVRC2012_img_train.tar, _img_val.tar or _img_test.tar, or a folder that holds them; "
+    "a folder with train/<class>/, val/ or test/ in it, extracted or Kaggle's (ILSVRC/Data/CLS-LOC); "
+    "a folder of class folders; "
+    "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb. "
+    f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
+)
+
+
+def merged(sources: Sequence[IlsvrcSource]) -> Source:
+    """Return a source with each split from the first source that has it."""
+    members = {split: source for source in reversed(sources) for split in source.splits}
+    if len(members) == len(sources[0].splits):
+        return sources[0]
+    return MixedSource({split: members[split] for split in SPLITS if split in members})
+
+
+@dataclass(frozen=True)
+class MixedSource(Source):
+    """A source of several; ``members`` has the source of each split, and all have the same classes."""
+
+    members: Mapping[str, IlsvrcSource]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.members)
+
+    @property
+    def description(self) -> str:
+        parts = ", ".join(f"{split} of {member.layout}" for split, member in self.members.items())
+        return f"{parts} ({len(self._labels())} classes)"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(f for member in self.members.values() for f in member.folders))
+
+    def listing(self, split: str) -> Listing:
+        if split not in self.members:
+            raise no_such_split(split, self.splits)
+        self._labels()
+        return self.members[split].listing(split)
+
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        return self.members[split].boxes(split)
+
+    def _labels(self) -> LabelSpace:
+        """Return the label space of all splits. Raises LabelConflict if it is not the same."""
+        (first, one), *others = self.members.items()
+        for split, other in others:
+            if other.labels.digest != one.labels.digest:
+                raise LabelConflict(
+                    f"{first} ({one.layout}) has {len(one.labels)} classes, {split} ({other.layout}) has "
+                    f"{len(other.labels)} or others; put {WANTED_FOR_CLASSES} beside them, "
+                    "or keep them in two folders",
+                    path=one.beside[0],
+                )
+        return one.labels
+
+
+def recognise(path: Path, *, split: str | None = None, check_md5: bool = False) -> Source:
+    """Return the source at a path, which may be a link; a split that exists twice is taken from its tar.
+
+    Class folders without a split, and an LMDB, are taken for ``split``, or for train. Only folders and a
+    first header are read. Raises UsageError if nothing is recognised, DataError and OSError.
+    """
+    if split not in (None, *SPLITS):
+        raise UsageError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if not path.exists():
+        raise UsageError("does not exist", path=path)
+    path = path.resolve()
+    found = _of_folder(path, check_md5) if path.is_dir() else _of_file(path, check_md5)
+    if not found and (lmdb := tensorpack_lmdb(path, split or "train")):
+        return lmdb
+    if not found and path.is_dir() and (source := class_folders(path, split or "train")):
+        found = [source]
+    if not found:
+        raise UsageError(_UNKNOWN_SOURCE, path=path)
+    return merged(found)
+
+
+def _of_folder(path: Path, check_md5: bool) -> list[IlsvrcSource]:
+    every = (
+        official_tars(path, check_md5=check_md5),
+        kaggle_tree(path, check_md5=check_md5),
+        extracted_tree(path, check_md5=check_md5),
+    )
+    return [source for source in every if source is not None]
+
+
+def _of_file(path: Path, check_md5: bool) -> list[IlsvrcSource]:
+    head = _first_block(path)
+    if head.startswith((_GZIP, _ZIP)):
+        raise UsageError("is compressed, and images are read in place; unpack it first", path=path)
+    source = single_tar(path, check_md5=check_md5) if b"ustar" in head else None
+    return [source] if source else []
+
+
+def _first_block(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with naming(path), path.open("rb") as file:
+        return file.read(BLOCK)

@@ -1,0 +1,1 @@
+"""Tar archives, read without unpacking."""

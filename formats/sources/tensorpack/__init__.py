@@ -1,0 +1,1 @@
+"""LMDB files that tensorpack wrote."""

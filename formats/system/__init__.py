@@ -1,0 +1,1 @@
+"""Files and descriptors, and the base of objects that own one."""

@@ -1,0 +1,155 @@
+"""Picklable values in one piece of memory, their arrays beside the pickle, each copied once each way.
+
+A piece is the number of buffers, the pickle's size, each buffer's start and size, as 8 bytes each; then the
+pickle; then the buffers, each at a multiple of 64 bytes. Only for a process and its own children.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .memory import ALIGNMENT, aligned, is_usable
+
+Buffers = list[pickle.PickleBuffer]
+
+
+def dumps(value: object) -> bytes:
+    """Pickle a value. Raises whatever its class raises when it cannot be pickled."""
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def dumps_beside(value: object) -> tuple[bytes, Buffers]:
+    """Return a pickle, and the memory of arrays beside it.
+
+    What the main module defines is pickled by value where cloudpickle is installed, because other processes
+    may not have that module. Raises as :func:`dumps` does.
+    """
+    beside: Buffers = []
+    try:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=beside.append)
+    except Exception:
+        if not can_dump_by_value():
+            raise
+    else:
+        if b"__main__" not in data or not can_dump_by_value():
+            return data, beside
+    beside = []
+    return dumps_by_value(value, beside), beside
+
+
+def can_dump_by_value() -> bool:
+    """Whether cloudpickle is installed."""
+    try:
+        # Imported here because it is optional, and takes start-up time.
+        import cloudpickle  # type: ignore[import-untyped]  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def dumps_by_value(value: object, beside: Buffers | None = None) -> bytes:
+    """Return a pickle with the code of lambdas, closures and the main module's names. Needs cloudpickle."""
+    import cloudpickle  # here because it is optional, and takes start-up time
+
+    keep = None if beside is None else beside.append
+    return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep))
+
+
+def dumps_noting_main(value: object) -> tuple[bytes, bool]:
+    """Return a pickle, and whether it refers to names that the main module defines."""
+    file = io.BytesIO()
+    pickler = _MainNoted(file, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dump(value)
+    return file.getvalue(), pickler.noted
+
+
+class _MainNoted(pickle.Pickler):
+    noted = False
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            self.noted = True
+        return NotImplemented
+
+
+def loads(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
+    """Unpickle a value. Never for data of a file or a network: unpickling runs code that the data names."""
+    return pickle.loads(data, buffers=buffers)  # noqa: S301
+
+
+Memory = npt.NDArray[np.uint8]
+
+_HEAD = struct.Struct("<QQ")
+_NUMBER = np.dtype("<u8")
+
+
+@dataclass(frozen=True, eq=False)
+class Pickled:
+    """A pickled value of ``size`` bytes. Its arrays are copied only by :meth:`write`."""
+
+    head: bytes
+    stream: bytes
+    buffers: list[tuple[int, memoryview]]
+    size: int
+
+    @classmethod
+    def of(cls, value: object, *, copied: bool = False) -> Pickled:
+        """Pickle a value; unless its arrays are ``copied`` now, it must not change until it is written.
+
+        Raises whatever the value's class raises when it cannot be pickled.
+        """
+        stream, beside = dumps_beside(value)
+        if not beside:
+            return cls(_HEAD.pack(0, len(stream)), stream, [], _HEAD.size + len(stream))
+        raw = [memoryview(bytes(buffer.raw())) if copied else buffer.raw() for buffer in beside]
+        end = _HEAD.size + 2 * _NUMBER.itemsize * len(raw) + len(stream)
+        buffers: list[tuple[int, memoryview]] = []
+        for view in raw:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            buffers.append((start, view))
+            end = start + view.nbytes
+        table = np.array([(start, view.nbytes) for start, view in buffers], _NUMBER).tobytes()
+        return cls(_HEAD.pack(len(raw), len(stream)) + table, stream, buffers, end)
+
+    def write(self, memory: Memory) -> None:
+        """Write the value to the start of ``memory``."""
+        whole = memory.data
+        pieces: list[tuple[int, bytes | memoryview]] = [
+            (0, self.head),
+            (len(self.head), self.stream),
+            *self.buffers,
+        ]
+        for start, piece in pieces:
+            whole[start : start + len(piece)] = piece
+
+
+def unpickled(memory: Memory, *, copied: bool) -> Any:
+    """Return the value that was written to ``memory``. Its arrays are writable.
+
+    They are views of that memory, or are ``copied``, also where the memory is not usable for arrays.
+    """
+    count, length = _HEAD.unpack_from(memory.data)
+    if not count:
+        return loads(memory[_HEAD.size : _HEAD.size + length].data)
+    copied = copied or not is_usable(memory)
+    table = memory[_HEAD.size : _HEAD.size + 2 * _NUMBER.itemsize * count].view(_NUMBER).reshape(-1, 2)
+    start = _HEAD.size + table.nbytes
+    stream = memory[start : start + length].data
+    return loads(stream, [_view(memory[a : a + size], copied) for a, size in table.tolist()])
+
+
+def _view(memory: Memory, copied: bool) -> Memory:
+    if not copied:
+        return memory
+    fresh = aligned(memory.size)
+    fresh[:] = memory
+    return fresh

@@ -1,0 +1,264 @@
+"""Slots: equal pieces of memory, shared with the workers, each for one batch, lent to the consumer."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.system.descriptor import Descriptor
+from shardprep.formats.system.owned import Inheritable
+
+from .memory import ALIGNMENT, aligned, anonymous_file, available
+from .pickling import Pickled
+
+Memory = npt.NDArray[np.uint8]
+Arrays = dict[str, npt.NDArray[Any]]
+
+RESERVE = 2  # slots that the consumer may not keep: one that is being filled, and the next
+INPUTS = "(inputs)"  # the name of a slot's input area among the arrays that a worker is given
+MIN_SLOTS = 3  # a loop holds one batch while it asks for the next, and another is being filled
+
+
+class SlotsHeld(UserWarning):
+    """Warning: the consumer holds so many batches that others are copied, which takes time and memory."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a batch; ``shape`` is that of one row."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __init__(self, name: str, shape: Iterable[int], dtype: npt.DTypeLike) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "shape", tuple(shape))
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+        if self.dtype.hasobject:
+            raise UsageError(f"field {name} has dtype {self.dtype}; objects cannot be in shared memory")
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Layout of a slot of ``rows`` rows: each field's array at a multiple of 64 bytes, then the spare bytes.
+
+    ``spare`` bytes per row are for what a worker returns in varying size; what does not fit there is sent
+    through the worker's socket, which takes about six times as long. ``inputs`` bytes of each slot are for
+    what the workers are given beside their items. A ``sparse`` slot takes memory only where it was written.
+    """
+
+    rows: int
+    fields: tuple[Field, ...]
+    spare: int = 0
+    inputs: int = 0
+    sparse: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or min(self.spare, self.inputs) < 0:
+            raise UsageError(
+                f"a slot cannot have {self.rows} rows, {self.spare} spare bytes and {self.inputs} input bytes"
+            )
+        if len({field.name for field in self.fields}) < len(self.fields):
+            raise UsageError("two fields of a slot have the same name")
+
+    def offsets(self) -> tuple[int, ...]:
+        """Return where each field starts, and, last, where the spare bytes start."""
+        ends = [0]
+        for field in self.fields:
+            ends.append(_round_up(ends[-1] + self.rows * field.row_bytes, ALIGNMENT))
+        return tuple(ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a slot: a whole number of pages, and at least one."""
+        return _round_up(max(1, self._inputs_start + self.inputs), mmap.PAGESIZE)
+
+    def arrays(self, memory: Memory, rows: int) -> Arrays:
+        """Return the first ``rows`` rows of each field, as views of a slot's memory."""
+        return {
+            field.name: memory[start : start + rows * field.row_bytes]
+            .view(field.dtype)
+            .reshape(rows, *field.shape)
+            for field, start in zip(self.fields, self.offsets(), strict=False)
+        }
+
+    @property
+    def _inputs_start(self) -> int:
+        return _round_up(self.offsets()[-1] + self.rows * self.spare, ALIGNMENT)
+
+    def input_area(self, memory: Memory) -> Memory:
+        """Return the input area of a slot's memory."""
+        return memory[self._inputs_start : self._inputs_start + self.inputs]
+
+    def copied_arrays(self, memory: Memory, rows: int) -> Arrays:
+        """Return the same as :meth:`arrays`, in new memory."""
+        fresh = aligned(self.offsets()[-1])
+        fresh[:] = memory[: fresh.size]
+        return self.arrays(fresh, rows)
+
+    def spare_bytes(self, memory: Memory, first: int, count: int) -> Memory:
+        """Return the spare bytes of ``count`` rows from ``first`` on."""
+        start = self.offsets()[-1]
+        return memory[start + first * self.spare : start + (first + count) * self.spare]
+
+
+@dataclass(frozen=True)
+class InputAreaArrays:
+    """Arrays of a batch in its slot's input area, from ``at`` on, with a ``layout`` of their own."""
+
+    layout: SlotLayout
+    at: int
+
+    def arrays(self, area: Memory) -> Arrays:
+        return self.layout.arrays(area[self.at :], self.layout.rows)
+
+    def copied(self, area: Memory) -> Arrays:
+        return self.layout.copied_arrays(area[self.at :], self.layout.rows)
+
+
+class SlotRing(Inheritable):
+    """``slots`` slots in one piece of anonymous shared memory.
+
+    It is allocated and mapped in full at the start, or, if the layout is sparse, as it is used. It has no
+    name, so nothing is left however its processes end; it is picklable only to a child that is being started.
+    The memory is freed when :meth:`close` was called *and* the last array on it is dropped. Raises
+    OperationError where there is not enough memory.
+    """
+
+    _file = Descriptor(-1)
+
+    def __init__(self, layout: SlotLayout, slots: int) -> None:
+        self._attach(layout, slots, _allocate(layout, slots))
+
+    def _attach(self, layout: SlotLayout, slots: int, fd: int) -> None:
+        self.layout = layout
+        self.slots = slots
+        self.returned: deque[int] = deque()
+        self.copied = 0
+        self._held: set[int] = set()
+        self._file = Descriptor(fd)
+        flags = mmap.MAP_SHARED | (0 if layout.sparse else _POPULATE)
+        try:
+            self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))
+        except OSError as error:
+            raise _too_little(layout, slots, str(error.strerror)) from error
+
+    def memory(self, slot: int) -> Memory:
+        """Return a slot's bytes, on a page boundary, without lending the slot."""
+        size = self.layout.nbytes
+        return np.frombuffer(self._map, np.uint8, count=size, offset=slot * size)
+
+    def load(self, slot: int, inputs: Iterable[tuple[int, Pickled]]) -> None:
+        """Write the slot's inputs: offsets in its input area, and values."""
+        room = self.layout.input_area(self.memory(slot))
+        for start, piece in inputs:
+            piece.write(room[start : start + piece.size])
+
+    def lend(self, slot: int, on_return: Callable[[], None]) -> Memory:
+        """Return a slot's bytes; the slot is returned when they and every view of them are dropped.
+
+        Then the slot's number is appended to ``returned`` and ``on_return`` is called, in the thread that
+        drops the last view, possibly in a garbage collection: it must not take a lock.
+        """
+        memory = self.memory(slot)
+        weakref.finalize(memory, self._take_back, slot, on_return).atexit = False
+        return memory
+
+    def _take_back(self, slot: int, on_return: Callable[[], None]) -> None:
+        self._held.discard(slot)
+        self.returned.append(slot)
+        on_return()
+
+    @property
+    def most_held(self) -> int:
+        """Number of slots that the consumer may keep at a time."""
+        return max(self.slots - RESERVE, MIN_SLOTS - 1)
+
+    def may_keep(self, slot: int) -> bool:
+        """Whether the consumer may keep a lent slot; if not, its batch has to be copied."""
+        if len(self._held) < self.most_held:
+            self._held.add(slot)
+            return True
+        if not (self.copied or self.layout.sparse):
+            warnings.warn(
+                f"{len(self._held)} batches are held, the most that {self.slots} slots allow: further batches are "
+                "copied until some are dropped. To hold more, raise `slots`.",
+                SlotsHeld,
+                stacklevel=2,
+            )
+        self.copied += 1
+        return False
+
+    def close(self) -> None:
+        """Release the memory; arrays on it stay valid until they are dropped. Idempotent."""
+        self._map = memoryview(b"")
+        self._file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (self.layout, self.slots, reduction.DupFd(self._file.fileno()))
+
+
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # with page faults in the workers a ring runs at 80 %
+
+
+def _attached(layout: SlotLayout, slots: int, handle: Any) -> SlotRing:
+    ring = SlotRing.__new__(SlotRing)
+    ring._attach(layout, slots, handle.detach())
+    return ring
+
+
+def _allocate(layout: SlotLayout, slots: int) -> int:
+    need, free = slots * layout.nbytes, available()
+    if not layout.sparse and free is not None and need > free:
+        raise _too_little(layout, slots, f"{free / 2**20:,.0f} MiB are available")
+    fd = anonymous_file()
+    try:
+        os.truncate(fd, need) if layout.sparse else _reserve(fd, need)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise _too_little(layout, slots, str(error.strerror)) from error
+        raise
+    return fd
+
+
+def _reserve(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.truncate(fd, size)
+
+
+def _too_little(layout: SlotLayout, slots: int, why: str) -> OperationError:
+    if layout.sparse:
+        return OperationError(
+            f"{slots * layout.nbytes / 2**30:,.0f} GiB of addresses are to be shared with worker processes, of which "
+            f"only those that are written to take memory, but: {why}. Raise the limits (`ulimit -v unlimited -f "
+            "unlimited`), or use threads"
+        )
+    return OperationError(
+        f"{slots} slots of {layout.nbytes / 2**20:,.1f} MiB need {slots * layout.nbytes / 2**20:,.0f} MiB of "
+        f"memory, but {why}; choose a smaller batch_size ({layout.rows}) or fewer slots ({slots})"
+    )
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

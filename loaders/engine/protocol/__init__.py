@@ -1,0 +1,1 @@
+"""The messages and the shared state between a loader and its workers."""

@@ -1,0 +1,195 @@
+"""Times of what an engine did: leases of its workers, waiting of its consumer, batches that were ready."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardprep.loaders.engine.protocol.task import Clock
+
+if TYPE_CHECKING:
+    from shardprep.loaders.engine.protocol.leases import Lease
+
+KEEP = 200_000  # spans of a kind, about 100 MB of JSON; a run of hours keeps the last ones
+
+
+CONSUMER = 0  # the consumer's track; the workers' tracks follow
+
+
+class LeaseSpan(NamedTuple):
+    """The time of one lease: ``rows`` rows of a batch, from row ``first`` on, with seconds per stage."""
+
+    worker: int
+    run: int
+    batch: int
+    first: int
+    rows: int
+    began: float
+    ended: float
+    stages: tuple[float, ...]
+
+
+class BatchTaken(NamedTuple):
+    """A batch that the consumer asked for at ``began``, received at ``got`` and could use at ``ended``."""
+
+    run: int
+    batch: int
+    rows: int
+    began: float
+    got: float
+    ended: float
+
+
+class Ready(NamedTuple):
+    """The number of batches that were ready from the time ``at`` on."""
+
+    at: float
+    batches: int
+
+
+class _Underway(NamedTuple):
+    lease: Lease
+    sent: float
+
+
+class Trace:
+    """The record of :func:`tracing`. Times are of ``time.perf_counter`` in this process.
+
+    ``leases``, ``receptions`` and ``ready`` are in the order of their ends, the last ``keep`` of each. A
+    lease begins when the worker has it and has finished the one before; it ends when its answer is read. The
+    seconds of its stages are exact to within a row, because the worker may have begun its next lease by then.
+    """
+
+    def __init__(self, clock: Clock, stages: tuple[str, ...], *, keep: int = KEEP) -> None:
+        self.stages = stages
+        self.leases: deque[LeaseSpan] = deque(maxlen=keep)
+        self.receptions: deque[BatchTaken] = deque(maxlen=keep)
+        self.ready: deque[Ready] = deque(maxlen=keep)
+        self.began = perf_counter()
+        self._clock = clock
+        self._read = clock.copy()
+        self._free = [self.began] * len(clock)
+        self._underway: list[deque[_Underway]] = [deque() for _ in clock]
+
+    def leased(self, worker: int, lease: Lease) -> None:
+        """Note that the lease was sent to the worker."""
+        self._underway[worker].append(_Underway(lease, perf_counter()))
+
+    def finished(self, worker: int, lease_id: int) -> None:
+        """Note that the worker has finished the lease; earlier ones sent to it were finished elsewhere."""
+        now, underway = perf_counter(), self._underway[worker]
+        stages, began = self._spent(worker), self._free[worker]
+        self._free[worker] = now
+        while underway:
+            lease, sent = underway.popleft()
+            if lease.id == lease_id:
+                place = worker, lease.run, lease.batch, lease.first, len(lease.items)
+                self.leases.append(LeaseSpan(*place, max(sent, began), now, stages))
+                return
+
+    def filled_here(self, run: int, batch: int, rows: int, began: float) -> None:
+        """Note that the consumer's thread has filled the batch."""
+        now = perf_counter()
+        self.leases.append(LeaseSpan(0, run, batch, 0, rows, began, now, self._spent(0)))
+        self.receptions.append(BatchTaken(run, batch, rows, began, now, now))
+
+    def received(self, reception: BatchTaken, ready: int) -> None:
+        """Note that the consumer has the batch, and how many more are ready."""
+        self.receptions.append(reception)
+        self.ready.append(Ready(reception.got, ready))
+
+    def delivered(self, ready: int) -> None:
+        """Note how many batches are ready after one was added."""
+        self.ready.append(Ready(perf_counter(), ready))
+
+    def _spent(self, worker: int) -> tuple[float, ...]:
+        now = self._clock[worker].copy()
+        spent = np.maximum(0.0, now - self._read[worker])
+        self._read[worker] = now
+        return tuple(spent.tolist())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing. Raises OSError."""
+        Path(path).write_text(chrome_json(self), encoding="ascii")
+
+
+Event = dict[str, Any]
+
+
+def chrome_json(trace: Trace) -> str:
+    """Return the JSON object format: the events of one process by time, in microseconds since the start."""
+    events = sorted(_Track(trace).events(), key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+class _Track:
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._pid = os.getpid()
+
+    def events(self) -> Iterator[Event]:
+        yield from self._names()
+        for lease in list(self._trace.leases):
+            yield from self._lease(lease)
+        yield from self._consumer()
+        for ready in list(self._trace.ready):
+            at = self._place(CONSUMER) | {"ph": "C", "ts": self._ns(ready.at) / 1e3}
+            yield at | {"name": "ready batches", "args": {"batches": ready.batches}}
+
+    def _names(self) -> Iterator[Event]:
+        workers = sorted({lease.worker for lease in self._trace.leases})
+        names = {CONSUMER: "consumer"} | {worker + 1: f"worker {worker}" for worker in workers}
+        yield self._metadata(CONSUMER, "process_name", name="shardprep loader")
+        for track, name in names.items():
+            yield self._metadata(track, "thread_name", name=name)
+            yield self._metadata(track, "thread_sort_index", sort_index=track)
+
+    def _metadata(self, track: int, kind: str, **args: object) -> Event:
+        return self._place(track) | {"ph": "M", "name": kind, "args": args}
+
+    def _place(self, track: int) -> Event:
+        return {"pid": self._pid, "tid": track}
+
+    def _lease(self, lease: LeaseSpan) -> Iterator[Event]:
+        """The lease's event and, inside it, one event per stage with the seconds of all its rows."""
+        track, began, ended = lease.worker + 1, self._ns(lease.began), self._ns(lease.ended)
+        args = {"run": lease.run, "batch": lease.batch, "first": lease.first, "rows": lease.rows}
+        yield self._span(track, "lease", f"batch {lease.batch}", began, ended, args)
+        parts = [round(seconds * 1e9) for seconds in lease.stages]
+        room = ended - began
+        if sum(parts) > room:  # rows of the lease before or after it were counted with it
+            parts = [part * room // sum(parts) for part in parts]
+        for name, part in zip((*self._trace.stages, "transport"), (*parts, room - sum(parts)), strict=True):
+            if part:
+                yield self._span(track, "stage", name, began, began + part, {"batch": lease.batch})
+            began += part
+
+    def _consumer(self) -> Iterator[Event]:
+        """The events of waiting, hand-over and step; between two runs there is no step."""
+        receptions = list(self._trace.receptions)
+        for reception in receptions:
+            args = {"run": reception.run, "batch": reception.batch, "rows": reception.rows}
+            began, got, ended = map(self._ns, (reception.began, reception.got, reception.ended))
+            yield self._span(CONSUMER, "consumer", "waiting", began, got, args)
+            yield self._span(CONSUMER, "consumer", "hand-over", got, ended, args)
+        for last, following in pairwise(receptions):
+            if last.run == following.run:
+                args = {"run": last.run, "batch": last.batch, "rows": last.rows}
+                ended, began = self._ns(last.ended), self._ns(following.began)
+                yield self._span(CONSUMER, "consumer", "step", ended, began, args)
+
+    def _span(self, track: int, kind: str, name: str, began: int, ended: int, args: Event) -> Event:
+        times = {"ts": began / 1e3, "dur": (ended - began) / 1e3}
+        return self._place(track) | {"ph": "X", "name": name, "cat": kind, "args": args} | times
+
+    def _ns(self, seconds: float) -> int:
+        """Whole nanoseconds since the start: rounding keeps the nesting of events."""
+        return max(0, round((seconds - self._trace.began) * 1e9))

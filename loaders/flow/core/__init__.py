@@ -1,0 +1,1 @@
+"""What every step of a flow is made of."""

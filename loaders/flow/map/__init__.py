@@ -1,0 +1,1 @@
+"""A function applied to each item, in threads or processes."""

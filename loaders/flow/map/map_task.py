@@ -1,0 +1,148 @@
+"""The task of a map's workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import starmap
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardprep.formats.containers.container import Room
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.buffers.memory import keep_freed_memory
+from shardprep.loaders.buffers.slots import INPUTS, Arrays
+from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
+from shardprep.loaders.flow.core.node import Fetch
+from shardprep.loaders.flow.core.pass_context import StepRandom
+from shardprep.loaders.flow.core.user_function import Function
+from shardprep.loaders.order.rng import ItemRandom
+from shardprep.loaders.transforms.contract import ArraySpec
+
+from .item_groups import ITEM, received, rows_behind
+from .outcomes import outcome_of, raised
+from .row_form import RowForm
+
+
+@dataclass(frozen=True)
+class MapWork:
+    """Calls ``function`` for each item, or for what ``fetch`` makes from its key. Picklable."""
+
+    function: Function
+    fetch: Fetch | None
+    outputs: tuple[ArraySpec, ...] | None
+    drop_none: bool
+    stream: StepRandom | None
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]:
+        return ITEM
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return "receive", "map"
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        use_one_thread()
+        with ExitStack() as opened:
+            item_of = opened.enter_context(self.fetch.open()) if self.fetch else None
+            yield _MapWorkspace(self, item_of, clock).fill
+
+
+class _MapWorkspace:
+    def __init__(self, work: MapWork, item_of: Callable[[Any], Any] | None, clock: Clock) -> None:
+        self._work = work
+        self._item_of = item_of
+        self._clock = clock
+        self._random = ItemRandom(work.stream.bits(0)) if work.stream else None
+
+    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+        rows, receiving, mapping = _Rows(self._work, items, arrays), 0.0, 0.0
+        for row, item in enumerate(starmap(_Item, items.tolist())):
+            began = got = perf_counter()
+            try:
+                key = received(rows.inputs, item.at, item.size)
+                got = perf_counter()
+                outcome = rows.outcome(self._result(key, item), row, item.row)
+            except (
+                BaseException
+            ) as error:  # SystemExit, too, is raised at this item, after the results before it
+                outcome = raised(error)
+            receiving, mapping = receiving + got - began, mapping + perf_counter() - got
+            yield outcome
+        self._clock[:] += receiving, mapping
+
+    def _result(self, key: Any, item: _Item) -> Any:
+        value = self._item_of(key) if self._item_of else key
+        rng = (self._random(item.pass_number, item.number),) if self._random else ()
+        return self._work.function(value, *rng)
+
+
+class _Item(NamedTuple):
+    pass_number: int
+    number: int
+    at: int
+    size: int
+    row: int
+    rows: int
+    form_at: int
+    form_size: int
+
+
+class _Rows:
+    """The rows that the results of a lease are written to."""
+
+    def __init__(self, work: MapWork, items: Items, arrays: Arrays) -> None:
+        self.inputs = arrays.pop(INPUTS)
+        self._work = work
+        self._declared = list(arrays.values())
+        self._form: RowForm | None = None
+        self._written: list[Any] = []
+        if len(items) and items[0]["form_size"]:
+            at, size, rows = (int(items[0][name]) for name in ("form_at", "form_size", "rows"))
+            self._form = received(self.inputs, at, size)
+            written = rows_behind(self._form, at, size, rows).arrays(self.inputs)
+            self._written = list(written.values())
+
+    def outcome(self, result: Any, row: int, row_of_batch: int) -> object:
+        """The outcome to yield for a result. The result is written to its row if its form is known."""
+        if result is None:
+            return _dropped(self._work.drop_none)
+        if self._work.outputs is not None:
+            _write(result, self._work.outputs, [array[row, ...] for array in self._declared])
+            return None
+        parts = self._form.arrays_of(result) if self._form else None
+        if parts is None:
+            return outcome_of(result)
+        for array, part in zip(self._written, parts, strict=True):
+            array[row_of_batch] = part
+        return None
+
+
+def use_one_thread() -> None:
+    """Have this worker use one core, and keep freed memory as image workers do."""
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setNumThreads(0)
+    keep_freed_memory()
+
+
+def _dropped(drop_none: bool) -> Skipped:
+    if not drop_none:
+        raise UsageError("the function returned None; with drop_none=True such items are left out")
+    return Skipped("None")
+
+
+def _write(result: Any, outputs: tuple[ArraySpec, ...], rows: list[Any]) -> None:
+    arrays = result if isinstance(result, tuple) else (result,)
+    found = [(np.shape(array), np.asarray(array).dtype) for array in arrays]
+    if found != [(spec.shape, np.dtype(spec.dtype)) for spec in outputs]:
+        returned = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in found)
+        declared = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in outputs)
+        raise UsageError(f"the function returned {returned}, where outputs declare {declared}")
+    for array, row in zip(arrays, rows, strict=True):
+        row[...] = array

@@ -1,0 +1,1 @@
+"""Where a flow's items come from."""

@@ -1,0 +1,122 @@
+"""A source of a converted dataset's records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.published_file import FileEntry
+from shardprep.formats.dataset.shard_cache import OpenShards
+from shardprep.loaders.flow.core.checks import seed_of, within
+from shardprep.loaders.flow.core.length import Length, exact
+from shardprep.loaders.flow.core.node import Fetched
+from shardprep.loaders.flow.core.pass_context import PassContext
+from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
+from shardprep.loaders.loader.options import plan_of
+from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch_order import Records, Shuffle
+
+Key = tuple[int, int, bytes, int, int]  # shard, ordinal; key, label, CRC-32C from the index
+
+ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
+
+
+@dataclass(frozen=True)
+class FromDataset(Fetched):
+    """The records in the order of the epoch with the pass's number. See :meth:`.Flow.from_dataset`.
+
+    A record's key has the values of its index row. While keys are drawn in the order of the pass, a thread
+    reads the shards ahead. Pickled as the dataset's path; workers that fetch need no index.
+    """
+
+    dataset: Dataset
+    plan: EpochPlan
+    with_keys: bool
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shuffle: Shuffle | None,
+        seed: int,
+        label_space: str,
+        with_keys: bool,
+    ) -> Self:
+        """Open the dataset. Raises ManifestDamaged, UnknownVersion, UsageError, OSError."""
+        dataset = open_dataset(Path(path).absolute(), labels=label_space)
+        plan = plan_of(
+            dataset,
+            shuffle=shuffle,
+            seed=seed_of(seed),
+            batch_size=1,
+            rank=0,
+            world_size=1,
+            drop_last=False,
+        )
+        return cls(dataset, plan, with_keys)
+
+    @property
+    def length(self) -> Length:
+        return exact(len(self.dataset))
+
+    @property
+    def never_change(self) -> bool:
+        return True
+
+    def fetch(self) -> RecordFetch:
+        manifest = self.dataset.manifest
+        labels = tuple(manifest.labels.mapping(self.dataset.label_space).tolist())
+        return RecordFetch(self.dataset.path, manifest.container, manifest.shards, labels, self.with_keys)
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
+        order, shards = self.plan.order(now.number), self.plan.shards(now.number)
+        numbers = within(numbers, self.length)
+        if shards is None:
+            yield from map(self._key, map(order.item, numbers))
+            return
+        stream = ShardStream.of(self.dataset.path, self.dataset.manifest.shards, shards)
+        with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
+            yield from map(self._key, _announced(ahead, order, numbers))
+
+    def _key(self, number: int) -> Key:
+        key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
+        return shard, ordinal, key, label, crc32c
+
+
+def _announced(ahead: ReadAhead, order: Records, numbers: Iterable[int]) -> Iterator[int]:
+    """Yield the record numbers at these places; announce further records while places are in order."""
+    due = 0
+    for number in numbers:
+        if number == due:
+            ahead.expect(order[due : due + ANNOUNCED_RECORDS])
+            due += ANNOUNCED_RECORDS
+        yield int(order[number])
+
+
+@dataclass(frozen=True)
+class RecordFetch:
+    """Reads records by their keys, without the index. Pickles to few bytes."""
+
+    folder: Path
+    container: str
+    shards: tuple[FileEntry, ...]
+    label_map: tuple[int, ...]
+    with_keys: bool
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[Key], tuple[Any, ...]]]:
+        with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
+            yield partial(self._item, shards)
+
+    def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
+        record = shards[key[0]].read(key[1], indexed=key[2:])
+        label = self.label_map[record.label]
+        return (record.key, record.image, label) if self.with_keys else (record.image, label)

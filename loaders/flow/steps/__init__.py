@@ -1,0 +1,1 @@
+"""Steps that order, group, keep or combine items."""

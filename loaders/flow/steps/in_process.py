@@ -1,0 +1,162 @@
+"""A step that runs its source in one other process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from types import UnionType
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.containers.container import Room
+from shardprep.formats.errors import UsageError
+from shardprep.formats.system.owned import Owned
+from shardprep.loaders.batching.passes import end
+from shardprep.loaders.buffers.slots import Arrays, SlotLayout
+from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.engine.protocol.batch import EngineBatch
+from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
+from shardprep.loaders.flow.core.checks import checked_int
+from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
+from shardprep.loaders.flow.map.map_task import use_one_thread
+from shardprep.loaders.flow.map.outcomes import outcome_of, raised, restored
+from shardprep.loaders.flow.map.process_map import ProcessMap, result_bytes
+
+from .cache import Cache
+
+ITEM = np.dtype([("pass", "<u8"), ("run", "<u8"), ("number", "<u8")])
+
+
+ENDED = Skipped("the pass has no more items")
+
+
+SLOTS = 4
+
+
+@dataclass(frozen=True)
+class PassWork:
+    """The task of the worker: runs passes of ``node``, which is at ``branch`` in its flow. Picklable."""
+
+    node: Node
+    branch: tuple[int, ...]
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]:
+        return ITEM
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return ("pass",)
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        use_one_thread()
+        with closing(PassResources()) as kept, closing(_Runner(self, kept)) as runner:
+            yield runner.fill
+
+
+class _Runner(Owned):
+    """The running pass: the items of ``_asked``, a pass number and a run of it, from item ``_due`` on."""
+
+    def __init__(self, work: PassWork, kept: PassResources) -> None:
+        self._work = work
+        self._kept = kept
+        self._items: Iterator[Any] = iter(())
+        self._asked = (-1, -1)
+        self._due = 0
+
+    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+        for pass_number, run, number in items.tolist():
+            self._move_to((pass_number, run), number)
+            self._due += 1
+            yield self._next()
+
+    def _move_to(self, asked: tuple[int, int], number: int) -> None:
+        """Begin another pass if needed, also where this worker replaces one that died."""
+        if asked == self._asked and number == self._due:
+            return
+        self.close()
+        now = PassContext(asked[0], self._kept, self._work.branch)
+        self._items, self._asked, self._due = self._work.node.run(now), asked, number
+        next(islice(self._items, number, number), None)
+
+    def _next(self) -> object:
+        """The outcome of the next item. A generator ends with its first exception, so nothing runs twice."""
+        try:
+            for item in self._items:
+                return outcome_of(item)
+        except BaseException as error:  # SystemExit, too, is raised at this item
+            return raised(error)
+        return ENDED
+
+    def close(self) -> None:
+        end(self._items)
+
+
+_runs = count()
+
+
+@dataclass(frozen=True)
+class InProcess(Step):
+    """Runs ``source`` in a worker, at most max(``ahead``, SLOTS) ahead. See :meth:`.Flow.in_process`."""
+
+    source: Node
+    ahead: int
+
+    def __post_init__(self) -> None:
+        checked_int(self.ahead, "the items that in_process runs ahead", least=1)
+        if _has(self.source, ProcessMap | InProcess):
+            raise UsageError("a step with processes cannot run in another process; leave out in_process()")
+        if _has(self.source, Cache):  # it would be lost with the process, in the middle of a pass
+            raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
+
+    @property
+    def never_change(self) -> bool:
+        return True  # items are copies from the other process
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        with (
+            now.kept.borrowed(now.place(self), partial(self._engine, now)) as engine,
+            closing(engine.run(self._plans(now.number))) as batches,  # type: ignore[type-var]
+        ):
+            for batch in batches:
+                yield from self._items_of(batch)
+                if batch.skipped:
+                    return
+                del batch
+
+    def _items_of(self, batch: EngineBatch) -> Iterator[Any]:
+        """Yield the requested items that the pass has."""
+        for item in batch.items[: len(batch.payloads)]:
+            yield restored(batch.payloads.pop(next(iter(batch.payloads))), partial(self._described, item))
+
+    def _plans(self, pass_number: int) -> Iterator[Items]:
+        """Yield the items to request: first one, then growing groups."""
+        run, first, rows = next(_runs), 0, 1
+        while True:
+            plan = np.empty(rows, ITEM)
+            plan["pass"], plan["run"], plan["number"] = pass_number, run, range(first, first + rows)
+            yield plan
+            first, rows = first + rows, min(2 * rows, self._rows)
+
+    @property
+    def _rows(self) -> int:
+        # one group more than slots: the consumer still draws from one while the others are made
+        return max(1, (self.ahead + 1) // (SLOTS + 1))
+
+    def _engine(self, now: PassContext) -> Engine:
+        work = PassWork(self.source, now.of(self).branch)
+        layout = SlotLayout(self._rows, (), spare=result_bytes(self._rows), sparse=True)
+        return Engine(work, layout, workers=1, slots=SLOTS, describe=self._described)
+
+    def _described(self, item: Any) -> str:
+        return f"item {item['number']} of pass {item['pass']}, in_process()"
+
+
+def _has(node: Node, kind: type[Node] | UnionType) -> bool:
+    return isinstance(node, kind) or any(_has(source, kind) for source in node.sources)

@@ -1,0 +1,70 @@
+"""Checking a loader's options, and the plan, layout and workers that follow from them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.index import Rows
+from shardprep.formats.errors import UsageError
+from shardprep.formats.processes.worker_pool import usable_cpus
+from shardprep.loaders.buffers.slots import Field, SlotLayout
+from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.ranks import rank_and_world_size
+from shardprep.loaders.transforms.contract import ArraySpec
+
+
+def plan_of(
+    dataset: Dataset,
+    *,
+    shuffle: Shuffle | None,
+    seed: int,
+    batch_size: int,
+    rank: int | None,
+    world_size: int | None,
+    drop_last: bool,
+) -> EpochPlan:
+    """Return the plan of this process's epochs. Raises UsageError."""
+    if not isinstance(shuffle, Shuffle | None):
+        raise UsageError(f"shuffle must be LocalShuffle(n), GlobalShuffle() or None, not {shuffle!r}")
+    rank, world_size = rank_and_world_size(rank, world_size)
+    return EpochPlan(
+        dataset=dataset.manifest.root,
+        shard_counts=tuple(shard.records for shard in dataset.manifest.shards),
+        shuffle=shuffle.in_records(_mean_image(dataset)) if shuffle else None,
+        seed=operator.index(seed),
+        batch_size=operator.index(batch_size),
+        rank=rank,
+        world_size=world_size,
+        drop_last=drop_last,
+    )
+
+
+def layout_of(dataset: Dataset, *, rows: int, outputs: Sequence[ArraySpec] | None) -> SlotLayout:
+    """Return rows of the declared sizes; without ``outputs``, spare bytes of twice the mean image."""
+    if outputs is not None:
+        return SlotLayout(rows, tuple(Field(spec.name, spec.shape, spec.dtype) for spec in outputs))
+    return SlotLayout(rows, (), spare=math.ceil(2 * _mean_image(dataset)))
+
+
+def worker_count(workers: object) -> int:
+    """Return the number of worker processes. Raises UsageError."""
+    if workers == "auto":
+        return usable_cpus()
+    if not isinstance(workers, SupportsIndex) or operator.index(workers) < 0:
+        raise UsageError(f"workers must be 'auto' or a number of at least 0, not {workers!r}")
+    return operator.index(workers)
+
+
+def key_of(index: Rows, number: int) -> str:
+    """The key of a record number."""
+    key: bytes = index["key"][number]
+    return key.decode(errors="replace")
+
+
+def _mean_image(dataset: Dataset) -> float:
+    return dataset.manifest.image_bytes / len(dataset)

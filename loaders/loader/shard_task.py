@@ -1,0 +1,173 @@
+"""The work of a loader's workers: read a record from its shard, transform it, write it to its row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardprep.formats.containers.container import Indexed, Room, ShardReader
+from shardprep.formats.containers.registry import container
+from shardprep.formats.dataset.index import Rows
+from shardprep.formats.dataset.published_file import FileEntry
+from shardprep.formats.dataset.shard_cache import OpenShards
+from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.images.opencv import cv2
+from shardprep.formats.records.record import Record
+from shardprep.loaders.buffers.memory import keep_freed_memory
+from shardprep.loaders.buffers.slots import Arrays
+from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
+from shardprep.loaders.order.epoch_order import Records
+from shardprep.loaders.order.rng import RecordRandom
+from shardprep.loaders.transforms.contract import Transform, fill_rows, outputs_of
+from shardprep.loaders.transforms.decode import decoding_seconds
+
+TIMED_OF = 8  # of so many reads of encoded images, one is timed
+STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode_rgb, augment the rest
+
+
+def item_dtype(key_bytes: int) -> np.dtype[np.void]:
+    """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
+    place = [("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4")]
+    indexed = [("key", f"S{key_bytes}"), ("label", "<i4"), ("crc32c", "<u4")]
+    return np.dtype([("epoch", "<u8"), *place, *indexed])
+
+
+class Item(NamedTuple):
+    """One record to deliver: its number in the dataset, its shard and ordinal, and its row of the index."""
+
+    epoch: int
+    number: int
+    shard: int
+    ordinal: int
+    key: bytes
+    label: int
+    crc32c: int
+
+    @property
+    def indexed(self) -> Indexed:
+        return self[-3:]
+
+
+def items_of(index: Rows, numbers: Records, epoch: int) -> Items:
+    """Return the work items of these records."""
+    items = np.empty(len(numbers), item_dtype(index.dtype["key"].itemsize))
+    items["epoch"], items["number"] = epoch, numbers
+    rows = index[numbers]
+    for column in ("shard", "ordinal", "key", "label", "crc32c"):
+        items[column] = rows[column]
+    return items
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """A loader's work: the place of its shards and what to do with each record. Picklable.
+
+    Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
+    ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record, or one
+    that does not decode, is skipped; a shard that cannot be opened is still an error. ``one_thread`` limits
+    OpenCV to one thread, for work in several processes.
+    """
+
+    folder: Path
+    container: str
+    shards: tuple[FileEntry, ...]
+    key_bytes: int
+    transform: Transform | None
+    label_map: tuple[int, ...]
+    seed: int
+    skip_bad: bool
+    one_thread: bool
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]:
+        return item_dtype(self.key_bytes)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return STAGES
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        container(self.container)  # importing its library takes up to 0.1 s: do it before the first batch
+        if self.one_thread:
+            cv2.setNumThreads(0)
+            keep_freed_memory()
+        with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
+            yield _ShardWorkspace(self, shards, clock).fill
+
+
+class _ShardWorkspace:
+    """The open shards of a worker; fills rows in one thread."""
+
+    def __init__(self, work: ShardWork, shards: OpenShards, clock: Clock) -> None:
+        self._work = work
+        self._shards = shards
+        self._clock = clock
+        self._took, self._rows = [0.0] * len(STAGES), 0
+        self._random = RecordRandom(work.seed)
+        self._outputs = outputs_of(work.transform) if work.transform is not None else None
+
+    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+        self._took, self._rows = [0.0] * len(STAGES), len(items)
+        try:
+            yield from self._outcomes(items, arrays, room)
+        finally:
+            self._clock += (
+                self._took
+            )  # once for all rows: adding to an array takes longer than reading a clock
+
+    def _outcomes(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+        for row, item in enumerate(map(Item._make, items.tolist())):
+            reader = self._shards[item.shard]
+            try:
+                outcome = self._outcome(reader, item, arrays, row, room)
+            except (BadImage, CorruptRecord, ShardDamaged) as error:
+                if not self._work.skip_bad:
+                    raise
+                outcome = Skipped(str(error))
+            yield outcome
+
+    def _outcome(self, reader: ShardReader, item: Item, arrays: Arrays, row: int, room: Room) -> object:
+        transform = self._work.transform
+        if transform is None:
+            return self._encoded(reader, item, row, room)
+        began = perf_counter()
+        record = self._read(reader, item)
+        read, decoded = perf_counter(), decoding_seconds()
+        outcome = self._transformed(transform, record, item, arrays, row)
+        decoding = decoding_seconds() - decoded
+        self._took[0] += read - began
+        self._took[1] += decoding
+        self._took[2] += perf_counter() - read - decoding
+        return outcome
+
+    def _encoded(self, reader: ShardReader, item: Item, row: int, room: Room) -> object:
+        """Read an image; one of TIMED_OF is timed for all, because two clock readings take 1 % of a read."""
+        if row % TIMED_OF:
+            return reader.image_in(item.ordinal, room, indexed=item.indexed)
+        began = perf_counter()
+        image = reader.image_in(item.ordinal, room, indexed=item.indexed)
+        self._took[0] += (perf_counter() - began) * min(TIMED_OF, self._rows - row)
+        return image
+
+    def _read(self, reader: ShardReader, item: Item) -> Record:
+        record = reader.read(item.ordinal, indexed=item.indexed)
+        return record._replace(label=self._work.label_map[record.label])
+
+    def _transformed(
+        self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
+    ) -> object:
+        rng = self._random(item.epoch, item.number)
+        if self._outputs is not None:
+            fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))
+            return None
+        made = transform(record, rng)
+        if made is None:
+            raise UsageError("the transform returned None; it must return an array", key=record.key)
+        return made

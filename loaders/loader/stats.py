@@ -1,0 +1,66 @@
+"""Counts and times of a loader, and what limits it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardprep.loaders.engine.stats import EngineStats
+
+from .bottleneck import PipelineTimes, StageLoad, Verdict, loads_to_list
+
+
+@dataclass(frozen=True)
+class LoaderStats(EngineStats):
+    """Stats of a loader: those of its engine, and what they depend on.
+
+    ``workers`` is the number of worker processes, ``cpus`` the number of CPUs that this process may use, and
+    ``image_bytes`` the mean size of an encoded image.
+    """
+
+    workers: int
+    cpus: int
+    image_bytes: float
+
+    @property
+    def loads(self) -> tuple[StageLoad, ...]:
+        """Each stage's service time, utilisation and waiting; the last stage is the consumer's own work."""
+        return self._flowing().loads()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The stage that limits; None before the second batch."""
+        return self._flowing().verdict()
+
+    def of_workers(self) -> Verdict | None:
+        """Return what limits the workers, also where the consumer is slower."""
+        return self._flowing().of_workers()
+
+    def _flowing(self) -> PipelineTimes:
+        return PipelineTimes(
+            images=self.rows,
+            timed=self.timed,
+            elapsed=self.elapsed,
+            image_bytes=self.image_bytes,
+            workers=self.workers,
+            cpus=self.cpus,
+            filling=sum(self.filling),
+            cpu=sum(self.cpu),
+            queued=sum(self.queued),
+            stages=self.stages,
+            blocked=self.blocked,
+            starved=self.starved,
+            handing=self.handing,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values: the counts, ``loads`` and ``verdict``."""
+        verdict = self.verdict
+        return {
+            **asdict(self),
+            "loads": loads_to_list(self.loads),
+            "verdict": verdict.to_dict() if verdict else None,
+        }
+
+    def __str__(self) -> str:
+        return str(self.verdict or "nothing is known before an epoch's second batch; make batches smaller")

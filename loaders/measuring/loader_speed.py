@@ -1,0 +1,180 @@
+"""Measuring a loader: its rate with a consumer that does nothing, and its times."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from shardprep.loaders.loader.bottleneck import Verdict
+from shardprep.loaders.loader.loader import Loader
+from shardprep.loaders.loader.stats import LoaderStats
+from shardprep.loaders.measuring.disk.page_cache import resident_share
+
+from .arrivals import Arrivals
+from .memory_use import MemoryUse, worker_pids
+from .progress_bar import LoaderBar
+from .recording import tracing
+
+MAX_CHECKED_SHARDS = 64  # for the page cache: checking takes 5 ms per GB
+
+
+@dataclass(frozen=True)
+class CacheShares:
+    """The shares of the shards' pages in memory before and after; None where the system reports none."""
+
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True)
+class LoaderSpeed:
+    """The measured speed of a loader.
+
+    Rates are medians over windows of half a second or more; ``bytes_per_second`` is of encoded images.
+    ``first_batch`` is seconds from the loader's construction. ``gap_p50`` and ``gap_p99`` are seconds between
+    batches. ``stages`` are a worker's seconds per image. ``idle``, ``blocked`` and ``starved`` are shares of
+    the time: workers without work, workers without a free slot, and a consumer without a batch (nearly 1 if
+    the loader is the bottleneck). ``cpu`` is CPU seconds per image of all processes, of which ``main_cpu`` is
+    the consumer's. ``stats`` are the loader's for the measured time.
+    """
+
+    images: int
+    batches: int
+    seconds: float
+    first_batch: float
+    images_per_second: float
+    bytes_per_second: float
+    gap_p50: float
+    gap_p99: float
+    stages: dict[str, float]
+    idle: float
+    blocked: float
+    starved: float
+    cpu: float
+    main_cpu: float
+    skipped: int
+    restarts: int
+    memory: MemoryUse
+    page_cache: CacheShares
+    stats: LoaderStats
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The stage that limited; None where that is unknown."""
+        return self.stats.verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types; docs/bench-loader.md lists the keys."""
+        names = [f.name for f in fields(self)]
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        parts = {name: asdict(values[name]) for name in ("memory", "page_cache")}
+        return {**values, **parts, "stats": self.stats.to_dict()}
+
+
+def measure(
+    make: Callable[[], Loader],
+    *,
+    seconds: float,
+    trace: str | os.PathLike[str] | None = None,
+    watched: bool = False,
+) -> LoaderSpeed:
+    """Draw epochs from a new loader for ``seconds`` after its first batch, and close it.
+
+    ``make`` makes the loader. At least one batch is measured after the first. ``trace`` names a file for a
+    Chrome trace; None for none. ``watched`` shows a bar on stderr, if that is a terminal. Raises what the
+    loader raises, and OSError where the trace cannot be written.
+    """
+    others, began = worker_pids(), time.perf_counter()
+    with make() as loader:
+        cached = _cached(loader)
+        drawn = _DrawnBatches(loader, seconds, trace=trace, watched=watched)
+        return drawn.speed(
+            first_batch=drawn.arrivals.first - began,
+            memory=MemoryUse.now(worker_pids() - others, ring=loader.engine.shared_bytes),
+            page_cache=CacheShares(cached, _cached(loader)),
+        )
+
+
+class _DrawnBatches:
+    """The batches that a loader delivered, and its stats before and after."""
+
+    def __init__(
+        self, loader: Loader, seconds: float, *, trace: str | os.PathLike[str] | None, watched: bool
+    ) -> None:
+        self._loader = loader
+        with ExitStack() as stack:
+            recorded = stack.enter_context(tracing(loader)) if trace else None
+            bar = stack.enter_context(LoaderBar(loader, shown=watched))
+            batches = stack.enter_context(closing(_endless(loader)))
+            self.arrivals = Arrivals(map(bar.passed, batches), _images_in)
+            self.arrivals.draw()
+            self._before, cpu = loader.stats(), time.process_time()
+            self.arrivals.draw_for(seconds)
+            self._after, self._cpu = loader.stats(), time.process_time() - cpu
+        if recorded and trace:
+            recorded.save(trace)
+
+    def speed(self, *, first_batch: float, memory: MemoryUse, page_cache: CacheShares) -> LoaderSpeed:
+        arrivals, stats = self.arrivals, _without_step(self._after.since(self._before))
+        images, seconds, rate = arrivals.amount, arrivals.seconds, arrivals.rate
+        gap_p50, gap_p99 = arrivals.gaps
+        return LoaderSpeed(
+            images=images,
+            batches=arrivals.count,
+            seconds=seconds,
+            first_batch=first_batch,
+            images_per_second=rate,
+            bytes_per_second=rate * stats.image_bytes,
+            gap_p50=gap_p50,
+            gap_p99=gap_p99,
+            stages={name: spent / images for name, spent in stats.stages.items()},
+            idle=sum(stats.waiting) / len(stats.waiting) / seconds,
+            blocked=stats.blocked / seconds,
+            starved=stats.starved / seconds,
+            cpu=(self._cpu + _of_workers(stats)) / images,
+            main_cpu=self._cpu / images,
+            skipped=len(self._loader.skipped),
+            restarts=self._after.restarts,
+            memory=memory,
+            page_cache=page_cache,
+            stats=stats,
+        )
+
+
+def _images_in(batch: tuple[Any, ...]) -> int:
+    """Number of images of a batch: the length of its labels, which are last."""
+    return len(batch[-1])
+
+
+def _without_step(stats: LoaderStats) -> LoaderStats:
+    """Return the stats without a training step: a consumer that only drops batches has none."""
+    return replace(stats, handing=max(stats.handing, stats.elapsed - stats.starved))
+
+
+def _of_workers(stats: LoaderStats) -> float:
+    """CPU seconds of the worker processes."""
+    return sum(stats.cpu) if stats.workers else 0.0
+
+
+def _cached(loader: Loader) -> float | None:
+    """The share of the shards' bytes in memory; of many shards, some that are evenly chosen."""
+    shards = loader.dataset.manifest.shards
+    count = min(len(shards), MAX_CHECKED_SHARDS)
+    some = [shards[number * len(shards) // count] for number in range(count)]
+    try:
+        shares = [resident_share(loader.dataset.path / shard.name) for shard in some]
+    except OSError:
+        return None
+    sizes = [shard.size for shard in some]
+    return float(np.average(shares, weights=sizes)) if sum(sizes) else None
+
+
+def _endless(loader: Loader) -> Generator[tuple[Any, ...], None, None]:
+    while True:
+        yield from loader

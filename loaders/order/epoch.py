@@ -1,0 +1,198 @@
+"""One epoch of a dataset: its batches, its receipt, its state, and resuming from a state. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import DataError, UnknownVersion, UsageError
+
+from .epoch_order import RankSplit, Records, Shuffle, epoch_order, shard_order
+from .receipt import Receipt, natural
+from .rng import Purpose, keyed_bits
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The parameters of one rank's batches in every epoch; equal plans give equal batches.
+
+    ``dataset`` is the root of its manifest, ``shard_counts`` are the shards' record counts in stored order.
+    """
+
+    dataset: str
+    shard_counts: tuple[int, ...]
+    shuffle: Shuffle | None
+    seed: int
+    batch_size: int
+    rank: int
+    world_size: int
+    drop_last: bool
+
+    def split(self, start: int) -> RankSplit:
+        """Return this rank's batches of an epoch that continues at ``start``."""
+        records = sum(self.shard_counts)
+        return RankSplit(records, self.batch_size, self.rank, self.world_size, self.drop_last, start)
+
+    def order(self, epoch: int) -> Records:
+        """Return all record numbers in the order of the epoch: 8 bytes for each."""
+        return epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
+
+    def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
+        """The order in which shards are read; None where records are read from all of them at any time."""
+        return shard_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
+
+
+class Epoch:
+    """One epoch of one rank, or the rest of one, and what was delivered of it.
+
+    The loader calls :meth:`delivered` for each batch, and :meth:`end` after the last one. Raises UsageError
+    for a number or a start that no epoch of the plan has.
+    """
+
+    def __init__(
+        self, plan: EpochPlan, number: int, *, start: int = 0, receipt: Receipt | None = None
+    ) -> None:
+        keyed_bits(Purpose.RECORD_ORDER, seed=plan.seed, epoch=number)  # checks the seed and the number
+        self.plan = plan
+        self.number = number
+        self._split = plan.split(start)
+        self._steps = 0
+        self._ended = False
+        self._receipt = receipt or Receipt(plan.dataset, number)
+        self._left_out: Records = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def batches(self) -> Iterator[Records]:
+        """Yield the record numbers of each batch. The iterator keeps the order of the epoch in memory."""
+        order = self.plan.order(self.number)
+        self._left_out = order[self._split.stop :].copy()
+        for step in range(len(self)):
+            places = self._split.batch(step)
+            yield order[places.start : places.stop]
+
+    def delivered(self, numbers: Records, skipped: list[int]) -> None:
+        """Note the delivery of the next batch: record numbers ``numbers``, and those that were skipped."""
+        self._steps += 1
+        self._receipt = self._receipt.add(numbers).skip(skipped)
+
+    def end(self) -> None:
+        """Note that the consumer asked for a batch after the last one."""
+        self._ended = True
+
+    @property
+    def place(self) -> int:
+        """The place in the epoch's order that all ranks reach with this step."""
+        return self._split.end(self._steps - 1) if self._steps else self._split.start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next batch is of the next epoch; true after the same step for all ranks."""
+        return self._ended or self.place == self._split.stop
+
+    @property
+    def receipt(self) -> Receipt:
+        """The receipt of what was delivered so far; at the end, also of what was left out."""
+        if self.place < self._split.stop:
+            return self._receipt
+        return self._receipt.leave_out(self._left_out)
+
+    def state(self) -> dict[str, Any]:
+        """Return the epoch's place and receipt as JSON values; :func:`resumed` continues from there."""
+        return {
+            "version": STATE_VERSION,
+            **_identity(self.plan),
+            "epoch": self.number,
+            "place": self.place,
+            "rank": self.plan.rank,
+            "world_size": self.plan.world_size,
+            "receipt": self._receipt.to_json(),
+        }
+
+
+def resumed(plan: EpochPlan, state: object) -> Epoch:
+    """Return the epoch of a state, on a plan that may have another batch size, rank and world size.
+
+    With the same rank and world size the receipt continues. Otherwise a new one begins at the state's place,
+    to be merged with the receipts of the earlier ranks. Raises UsageError for a value that is no state, or
+    the state of another dataset, order or version.
+    """
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
+    differing = [name for name, value in _identity(plan).items() if state.get(name) != value]
+    if differing:
+        raise UsageError(f"the state is of a loader with another {' and '.join(differing)}; use the same")
+    number, place, rank, world_size = (
+        _number(state, name) for name in ("epoch", "place", "rank", "world_size")
+    )
+    receipt = _receipt(state, plan.dataset, number)
+    is_same_rank = (rank, world_size) == (plan.rank, plan.world_size)
+    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)
+
+
+def _identity(plan: EpochPlan) -> dict[str, Any]:
+    """The values on which the order depends; a dataset's root covers its shards."""
+    shuffle = plan.shuffle.to_json() if plan.shuffle else None
+    return {"dataset": plan.dataset, "shuffle": shuffle, "seed": plan.seed}
+
+
+def _number(state: dict[str, Any], name: str) -> int:
+    try:
+        return natural(state.get(name))
+    except ValueError as error:
+        raise UsageError(f"not the state of a loader: its {name} is {state.get(name)!r}") from error
+
+
+def _receipt(state: dict[str, Any], dataset: str, epoch: int) -> Receipt:
+    try:
+        receipt = Receipt.from_json(state.get("receipt"))  # type: ignore[arg-type]
+    except (DataError, UnknownVersion) as error:
+        raise UsageError(f"not the state of a loader: {error}") from error
+    if (receipt.dataset, receipt.epoch) != (dataset, epoch):
+        raise UsageError("not the state of a loader: its receipt is of another epoch or dataset")
+    return receipt
+
+
+class LoadedStep(NamedTuple):
+    """A step's batch, and its record numbers: those in it, and the bad ones that were skipped.
+
+    ``left_out`` are those that the plan leaves out of its epoch, over all ranks; only the last step has them.
+    """
+
+    step: int
+    batch: tuple[Any, ...]
+    delivered: Records
+    skipped: Records
+    left_out: Records
+
+
+class EpochSteps:
+    """The steps of an epoch from its beginning: 8 bytes for each record of the dataset."""
+
+    def __init__(self, plan: EpochPlan, number: int) -> None:
+        self.number = number
+        self._order = plan.order(number)
+        self._split = plan.split(0)
+
+    def batches(self, steps: Iterable[int], drawn: deque[int]) -> Iterator[Records]:
+        """Yield the record numbers of each step and append it to ``drawn``.
+
+        Raises IndexError for a step that the epoch does not have.
+        """
+        for step in steps:
+            places = self._split.batch(step)
+            drawn.append(step)
+            yield self._order[places.start : places.stop]
+
+    def loaded(self, step: int, batch: Sequence[Any], delivered: Records, skipped: Records) -> LoadedStep:
+        """Return a step's batch with its record numbers."""
+        start = self._split.stop if step == len(self._split) - 1 else len(self._order)
+        return LoadedStep(step, tuple(batch), delivered, skipped, self._order[start:])

@@ -1,0 +1,227 @@
+"""The order of an epoch, a pure function of record numbers, and each rank's part of it.
+
+A record number is a position in the dataset's index. No record is read: the order of 1.28 million records
+takes 30 ms for any window, and its state is one number.
+
+All randomness is raw 64-bit Philox output, and all sorting is of unique integers: the order is the same on
+every platform and with every numpy.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.sizes import byte_count
+
+from .rng import Purpose, keyed_bits
+
+Records = npt.NDArray[np.int64]
+
+MAX_RECORDS = (1 << 31) - 1  # a 64-bit sort key holds a record's position, its new place and a fraction
+
+
+class Shuffle(ABC):
+    """A shuffle: how far a record may move from its stored place. Frozen, picklable, equal by value."""
+
+    @abstractmethod
+    def in_records(self, mean_record_bytes: float) -> Shuffle:
+        """Return the same shuffle with its window counted in records of this mean size."""
+
+    @abstractmethod
+    def window_of(self, records: int) -> int:
+        """The window over a dataset of so many records: ``records`` for a full permutation."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Return the shuffle as JSON values, for a loader's state; :func:`shuffle_from_json` reads it."""
+
+
+@dataclass(frozen=True)
+class GlobalShuffle(Shuffle):
+    """A permutation of the whole dataset: the best shuffle, with random reads."""
+
+    def in_records(self, mean_record_bytes: float) -> GlobalShuffle:
+        return self
+
+    def window_of(self, records: int) -> int:
+        return records
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "global"}
+
+
+@dataclass(frozen=True)
+class LocalShuffle(Shuffle):
+    """Shards in random order, their records displaced by less than ``window`` places of that stream.
+
+    ``window`` is a number of records, or a size in bytes as text (``"2GiB"``, ``"512MB"``). At any moment the
+    reads are at most ``window`` places apart. Away from both ends a record moves by up to half the window in
+    either direction, a quarter on average. There is no delay to fill the window. A window of the dataset's
+    size or more is the same as a :class:`GlobalShuffle`. Raises UsageError for a window below 1.
+    """
+
+    window: int | str
+
+    def __post_init__(self) -> None:
+        if hasattr(self.window, "__index__"):  # also numpy's integers
+            object.__setattr__(self, "window", operator.index(self.window))
+        if _amount(self.window) < 1:
+            raise UsageError(f"a shuffle window must be at least 1, not {self.window!r}")
+
+    def in_records(self, mean_record_bytes: float) -> LocalShuffle:
+        if isinstance(self.window, int):
+            return self
+        return LocalShuffle(max(1, int(_amount(self.window) / max(1.0, mean_record_bytes))))
+
+    def window_of(self, records: int) -> int:
+        if not isinstance(self.window, int):
+            raise UsageError(f"a window of {self.window!r} has no number of records before in_records()")
+        return min(self.window, records)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "local", "window": self.window}
+
+
+def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> Records:
+    """Return every record number of the dataset once, in the order of this epoch, over all ranks.
+
+    ``shard_counts`` are the shards' record counts in stored order; a ``shuffle`` of None gives stored order.
+    Deterministic. Raises UsageError above MAX_RECORDS.
+    """
+    records = sum(shard_counts)
+    if records > MAX_RECORDS:
+        raise UsageError(f"{records} records are more than one order can hold ({MAX_RECORDS})")
+    if shuffle is None:
+        return np.arange(records, dtype=np.int64)
+    window = shuffle.window_of(records)
+    order = displaced(records, window=window, bits=keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch))
+    shards = shard_order(shard_counts, shuffle=shuffle, seed=seed, epoch=epoch)
+    if shards is None:
+        return order
+    stream: Records = _shard_stream(shard_counts, shards)[order]
+    return stream
+
+
+def shard_order(
+    shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int
+) -> npt.NDArray[np.int64] | None:
+    """The order in which the epoch reads the shards; None where it reads from all of them at any time."""
+    if shuffle is None:
+        return np.arange(len(shard_counts), dtype=np.int64)
+    records = sum(shard_counts)
+    if shuffle.window_of(records) == records:
+        return None
+    bits = keyed_bits(Purpose.SHARD_ORDER, seed=seed, epoch=epoch)
+    return displaced(len(shard_counts), window=len(shard_counts), bits=bits)
+
+
+def _shard_stream(shard_counts: Sequence[int], shards: npt.NDArray[np.int64]) -> Records:
+    """The record numbers of all shards one after the other, in this order."""
+    counts = np.asarray(shard_counts, np.int64)
+    first_records = np.cumsum(counts) - counts
+    places = np.cumsum(counts[shards]) - counts[shards]
+    stream = np.repeat(first_records[shards] - places, counts[shards])
+    stream += np.arange(len(stream), dtype=np.int64)
+    return stream
+
+
+def displaced(count: int, *, window: int, bits: np.random.Philox) -> Records:
+    """Return 0 .. count - 1 ordered by i + window * u, with u uniform in [0, 1) for each i.
+
+    One 64-bit key per record holds that sum as a fixed-point number in the high bits, and i in the low bits,
+    which breaks ties and is the result. A window of ``count`` orders by u alone.
+    """
+    index_bits = count.bit_length()
+    positions = np.arange(count, dtype=np.uint64)
+    keys = bits.random_raw(count)
+    if window < count:
+        fraction_bits = min(32, 63 - 2 * index_bits)
+        keys >>= np.uint64(32)
+        keys *= np.uint64(window)
+        keys >>= np.uint64(32 - fraction_bits)
+        keys += positions << np.uint64(fraction_bits)
+    keys <<= np.uint64(index_bits)
+    keys |= positions
+    keys.sort()
+    keys &= np.uint64((1 << index_bits) - 1)
+    return keys.view(np.int64)
+
+
+@dataclass(frozen=True)
+class RankSplit:
+    """The batches of one rank, as ranges of places in the epoch's order.
+
+    A global step takes ``world_size * batch_size`` places, of which rank r has the r-th ``batch_size``. With
+    ``drop_last`` the epoch ends with the last full step, the same number for every rank. Otherwise the places
+    that remain are split as evenly as possible, the lower ranks having one more, and a rank that gets none
+    has one batch less. ``start`` continues an epoch at the end of a global step of any world size.
+    """
+
+    records: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UsageError(f"batch_size must be at least 1, not {self.batch_size}")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank must be between 0 and {self.world_size - 1}, not {self.rank}")
+        if not 0 <= self.start <= self.records:
+            raise UsageError(f"an epoch of {self.records} records cannot continue at {self.start}")
+
+    @property
+    def stop(self) -> int:
+        """The place where the epoch ends for all ranks: ``records``, or less with ``drop_last``."""
+        return self._remainder_start if self.drop_last else self.records
+
+    def __len__(self) -> int:
+        return self._full_steps + (not self.drop_last and len(self._remainder) > 0)
+
+    def batch(self, step: int) -> range:
+        """The places of this rank's batch of this step, counted from ``start``. Raises IndexError."""
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of {len(self)}")
+        if step == self._full_steps:
+            return self._remainder
+        first = self.start + step * self._step_records + self.rank * self.batch_size
+        return range(first, first + self.batch_size)
+
+    def end(self, step: int) -> int:
+        """The place that all ranks have reached after this step; a state keeps it as ``start``."""
+        return min(self.start + (step + 1) * self._step_records, self.stop)
+
+    @property
+    def _step_records(self) -> int:
+        return self.world_size * self.batch_size
+
+    @property
+    def _full_steps(self) -> int:
+        return (self.records - self.start) // self._step_records
+
+    @property
+    def _remainder_start(self) -> int:
+        return self.start + self._full_steps * self._step_records
+
+    @property
+    def _remainder(self) -> range:
+        share, extra = divmod(self.records - self._remainder_start, self.world_size)
+        first = self._remainder_start + self.rank * share + min(self.rank, extra)
+        return range(first, first + share + (self.rank < extra))
+
+
+def _amount(window: int | str) -> float:
+    """The number of records, or of bytes, of a window. Raises UsageError."""
+    if isinstance(window, int):
+        return window
+    return byte_count(window, of="a shuffle window")

@@ -1,0 +1,1 @@
+"""Keys, and the proof of being a sender or a receiver."""

@@ -1,0 +1,1 @@
+"""Which sender makes which step."""

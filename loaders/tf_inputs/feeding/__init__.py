@@ -1,0 +1,1 @@
+"""From a source to TensorFlow's queues and staging areas."""

@@ -1,0 +1,173 @@
+"""The signature of a source's batches: the ``tf.TensorSpec`` of each part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.sizes import byte_count
+from shardprep.loaders.batching.passes import Passes
+
+from .framework import tf
+
+DEFAULT_CAPACITY = 2
+
+
+def leaves_of(signature: Any, batch: Any) -> list[Any]:
+    """Return the parts of ``batch`` in the order of the signature's leaves.
+
+    The signature decides what is a leaf, so that a list of bytes is one part. Raises UsageError where the
+    forms differ.
+    """
+    return list(_leaves(signature, batch))
+
+
+def _leaves(signature: Any, batch: Any) -> Iterator[Any]:
+    if isinstance(signature, Mapping):
+        if not isinstance(batch, Mapping) or batch.keys() != signature.keys():
+            raise UsageError(
+                f"a batch should be a dict of {sorted(signature)}, and is {_form(batch)}; fix it or the signature"
+            )
+        for name, part in signature.items():
+            yield from _leaves(part, batch[name])
+    elif isinstance(signature, tuple | list):
+        if not isinstance(batch, tuple | list) or len(batch) != len(signature):
+            raise UsageError(
+                f"a batch should have {len(signature)} parts, and is {_form(batch)}; fix it or the signature"
+            )
+        for part, value in zip(signature, batch, strict=True):
+            yield from _leaves(part, value)
+    else:
+        yield batch
+
+
+def packed(signature: Any, leaves: Iterator[Any]) -> Any:
+    """Return the leaves in the form of the signature: the inverse of :func:`leaves_of`."""
+    if isinstance(signature, Mapping):
+        return {name: packed(part, leaves) for name, part in signature.items()}
+    if isinstance(signature, tuple) and hasattr(signature, "_fields"):
+        return type(signature)(*(packed(part, leaves) for part in signature))
+    if isinstance(signature, tuple | list):
+        return tuple(packed(part, leaves) for part in signature)
+    return next(leaves)
+
+
+def _form(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a dict of {sorted(map(str, batch))}"
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return f"one {type(batch).__name__}"
+
+
+def signature_of(passes: Passes, given: Any = None) -> Any:
+    """The ``tf.TensorSpec`` of each part of a batch: as given, from the source, or from its first batch.
+
+    A signature from a first batch leaves the number of rows open, because the last batch may have fewer.
+    Raises UsageError where the signature cannot be found.
+    """
+    if given is not None:
+        return _checked(given)
+    element_spec = getattr(passes.source, "element_spec", None)
+    if element_spec is not None:
+        return element_spec
+    specs = getattr(passes.source, "batch_specs", None)
+    if specs is not None:
+        return tuple(tf.TensorSpec(s.shape, s.dtype or tf.string, name=s.name) for s in specs)
+    return _inferred(passes.peek())
+
+
+def _checked(given: Any) -> Any:
+    for spec in flat(given):
+        if not isinstance(spec, tf.TensorSpec):
+            raise UsageError(f"a signature consists of tf.TensorSpec, in tuples and dicts, not {spec!r}")
+    return given
+
+
+def _inferred(batch: Any) -> Any:
+    return _mapped(_spec_of, batch)
+
+
+def _mapped(make: Callable[[Any], Any], batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return {name: _mapped(make, part) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_mapped(make, part) for part in batch))
+    if isinstance(batch, tuple) or (isinstance(batch, list) and not _is_rows(batch)):
+        return tuple(_mapped(make, part) for part in batch)
+    return make(batch)
+
+
+def is_bytes_list(part: Any) -> bool:
+    """Whether a part is a list of bytes, as a loader delivers encoded images."""
+    return isinstance(part, list) and all(isinstance(x, bytes | bytearray | memoryview) for x in part)
+
+
+def _is_rows(part: list[Any]) -> bool:
+    """Whether a list is one part with a row per element: bytes, strings or numbers, as from ``as_list``."""
+    return is_bytes_list(part) or all(isinstance(x, str | int | float | complex | np.generic) for x in part)
+
+
+def _spec_of(part: Any) -> Any:
+    if tf.is_tensor(part):
+        return tf.TensorSpec([None, *part.shape[1:]] if part.shape.rank else part.shape, part.dtype)
+    if is_bytes_list(part):
+        return tf.TensorSpec([None], tf.string)
+    array = np.asarray(part)
+    if array.dtype.hasobject or array.dtype.fields is not None:
+        raise UsageError(f"a part of the first batch is {type(part).__name__}, no array; give a signature")
+    return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], tf.as_dtype(array.dtype))
+
+
+def flat(signature: Any) -> list[Any]:
+    """The leaves of a signature."""
+    return leaves_of(signature, signature)
+
+
+def renamed(signature: Any, values: list[Any]) -> Any:
+    """``values`` in the signature's form."""
+    return packed(signature, iter(values))
+
+
+def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any) -> int:
+    """The capacity in batches: a number as it is, a size divided by that of a full batch, but at least 1."""
+    if capacity is None:
+        return DEFAULT_CAPACITY
+    if isinstance(capacity, str):
+        return max(1, byte_count(capacity, of="a capacity") // max(1, _batch_bytes(passes, element_spec)))
+    if isinstance(capacity, bool) or not hasattr(capacity, "__index__") or capacity < 1:
+        raise UsageError(
+            f"a capacity is a number of batches from 1 on, or a size like '512MiB', not {capacity!r}"
+        )
+    return int(capacity)
+
+
+def _batch_bytes(passes: Passes, element_spec: Any) -> int:
+    """The bytes of a full batch: from the source, the signature, or the first batch."""
+    known = getattr(passes.source, "batch_bytes", None)
+    if known is None:
+        known = fixed_bytes(element_spec)
+    if known is not None:
+        return int(known)
+    return sum(_nbytes(part) for part in leaves_of(element_spec, passes.peek()))
+
+
+def fixed_bytes(element_spec: Any) -> int | None:
+    """The bytes of a batch; None where the signature leaves a dimension open."""
+    specs = flat(element_spec)
+    if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
+        return None
+    return int(sum(math.prod(spec.shape) * spec.dtype.size for spec in specs))
+
+
+def _nbytes(part: Any) -> int:
+    if is_bytes_list(part):
+        return sum(memoryview(x).nbytes for x in part)
+    return int(np.asarray(part).nbytes)
+
+
+Leaves = list[Any]

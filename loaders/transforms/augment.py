@@ -1,0 +1,102 @@
+"""The random crop and colour changes of a training transform. Pure; no pixels are read or written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+
+Matrix = npt.NDArray[np.float64]
+
+CROP_TRIES = 10  # as torchvision's RandomResizedCrop
+CROP_DRAWS = 2 + 2 * CROP_TRIES
+LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, of R, G, B
+
+# The principal components of ImageNet's RGB values in 0..1 (Krizhevsky et al. 2012, with the numbers
+# of fb.resnet.torch): one eigenvector per column.
+EIGENVALUES = np.array([0.2175, 0.0188, 0.0045])
+EIGENVECTORS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+
+
+class Crop(NamedTuple):
+    """A rectangle of whole pixels inside an image."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+def random_crop(
+    width: int,
+    height: int,
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    draws: Sequence[float],
+) -> Crop:
+    """Return a crop with a share of the area in ``scale`` and an aspect in ``ratio`` (log-uniform), anywhere.
+
+    ``draws`` are CROP_DRAWS uniform numbers in [0, 1). After CROP_TRIES rectangles that do not fit the image
+    it is the largest centred one with the aspect nearest to ``ratio``, as in torchvision. Never empty, for
+    any image.
+    """
+    log_ratio = math.log(ratio[0])
+    log_span = math.log(ratio[1]) - log_ratio
+    for share, aspect_draw in zip(draws[2::2], draws[3::2], strict=True):
+        area = width * height * (scale[0] + (scale[1] - scale[0]) * share)
+        aspect = math.exp(log_ratio + log_span * aspect_draw)
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return Crop(int(draws[0] * (width - w + 1)), int(draws[1] * (height - h + 1)), w, h)
+    return _centre_crop(width, height, ratio=ratio)
+
+
+def _centre_crop(width: int, height: int, *, ratio: tuple[float, float]) -> Crop:
+    w = min(width, max(1, round(height * ratio[1])))
+    h = min(height, max(1, round(width / ratio[0])))
+    return Crop((width - w) // 2, (height - h) // 2, w, h)
+
+
+@dataclass(frozen=True, slots=True)
+class ColorJitter:
+    """Random changes of ``brightness``, then ``contrast``, then ``saturation``.
+
+    For each strength x a factor is drawn from [max(0, 1 - x), 1 + x]. The three are one affine map of a
+    pixel's R, G, B: values are clipped once, at the end, where other libraries clip after each step. Raises
+    UsageError for a strength that is negative or not finite.
+    """
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+
+    def __post_init__(self) -> None:
+        if not all(0 <= x < math.inf for x in (self.brightness, self.contrast, self.saturation)):
+            raise UsageError(f"the strengths of a colour jitter must be at least 0 and finite: {self}")
+
+    def matrix(self, mean: npt.ArrayLike, draws: Sequence[float]) -> Matrix:
+        """Return the 3 x 4 map for an image of this mean colour; ``draws`` are three numbers in [0, 1)."""
+        strengths = (self.brightness, self.contrast, self.saturation)
+        brightness, contrast, saturation = map(_factor, strengths, draws)
+        gray = brightness * float(LUMA @ np.asarray(mean)[:3])
+        colours = saturation * np.eye(3) + (1 - saturation) * LUMA  # rows sum to 1: grays stay
+        offset = np.full((3, 1), (1 - contrast) * gray)
+        return np.hstack([brightness * contrast * colours, offset])
+
+
+def _factor(strength: float, draw: float) -> float:
+    low, high = max(0.0, 1 - strength), 1 + strength
+    return low + (high - low) * draw
+
+
+def lighting_offset(weights: npt.ArrayLike) -> Matrix:
+    """AlexNet's lighting: the values added to R, G, B in 0..255 for three normally distributed weights."""
+    added: Matrix = 255 * EIGENVECTORS @ (EIGENVALUES * np.asarray(weights))
+    return added

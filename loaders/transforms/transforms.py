@@ -1,0 +1,195 @@
+"""The transforms of training and evaluation: from a record to the array of its image."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.images.header import EXTREME_ASPECT
+from shardprep.formats.images.opencv import cv2
+
+from .augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop
+from .contract import Array, ArraySpec, TransformInput
+from .decode import Orientation, Pixels, decode_rgb
+from .pixel_format import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Layout,
+    PixelFormat,
+    PixelType,
+)
+from .windows import window_of
+
+Interpolation = Literal["auto", "linear", "area", "cubic"]
+
+MAX_SIDE = 4096  # of a result: then no intermediate image takes more than 805 MB
+METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
+
+
+@dataclass(frozen=True)
+class ImageTransform(ABC):
+    """A transform to one square RGB image, ``size`` pixels wide and high (1 to 4096), named ``image``.
+
+    ``layout`` is "HWC" or "CHW", ``dtype`` "uint8" or "float32"; float32 is (value / 255 - ``mean``) /
+    ``std``, of R, G, B in 0..1. ``interpolation`` is "linear", "area", "cubic", or "auto", which chooses by
+    the scale. ``orientation`` "ignore" or "apply" says what to do with EXIF orientation. Picklable and
+    thread-safe. Raises UsageError for parameters out of range; the call raises BadImage, with the record's
+    key, for bytes that do not decode.
+    """
+
+    size: int = 224
+    _: KW_ONLY
+    layout: Layout = "HWC"
+    dtype: PixelType = "uint8"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    interpolation: Interpolation = "auto"
+    orientation: Orientation = "ignore"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_SIDE:
+            raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, not {self.size}")
+        if self.interpolation not in ("auto", *METHODS):
+            names = ", ".join(METHODS)
+            raise UsageError(f"interpolation must be auto, {names}, not {self.interpolation!r}")
+        if self.orientation not in ("ignore", "apply"):
+            raise UsageError(f"orientation must be 'ignore' or 'apply', not {self.orientation!r}")
+        self.outputs  # noqa: B018 - an impossible layout, dtype, mean or std is an error here
+
+    @cached_property
+    def outputs(self) -> tuple[ArraySpec, ...]:
+        """The spec of the image, in ``layout`` and ``dtype``."""
+        return (ArraySpec("image", self._format.shape(self.size, self.size), self.dtype),)
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Array:
+        """Return the image in a new array."""
+        (spec,) = self.outputs
+        out = np.empty(spec.shape, spec.dtype)
+        self.fill(record, rng, out)
+        return out
+
+    @abstractmethod
+    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
+        """Write the image to ``out``, C-contiguous and of the shape and dtype in :attr:`outputs`."""
+
+    @cached_property
+    def _format(self) -> PixelFormat:
+        return PixelFormat(self.layout, self.dtype, self.mean, self.std)
+
+    def _decode(self, record: TransformInput) -> Pixels:
+        return decode_rgb(record.image, orientation=self.orientation, key=record.key)
+
+
+@dataclass(frozen=True)
+class TrainTransform(ImageTransform):
+    """The transform of training: a random crop resized to ``size``, with optional flips and colour changes.
+
+    ``scale`` is the range of the crop's share of the area, ``ratio`` that of its width by height. If
+    ``flip``, half of the images are mirrored. ``color_jitter`` changes brightness, contrast and saturation;
+    ``lighting`` is the standard deviation of AlexNet's colour noise, usually 0.1; None for neither. All
+    changes of colour are made in one pass.
+
+    ``interpolation="auto"`` is area averaging for crops of at least four times the pixels of the result, else
+    bilinear. Compared with antialiased bilinear resizing of photographs, bilinear reaches 58 dB (median)
+    enlarging, 47 shrinking by up to 1.5 and 39 by up to 2, in 76 to 90 µs; area averaging 53 and 46 in 376 to
+    606 µs; beyond 2, in 4 % of the crops, it is 42 against 33 dB.
+    """
+
+    _: KW_ONLY
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = True
+    color_jitter: ColorJitter | None = None
+    lighting: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UsageError(f"scale must be two shares of the area, 0 < low <= high <= 1, not {self.scale}")
+        if not 1 / MAX_SIDE <= self.ratio[0] <= self.ratio[1] <= MAX_SIDE:
+            raise UsageError(f"ratio must be two aspects, 1/{MAX_SIDE} <= low <= high, not {self.ratio}")
+
+    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
+        pixels = self._decode(record)
+        coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
+        height, width = pixels.shape[:2]
+        x, y, w, h = random_crop(width, height, scale=self.scale, ratio=self.ratio, draws=draws)
+        image = cv2.resize(
+            pixels[y : y + h, x : x + w],
+            (self.size, self.size),
+            dst=out if self._format.is_plain else None,
+            interpolation=self._method(w * h),
+        )
+        if self.flip and coin < 0.5:
+            cv2.flip(image, 1, dst=image)
+        if self.color_jitter or self.lighting:
+            image = cv2.transform(image, self._colours(image, rng))
+        self._format.write(image, out)
+
+    def _method(self, pixels: int) -> int:
+        if self.interpolation == "auto":
+            return cv2.INTER_AREA if pixels >= 4 * self.size**2 else cv2.INTER_LINEAR
+        return METHODS[self.interpolation]
+
+    def _colours(self, image: Array, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+        """The 3 x 4 map of a pixel's R, G, B for this record."""
+        colours = np.eye(3, 4)
+        if self.color_jitter:
+            colours = self.color_jitter.matrix(cv2.mean(image), rng.random(3).tolist())
+        if self.lighting:
+            colours[:, 3] += lighting_offset(self.lighting * rng.standard_normal(3))
+        return colours
+
+
+@dataclass(frozen=True)
+class EvalTransform(ImageTransform):
+    """The transform of evaluation: the shorter side resized to ``resize``, then the centre.
+
+    Nothing is random. The longer side is rounded down and the centre's place to even, as torchvision does. If
+    one side of an image is more than 16 times the other (EXTREME_ASPECT), only the part that the centre needs
+    is resized: its pixels may differ by rounding from those of the whole image.
+
+    ``interpolation="auto"`` is area averaging when shrinking, else bilinear. For photographs of 500 pixels it
+    reaches 53 dB (median) compared with antialiased bilinear resizing, in 0.9 ms; bilinear reaches 47 dB in
+    0.15 ms, so that ``"linear"`` makes an epoch of validation nearly twice as fast.
+    """
+
+    _: KW_ONLY
+    resize: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.size <= self.resize <= MAX_SIDE:
+            raise UsageError(
+                f"resize ({self.resize}) must not be smaller than size ({self.size}), nor above {MAX_SIDE}"
+            )
+
+    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
+        pixels = self._decode(record)
+        height, width = pixels.shape[:2]
+        shorter = min(width, height)
+        w, h = (self.resize * side // shorter for side in (width, height))
+        x, y = round((w - self.size) / 2), round((h - self.size) / 2)
+        most = EXTREME_ASPECT * self.resize
+        across = window_of(width, w, first=x, size=self.size, most=most)
+        down = window_of(height, h, first=y, size=self.size, most=most)
+        image = cv2.resize(
+            pixels[down.start : down.stop, across.start : across.stop],
+            None,
+            fx=w / width,
+            fy=h / height,
+            interpolation=self._method(shorter),
+        )
+        x, y = x - across.at, y - down.at
+        self._format.write(image[y : y + self.size, x : x + self.size], out)
+
+    def _method(self, shorter: int) -> int:
+        if self.interpolation == "auto":
+            return cv2.INTER_AREA if shorter > self.resize else cv2.INTER_LINEAR
+        return METHODS[self.interpolation]

@@ -1,0 +1,254 @@
+"""The exit of ``prep`` with closed streams, gone readers, limits, and an early Ctrl-C."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from datasets import converted, is_root, prep
+
+from shardprep.formats import verify
+
+PREP = [sys.executable, "-m", "shardprep.cli"]
+AS_ANYBODY = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if is_root() else []
+
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
+needs_permissions = pytest.mark.skipif(
+    bool(AS_ANYBODY) and not shutil.which("setpriv"), reason="root may read everything"
+)
+
+
+@pytest.fixture
+def dataset(archives: Path, tmp_path: Path) -> Path:
+    """The validation split in several shards, intact."""
+    converted(archives, tmp_path / "val", split="val")
+    return tmp_path / "val"
+
+
+def shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a shell line in which "$@" is prep with these arguments."""
+    command = ["sh", "-c", line, "sh", *PREP, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def without_reader() -> int:
+    """The writing end of a pipe without a reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["verify"], ["inspect"], ["inspect", "--json"]])
+def test_a_reader_that_is_gone_is_3_and_quiet(dataset: Path, words: list[str], without_reader: int) -> None:
+    command = [*PREP, *words, str(dataset)]
+    with os.fdopen(without_reader, "w") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+@pytest.mark.slow
+def test_an_error_without_a_reader_keeps_its_exit_code(without_reader: int) -> None:
+    with os.fdopen(without_reader, "w") as pipe:
+        done = subprocess.run([*PREP, "verify", "/nowhere"], stderr=pipe, timeout=60)
+
+    assert done.returncode == 2
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_be_started_is_reported(archives: Path, tmp_path: Path) -> None:
+    script = f"""
+import sys
+from multiprocessing.popen_spawn_posix import Popen
+from shardprep.cli.app import run
+
+def launch(self, process):
+    raise BrokenPipeError(32, "Broken pipe")
+
+Popen._launch = launch
+sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--workers", "1"]))
+"""
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 3
+    assert done.stderr == (
+        "prep: a process that was started for the work ended at once; run the same command again\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_matter(archives: Path, tmp_path: Path, closed: str) -> None:
+    words = ["convert", archives, tmp_path / "out", "--split", "test", "--workers", 1]
+
+    done = shell(f'"$@" {closed}', *words)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.stdout == "") == (">&-" in closed.replace("2>&-", ""))
+    assert verify(tmp_path / "out", level="records").findings == []
+
+
+@pytest.mark.slow
+def test_no_file_of_the_dataset_gets_the_messages(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("as it was")
+
+    shell('"$@" 2>&-', "convert", tmp_path / "file", tmp_path / "out")
+
+    assert (tmp_path / "file").read_text() == "as it was"
+
+
+@pytest.mark.slow
+def test_output_that_cannot_be_written_is_3(dataset: Path) -> None:
+    done = shell('"$@" >/dev/full', "inspect", dataset)
+
+    assert done.returncode == 3
+    assert "full" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_names_that_are_not_text_are_taken_and_printed(
+    archives: Path, tmp_path: Path, container: str
+) -> None:
+    source, output = os.fsdecode(b"s_\xff"), os.fsdecode(b"o_\xff")
+    (tmp_path / source).symlink_to(archives)
+    words = ["--split", "val", "--format", container, "--workers", 1]
+
+    made = prep("convert", source, output, *words, cwd=tmp_path, check=True)
+    prep("verify", output, "--level", "decode", cwd=tmp_path, check=True)
+    wrong = prep("convert", output + "/nothing", "other", cwd=tmp_path)
+
+    assert made.stdout.startswith(r"o_\udcff: 10 images")
+    assert wrong.stderr == "prep: o_\\udcff/nothing: does not exist\n"
+
+
+@pytest.mark.slow
+@needs_permissions
+@pytest.mark.parametrize("command", ["convert", "verify", "inspect", "repair"])
+def test_what_must_not_be_read_is_3_and_named(
+    archives: Path, dataset: Path, tmp_path: Path, command: str
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(archives, source)
+    locked = source if command == "convert" else dataset
+    words = {"convert": [source, tmp_path / "out"], "repair": [dataset, "--source", source]}
+    locked.chmod(0)
+
+    done = prep(command, *words.get(command, [dataset]), prefix=AS_ANYBODY)
+    locked.chmod(0o755)
+
+    assert done.returncode == 3, done.stdout
+    assert "Permission denied" in done.stderr
+    assert str(locked) in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_while_still_importing_is_quiet(tmp_path: Path, number: signal.Signals) -> None:
+    slow = f"import pathlib, time\npathlib.Path({str(tmp_path / 'begun')!r}).touch()\ntime.sleep(60)\n"
+    (tmp_path / "numpy.py").write_text(slow)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([*PREP, "demo"], stderr=subprocess.PIPE, text=True, env=environment) as process:
+        while not (tmp_path / "begun").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+
+    assert (process.returncode, errors) == (128 + number, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("limit", [4096, 8192, 60_000])
+def test_a_file_size_limit_is_not_called_a_full_disk(
+    archives: Path, tmp_path: Path, limit: int, workers: int
+) -> None:
+    words = ["convert", archives, tmp_path / "out", "--split", "val", "--workers", workers]
+
+    done = prep(*words, prefix=["prlimit", f"--fsize={limit}"])
+
+    assert done.returncode == 3
+    assert "ulimit -f" in done.stderr
+    assert "disk" not in done.stderr
+
+
+@needs_mounts
+def test_a_disk_with_less_space_than_a_commit_is_reported_as_full(tmp_path: Path) -> None:
+    """LMDB reports it as an input/output error."""
+    script = f"""
+from pathlib import Path
+from shardprep.formats.errors import NoSpace
+from shardprep.formats.containers.lmdb_shard import LmdbShardWriter
+from shardprep.formats.containers.container import Extent
+from shardprep.formats.containers.container import Stored
+
+try:
+    with LmdbShardWriter(Path({str(tmp_path)!r}, "shard.lmdb"), Extent(512, 512 * 30_000, 8)) as writer:
+        for number in range(512):
+            writer.append(Stored(b"%08d" % number, 0, 0, bytes(30_000)))
+except NoSpace as error:
+    print(error)
+"""
+    line = f'mount -t tmpfs -o size=12m tmpfs {tmp_path}; exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", line, "sh", sys.executable, "-c", script]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert "the disk is full" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@needs_mounts
+def test_workers_need_no_shared_memory(archives: Path, tmp_path: Path) -> None:
+    line = 'mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm; exec "$@"'
+    words = ["convert", str(archives), str(tmp_path / "out"), "--split", "val", "--workers", "2"]
+    command = ["unshare", "-m", "sh", "-c", line, "sh", *PREP, *words]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_too_many_open_files_says_which_limit_to_raise(archives: Path, tmp_path: Path) -> None:
+    done = prep("convert", archives, tmp_path / "out", "--workers", 1, prefix=["prlimit", "--nofile=10"])
+
+    assert done.returncode == 3
+    assert done.stderr.endswith("too many open files; raise ulimit -n\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@needs_strace
+def test_a_shard_that_cannot_be_opened_for_want_of_files_is_not_damaged(dataset: Path) -> None:
+    (shard, *_) = sorted(dataset.glob("shard-*"))
+    script = f"""
+from pathlib import Path
+from shardprep.formats.containers.lmdb_reader import LmdbShardReader
+
+try:
+    LmdbShardReader(Path({str(shard)!r}))
+except OSError as error:
+    print(error.strerror)
+"""
+    tracing = [
+        "strace",
+        "-qq",
+        "-o/dev/null",
+        f"-P{shard}",
+        "-etrace=openat",
+        "-einject=openat:error=EMFILE",
+    ]
+
+    done = subprocess.run(
+        [*tracing, sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.stdout, done.stderr) == ("Too many open files\n", "")

@@ -1,0 +1,205 @@
+"""The reader of LMDB files does not trust its file: anything unexpected is refused, and ends no process."""
+
+import contextlib
+import os
+import struct
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import lmdb
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from shard_files import HEADER, THREE, read, stored, values, write, write_lmdb
+
+from shardprep.formats.containers.lmdb_reader import LmdbShardReader
+from shardprep.formats.errors import CorruptRecord, ShardDamaged
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+HONEST = values(THREE)
+FIRST, LAST = (bytes(8), (2).to_bytes(8, "big"))
+
+# Fields of a meta page, after mdb.c's MDB_page and MDB_meta of 64-bit platforms.
+MAP_SIZE, FLAGS, DEPTH, ENTRIES, ROOT, LAST_PAGE, TRANSACTION = 32, 92, 94, 120, 128, 136, 144
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shard.lmdb"
+
+
+VALUES = {
+    "nothing": (b"", "cut short"),
+    "half a header": (HONEST[FIRST][: HEADER.size - 1], "cut short"),
+    "half a key": (HONEST[FIRST][: HEADER.size + 2], "unknown header"),
+    "a key longer than the value": (HEADER.pack(1, 0, 0xFFFF, 0, 0) + b"key", "unknown header"),
+    "version 0": (bytes(64), "unknown header"),
+    "version 2": (b"\x02" + HONEST[FIRST][1:], "unknown header"),
+}
+
+
+@pytest.mark.parametrize(("value", "message"), VALUES.values(), ids=VALUES)
+def test_a_value_that_is_no_record_is_refused(path: Path, value: bytes, message: str) -> None:
+    write_lmdb(path, HONEST | {FIRST: value})
+
+    with pytest.raises(ShardDamaged, match=f"record 0 .*{message}"):
+        read(path, "lmdb", 3)
+
+
+ORDINALS = {
+    "missing": {k: v for k, v in HONEST.items() if k != FIRST} | {(3).to_bytes(8, "big"): HONEST[FIRST]},
+    "longer": {k + b"\0": v for k, v in HONEST.items()},
+    "shorter": {k[4:]: v for k, v in HONEST.items()},
+    "little-endian": {k[::-1]: v for k, v in HONEST.items()},
+    "text": {str(i).encode(): v for i, v in enumerate(HONEST.values())},
+}
+
+
+@pytest.mark.parametrize("pairs", ORDINALS.values(), ids=ORDINALS)
+def test_keys_that_are_not_the_ordinals_are_refused(path: Path, pairs: dict[bytes, bytes]) -> None:
+    write_lmdb(path, pairs)
+
+    with pytest.raises(ShardDamaged, match="has no record"):
+        read(path, "lmdb", 3)
+
+
+def test_a_key_too_many_is_refused(path: Path) -> None:
+    write_lmdb(path, HONEST | {FIRST + b"\0": b"more"})
+
+    with pytest.raises(ShardDamaged, match="4 records, not 3"):
+        read(path, "lmdb", 3)
+
+
+@pytest.mark.parametrize(("beside", "message"), [(HONEST, "4 records"), ({LAST: b""}, "2 records")])
+def test_a_database_inside_is_refused(path: Path, beside: dict[bytes, bytes], message: str) -> None:
+    environment = lmdb.open(os.fspath(write_lmdb(path, beside)), subdir=False, lock=False, max_dbs=1)
+    with environment:
+        inside = environment.open_db(b"hidden")
+        with environment.begin(write=True, db=inside) as transaction:
+            transaction.put(FIRST, HONEST[FIRST])
+
+    with pytest.raises(ShardDamaged, match=message):
+        read(path, "lmdb", 3)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"no LMDB" * 3000, bytes(3 * PAGE), b"\xff" * 3 * PAGE])
+def test_what_is_no_lmdb_is_refused(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+    with pytest.raises(ShardDamaged, match="not an LMDB file"):
+        LmdbShardReader(path)
+
+
+def with_meta(path: Path, offset: int, value: bytes) -> Path:
+    """A shard with changes in both meta pages."""
+    with write(path, "lmdb", THREE).open("r+b") as file:
+        for page in (0, PAGE):
+            file.seek(page + offset)
+            file.write(value)
+    return path
+
+
+METAS = {
+    "a root behind the end": (ROOT, struct.pack("<Q", 1 << 40)),
+    "a root among the metas": (ROOT, struct.pack("<Q", 0)),
+    "no root": (ROOT, b"\xff" * 8),
+    "2**64 - 1 entries": (ENTRIES, b"\xff" * 8),
+    "2**63 entries": (ENTRIES, struct.pack("<Q", 1 << 63)),
+    "2**62 entries": (ENTRIES, struct.pack("<Q", 1 << 62)),
+    "no entries": (ENTRIES, bytes(8)),
+    "another version": (20, struct.pack("<I", 2)),
+}
+
+
+@pytest.mark.parametrize(("offset", "value"), METAS.values(), ids=METAS)
+def test_a_crafted_meta_page_is_refused(path: Path, offset: int, value: bytes) -> None:
+    with_meta(path, offset, value)
+
+    with pytest.raises(ShardDamaged):
+        read(path, "lmdb", 3)
+
+
+HARMLESS_METAS = {
+    "a lower last page": (LAST_PAGE, struct.pack("<Q", 1)),
+    "a higher last page": (LAST_PAGE, struct.pack("<Q", 1 << 60)),
+    "a deep tree": (DEPTH, b"\xff\xff"),
+    "reversed and integer keys": (FLAGS, b"\x0a\x00"),
+    "a map of 2**62 bytes": (MAP_SIZE, struct.pack("<Q", 1 << 62)),
+    "a map of one page": (MAP_SIZE, struct.pack("<Q", PAGE)),
+}
+
+
+@pytest.mark.parametrize(("offset", "value"), HARMLESS_METAS.values(), ids=HARMLESS_METAS)
+def test_a_meta_page_that_may_be_wrong_gives_the_records_or_none(
+    path: Path, offset: int, value: bytes
+) -> None:
+    with_meta(path, offset, value)
+
+    with contextlib.suppress(ShardDamaged, CorruptRecord):
+        assert read(path, "lmdb", 3) == THREE
+
+
+def test_a_file_cut_short_anywhere_is_damage_or_has_the_records(path: Path) -> None:
+    data = write(path, "lmdb", THREE).read_bytes()
+
+    for size in range(0, len(data), 61):
+        path.write_bytes(data[:size])
+        with pytest.raises(ShardDamaged):
+            read(path, "lmdb", 3)
+
+
+def test_a_file_cut_short_while_it_is_open_is_damage_that_names_the_record(path: Path) -> None:
+    images = [stored(f"n{n}", n, bytes(9000)) for n in range(400)]
+    write(path, "lmdb", images)
+    with LmdbShardReader(path) as reader:
+        assert reader.checked(3) == images[3]
+        os.truncate(path, 3 * PAGE)
+
+        for ordinal in (3, 399):
+            with pytest.raises(ShardDamaged, match=f"record {ordinal}: it ends before page") as raised:
+                reader.stored(ordinal)
+            assert raised.value.path == str(path)
+
+
+def test_pages_that_lead_in_circles_end(path: Path) -> None:
+    """A tree of two levels with a root that points to itself, and one of more levels than pages."""
+    write(path, "lmdb", [stored(f"n{n}", n, bytes(9)) for n in range(1000)])
+    data = bytearray(path.read_bytes())
+    meta = max((0, PAGE), key=lambda page: struct.unpack_from("<Q", data, page + TRANSACTION))
+    (root,) = struct.unpack_from("<Q", data, meta + ROOT)
+    assert struct.unpack_from("<H", data, meta + DEPTH) == (2,)
+    first = root * PAGE + struct.unpack_from("<H", data, root * PAGE + 16)[0]
+    struct.pack_into("<HHH", data, first, root & 0xFFFF, root >> 16, root >> 32)
+    for deep in (2, 3, 32):
+        for page in (0, PAGE):
+            struct.pack_into("<H", data, page + DEPTH, deep)
+        path.write_bytes(data)
+        with (
+            LmdbShardReader(path) as reader,
+            pytest.raises(ShardDamaged, match=r"record 0: page .* is not the one"),
+        ):
+            reader.stored(0)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.lists(st.integers(0, 6000), max_size=900), seed=st.integers(0, 99))
+@example(sizes=[1300] * 1200, seed=0)
+@example(sizes=[0] * 2000, seed=1)
+@example(sizes=[2000, 2020, 2040, 4070, 4080, 8160, 8170] * 5, seed=2)
+def test_records_are_found_as_lmdb_finds_them_in_any_order(sizes: list[int], seed: int) -> None:
+    rng = Random(seed)
+    records = [stored(f"n{n}", n, rng.randbytes(size)) for n, size in enumerate(sizes)]
+    ordinals = rng.sample(range(len(sizes)), k=len(sizes))
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / "shard", "lmdb", records)
+        environment = lmdb.open(os.fspath(path), subdir=False, lock=False, readonly=True)
+        with environment, environment.begin() as transaction, LmdbShardReader(path) as reader:
+            for ordinal in ordinals:
+                value = transaction.get(ordinal.to_bytes(8, "big"))
+                found = reader.stored(ordinal)
+                assert value[HEADER.size :] == found.key + found.image
+                assert found == records[ordinal]
+            assert len(reader) == environment.stat()["entries"] == len(records)
+            if len(records) == 1200:
+                assert environment.stat()["depth"] == 3

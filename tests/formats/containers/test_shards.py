@@ -1,0 +1,333 @@
+"""The contract of a shard, over both containers."""
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from image_files import png
+from shard_files import (
+    THREE,
+    extent,
+    index_rows,
+    read,
+    read_around,
+    stored,
+    try_flips,
+    write,
+    write_around,
+)
+
+from shardprep.formats.containers.container import Memory, ShardReader, Stored
+from shardprep.formats.containers.lmdb_shard import RECORDS_PER_COMMIT
+from shardprep.formats.containers.registry import CONTAINERS, container, open_shard
+from shardprep.formats.dataset.shard_check import Checked, ShardCheck, check_shard
+from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.processes.child_process import isolated
+from shardprep.formats.records.record import MAX_KEY_BYTES, Record, content_digest, record_crc
+from shardprep.formats.system.atomic_write import hash_file
+
+SEVERAL_COMMITS = range(3 * RECORDS_PER_COMMIT + 5)
+MANY = [stored(f"n{i % 7}/{i}", i % 7, bytes([i % 251]) * (i % 40)) for i in SEVERAL_COMMITS]
+LONG = [stored("k" * MAX_KEY_BYTES, -(1 << 31), b""), stored("é" * (MAX_KEY_BYTES // 2), (1 << 31) - 1, b"i")]
+
+# Three per leaf, so that the tree of pages has three levels; others have overflow pages
+DEEP = [stored(f"n{i}", i, bytes([i % 251]) * (1300 if i % 9 else 5000)) for i in range(1200)]
+
+keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=200)
+labels = st.integers(-1, 999) | st.integers(-(1 << 31), (1 << 31) - 1)
+images = st.binary(max_size=40) | st.integers(0, 20_000).map(bytes)
+lists_of_records = st.lists(st.builds(stored, keys, labels, images), max_size=12)
+identity = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(params=CONTAINERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def shard(kind: str, tmp_path: Path) -> Path:
+    return write(tmp_path / "shard", kind, THREE)
+
+
+@pytest.fixture
+def reader(shard: Path, kind: str) -> Iterator[ShardReader]:
+    with open_shard(shard, kind, size=shard.stat().st_size, records=3) as reader:
+        yield reader
+
+
+@pytest.mark.slow
+@identity
+@given(records=lists_of_records)
+@example(records=[])
+@example(records=LONG)
+@example(records=MANY)
+@example(records=DEEP)
+def test_what_is_written_is_read_by_this_reader_and_by_the_library(kind: str, records: list[Stored]) -> None:
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / "shard", kind, records)
+
+        assert read(path, kind, len(records)) == records
+        assert read_around(path, kind) == records
+        assert path.stat().st_size <= container(kind).bytes_needed(extent(records))
+
+
+@pytest.mark.slow
+@identity
+@given(records=lists_of_records)
+@example(records=MANY)
+def test_what_the_library_writes_is_read(kind: str, records: list[Stored]) -> None:
+    with TemporaryDirectory() as folder:
+        path = write_around(Path(folder) / "shard", kind, records)
+
+        assert read(path, kind, len(records)) == records
+
+
+def test_a_record_comes_as_text_label_and_bytes(reader: ShardReader) -> None:
+    assert reader.read(1) == Record("é", -1, bytes(range(60)))
+
+
+@pytest.mark.slow
+def test_equal_records_are_equal_bytes_in_any_process(kind: str, tmp_path: Path) -> None:
+    first = write(tmp_path / "first", kind, MANY).read_bytes()
+    again = write(tmp_path / "again", kind, MANY).read_bytes()
+    code = f"import sys, test_shards as t; t.write(t.Path(sys.argv[1]), {kind!r}, t.MANY)"
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", code, tmp_path / seed], env=environment, check=True)
+
+    assert {first} == {again, (tmp_path / "1").read_bytes(), (tmp_path / "2").read_bytes()}
+
+
+def test_the_checksums_of_a_record_never_change() -> None:
+    assert record_crc(b"n01440764/n01440764_10026", 0, b"image") == 0x5A465751
+    digest = content_digest(b"n01440764/n01440764_10026", 0, b"image").hex()
+    assert digest == "98c7f1b68278f0e2ce9fdb69c1983ed1ed7ab771a55a461e33350a6500ad3ff6"
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.torture)])
+def test_no_flipped_bit_changes_a_record_unseen(shard: Path, kind: str, tmp_path: Path, step: int) -> None:
+    todo = [(position, bit) for position in range(shard.stat().st_size) for bit in range(8)][::step]
+    tried, unseen = tmp_path / "tried", tmp_path / "unseen"
+    unseen.touch()
+    while todo:
+        damaged = Path(shutil.copy(shard, tmp_path / "damaged"))
+        isolated(200, try_flips, damaged, kind, todo, tried, unseen)
+        todo = todo[tried.stat().st_size :]
+
+    assert unseen.read_text() == ""
+
+
+@pytest.mark.slow
+def test_a_file_of_another_size_is_refused_before_it_is_opened(shard: Path, kind: str) -> None:
+    size = shard.stat().st_size
+    for wrong in [*range(size - 1, -1, -1), size + 1]:
+        os.truncate(shard, wrong)
+        with pytest.raises(ShardDamaged, match=f"has {wrong} bytes, not {size}"):
+            open_shard(shard, kind, size=size, records=3)
+
+
+def test_another_number_of_records_is_refused(shard: Path, kind: str) -> None:
+    with pytest.raises(ShardDamaged, match="has 3 records, not 4"):
+        open_shard(shard, kind, size=shard.stat().st_size, records=4)
+
+
+PICTURES = [stored(f"n{n}", n, png(n + 3, 2, 2)) for n in range(3)]
+
+
+def checked_against(records: list[Stored], path: Path, kind: str) -> Checked:
+    check = ShardCheck(path, 0, kind, len(records), hash_file(path), index_rows(records), decode=False)
+    return check_shard(check)
+
+
+def test_an_intact_shard_agrees_with_its_index(tmp_path: Path, kind: str) -> None:
+    checked = checked_against(PICTURES, write(tmp_path / "shard", kind, PICTURES), kind)
+
+    assert checked.problems == []
+    assert checked.digests == b"".join(content_digest(r.key, r.label, r.image) for r in PICTURES)
+
+
+def test_records_that_changed_places_are_found(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / "shard", kind, [PICTURES[1], PICTURES[0], PICTURES[2]])
+
+    assert [key for key, _ in checked_against(PICTURES, path, kind).problems] == ["n0", "n1"]
+
+
+@pytest.mark.parametrize("part", ["key", "label", "image", "crc32c"])
+def test_a_record_with_a_part_of_another_is_corrupt(tmp_path: Path, kind: str, part: str) -> None:
+    mixed = THREE[0]._replace(**{part: getattr(THREE[1], part)})
+    path = write(tmp_path / "shard", kind, [mixed, *THREE[1:]])
+
+    with pytest.raises(CorruptRecord, match="record 0") as raised:
+        read(path, kind, 3)
+    assert (raised.value.shard, raised.value.key) == ("shard", mixed.key.decode())
+
+
+@pytest.mark.parametrize("ordinal", [-1, 3, 1 << 64])
+def test_a_record_that_is_not_there_is_an_error(reader: ShardReader, ordinal: int) -> None:
+    with pytest.raises(ShardDamaged, match="has no record"):
+        reader.stored(ordinal)
+    with pytest.raises(ShardDamaged, match="has no record"):
+        reader.placed(ordinal, fresh)
+
+
+def fresh(size: int) -> Memory:
+    return np.empty(size, np.uint8)
+
+
+@pytest.mark.slow
+@identity
+@given(records=lists_of_records)
+@example(records=LONG)
+@example(records=MANY)
+def test_images_are_read_into_the_memory_that_was_given_and_not_beyond(
+    kind: str, records: list[Stored]
+) -> None:
+    memory, used = np.full(sum(len(r.image) for r in records) + 8, 7, np.uint8), 0
+
+    def room(size: int) -> Memory:
+        return memory[used : used + size]
+
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / "shard", kind, records)
+        with open_shard(path, kind, size=path.stat().st_size, records=len(records)) as reader:
+            for ordinal, record in enumerate(records):
+                image = reader.image_in(ordinal, room, indexed=record[:3])
+                assert image.base is memory
+                used += image.size
+
+    assert memory.tobytes() == b"".join(r.image for r in records) + b"\7" * 8
+
+
+@pytest.mark.parametrize("part", ["key", "label", "image", "crc32c"])
+def test_what_is_read_into_given_memory_is_checked_there(tmp_path: Path, kind: str, part: str) -> None:
+    mixed = THREE[0]._replace(**{part: getattr(THREE[1], part)})
+    path = write(tmp_path / "shard", kind, [mixed, *THREE[1:]])
+
+    with open_shard(path, kind, size=path.stat().st_size, records=3) as reader:
+        with pytest.raises(CorruptRecord, match="record 0 does not match") as raised:
+            reader.image_in(0, fresh)
+        with pytest.raises(CorruptRecord, match="record 1 is not the one in the index"):
+            reader.image_in(1, fresh, indexed=THREE[2][:3])
+    assert raised.value.key == mixed.key.decode()
+
+
+def test_an_image_that_the_kernel_gives_piece_by_piece_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "shard", "hdf5", PICTURES)
+    read_some = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, parts, at: read_some(file, [parts[0][:5]], at))
+
+    with open_shard(path, "hdf5", size=path.stat().st_size, records=3) as reader:
+        found = [reader.image_in(ordinal, fresh).tobytes() for ordinal in range(3)]
+
+    assert found == [record.image for record in PICTURES]
+
+
+def test_an_image_of_a_file_that_was_cut_short_since_is_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "shard", "hdf5", PICTURES)
+    with open_shard(path, "hdf5", size=path.stat().st_size, records=3) as reader:
+        os.truncate(path, path.read_bytes().index(PICTURES[1].image) + 3)
+
+        assert reader.image_in(0, fresh).tobytes() == PICTURES[0].image
+        with pytest.raises(ShardDamaged, match="ends before record 1 does"):
+            reader.image_in(1, fresh)
+        with pytest.raises(ShardDamaged, match="ends before record 1 does"):
+            reader.stored(1)
+
+
+def test_two_readers_of_one_file_do_not_disturb_each_other(reader: ShardReader, kind: str) -> None:
+    size = reader.path.stat().st_size
+    with open_shard(reader.path, kind, size=size, records=3) as other:
+        assert other.checked(0) == reader.checked(0)
+
+    assert reader.checked(2) == THREE[2]
+
+
+def test_eight_threads_read_through_one_reader(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / "shard", kind, MANY)
+    ordinals = list(range(len(MANY))) * 8
+    size = path.stat().st_size
+    with open_shard(path, kind, size=size, records=len(MANY)) as reader, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(reader.checked, ordinals))
+        images = list(pool.map(lambda ordinal: reader.image_in(ordinal, fresh).tobytes(), ordinals))
+
+    assert found == MANY * 8
+    assert images == [record.image for record in MANY] * 8
+
+
+def test_a_forked_child_reads_what_its_parent_opened(reader: ShardReader) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads should not fork
+        child = os.fork()
+    if child == 0:
+        try:
+            found = [reader.checked(ordinal) for ordinal in range(3)]
+            reader.close()
+            os._exit(0 if found == THREE else 1)
+        finally:
+            os._exit(2)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert reader.checked(0) == THREE[0]
+
+
+def test_a_closed_reader_may_be_closed_and_must_not_be_read(reader: ShardReader) -> None:
+    reader.close()
+    reader.close()
+
+    with pytest.raises(ValueError, match="closed"):
+        reader.stored(0)
+    with pytest.raises(ValueError, match="closed"):
+        reader.placed(0, fresh)
+
+
+def test_a_missing_file_is_no_damage(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        container(kind).read(tmp_path / "missing")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_no_descriptor_stays_open(shard: Path, kind: str) -> None:
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - a Path would name its own descriptor, too
+    damaged = shard.with_name("damaged")
+    damaged.write_bytes(b"\0" * 9000)
+    for _ in range(3):
+        read(shard, kind, 3)
+        with pytest.raises(ShardDamaged):
+            container(kind).read(damaged)
+        with pytest.raises(ShardDamaged):
+            open_shard(shard, kind, size=shard.stat().st_size, records=2)
+        write(shard.with_name("other"), kind, THREE)
+        shard.with_name("other").unlink()
+
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+def test_a_writer_that_is_left_by_an_error_leaves_no_shard(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "shard"
+    with suppress(KeyboardInterrupt), container(kind).write(path, extent(THREE)) as writer:
+        writer.append(THREE[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(ShardDamaged):
+        open_shard(path, kind, size=path.stat().st_size, records=1)
+
+
+def test_an_unknown_container_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="known are lmdb, hdf5"):
+        container("zip")

@@ -1,0 +1,451 @@
+"""Conversion: the same images give the same bytes, whatever they came in and however often it stopped."""
+
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from datasets import converted, prep, tree, unpack, writable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardprep.formats import (
+    BadImage,
+    ConvertOptions,
+    NoSpace,
+    OutputBusy,
+    PlanMismatch,
+    PlanOptions,
+    SourceDamaged,
+    SourceIncomplete,
+    UsageError,
+    convert,
+    open_dataset,
+    verify,
+)
+from shardprep.formats.conversion import preflight
+from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.system import filesystem
+
+
+@pytest.fixture(scope="session")
+def extracted(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = unpack(archives, tmp_path_factory.mktemp("extracted"))
+    shutil.copy(archives / "ILSVRC2012_devkit_t12.tar.gz", root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def kaggle(extracted: Path, archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("kaggle")
+    data = root / "ILSVRC" / "Data" / "CLS-LOC"
+    for split in ("train", "val", "test"):
+        shutil.copytree(extracted / split, data / split)
+    (converted_val,) = convert(archives, tmp_path_factory.mktemp("val") / "out", split="val", workers=0)
+    with open_dataset(converted_val.path) as val:
+        classes = val.manifest.labels.classes
+        rows = [f"{r.key},{classes[r.label].name} 1 2 30 40 " for r in val]
+    (root / "LOC_val_solution.csv").write_text("\n".join(["ImageId,PredictionString", *rows]) + "\n")
+    mapping = "".join(f"{c.name} {c.words}\n" for c in classes)
+    (root / "LOC_synset_mapping.txt").write_text(mapping)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["key", "shuffled"])
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_every_layout_gives_the_same_content_root(
+    archives: Path, extracted: Path, kaggle: Path, tmp_path: Path, order: str, split: str
+) -> None:
+    roots = {
+        converted(source, tmp_path / str(number), split=split, order=order).content_root
+        for number, source in enumerate([archives, extracted, kaggle])
+    }
+
+    assert len(roots) == 1
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    container=st.sampled_from(["lmdb", "hdf5"]),
+    shard_size=st.integers(1, 400_000),
+    order=st.sampled_from(["key", "shuffled"]),
+)
+def test_neither_container_nor_shard_size_changes_the_content(
+    archives: Path, tmp_path_factory: pytest.TempPathFactory, container: str, shard_size: int, order: str
+) -> None:
+    output = tmp_path_factory.mktemp("out") / "d"
+
+    manifest = converted(
+        archives, output, split="val", container=container, shard_size=shard_size, order=order
+    )
+
+    reference = tmp_path_factory.mktemp("out") / "d"
+    assert manifest.content_root == converted(archives, reference, split="val", order=order).content_root
+    assert verify(output, level="quick").findings == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_any_number_of_workers_gives_the_same_bytes(archives: Path, tmp_path: Path, container: str) -> None:
+    outputs = [tmp_path / str(workers) for workers in (0, 1, 3)]
+
+    for workers, output in zip((0, 1, 3), outputs, strict=True):
+        converted(archives, output, workers=workers, container=container)
+
+    assert tree(outputs[0]) == tree(outputs[1]) == tree(outputs[2])
+
+
+def test_another_executor_can_be_handed_in(archives: Path, tmp_path: Path) -> None:
+    options = PlanOptions(shard_size=60_000)
+    with ThreadPoolExecutor(3) as threads:
+        convert(archives, tmp_path / "threads", split="val", plan_options=options, executor=threads)
+        assert threads.submit(int).result() == 0  # left open
+
+    converted(archives, tmp_path / "plain", split="val")
+
+    assert tree(tmp_path / "threads") == tree(tmp_path / "plain")
+
+
+def test_records_are_the_original_bytes_with_their_labels(
+    archives: Path, extracted: Path, tmp_path: Path
+) -> None:
+    manifest = converted(archives, tmp_path / "train")
+
+    with open_dataset(tmp_path / "train") as ds:
+        assert len(ds) == manifest.records == len(list((extracted / "train").rglob("*.JPEG")))
+        for record in ds:
+            wnid, name = record.key.split("/")
+            assert record.image == (extracted / "train" / wnid / f"{name}.JPEG").read_bytes()
+            assert ds.manifest.labels.classes[record.label].name == wnid
+
+
+def test_labels_of_val_follow_the_ground_truth_in_every_space(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "val", split="val")
+
+    with (
+        open_dataset(tmp_path / "val") as plain,
+        open_dataset(tmp_path / "val", labels="ilsvrc2012_id") as devkit,
+        open_dataset(tmp_path / "val", labels="sorted_wnid1_bg") as background,
+    ):
+        for number, record in enumerate(plain):
+            assert devkit[number].label == plain.manifest.labels.classes[record.label].ilsvrc2012_id
+            assert background[number].label == record.label + 1
+
+
+def test_test_images_have_no_labels(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "test", split="test")
+
+    for space in ("sorted_wnid0", "sorted_wnid1_bg", "ilsvrc2012_id"):
+        with open_dataset(tmp_path / "test", labels=space) as ds:
+            assert {record.label for record in ds} == {-1}
+
+
+def test_the_index_says_what_each_image_is(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "train")
+
+    with open_dataset(tmp_path / "train") as ds:
+        for number, record in enumerate(ds):
+            row = ds.index[number]
+            pixels = cv2.imdecode(
+                np.frombuffer(record.image, np.uint8), cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
+            )
+            assert (row["height"], row["width"]) == pixels.shape[:2]
+            assert row["key"].decode() == record.key
+            assert row["length"] == len(record.image)
+
+
+def test_boxes_lie_beside_the_index(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "train")
+
+    with open_dataset(tmp_path / "train") as ds:
+        boxes = ds.boxes
+        assert boxes is not None
+        assert len(boxes) > 0
+        assert (boxes["x_min"] <= boxes["x_max"]).all()
+        assert ((boxes["x_min"] >= 0) & (boxes["x_max"] <= 1)).all()
+        assert (boxes["label"] == ds.index["label"][boxes["record"]]).all()
+        assert (np.diff(boxes["record"].astype(int)) >= 0).all()
+
+
+def test_without_a_split_every_split_gets_a_folder(archives: Path, tmp_path: Path) -> None:
+    done = convert(archives, tmp_path / "out", workers=0)
+
+    assert [d.path.name for d in done] == ["train", "val", "test"]
+    assert {d.manifest.labels.digest for d in done} == {done[0].manifest.labels.digest}
+
+
+def test_a_class_sorted_result_is_flagged(archives: Path, tmp_path: Path) -> None:
+    assert converted(archives, tmp_path / "key", order="key").class_sorted
+    assert not converted(archives, tmp_path / "shuffled").class_sorted
+
+
+def test_a_finished_output_is_verified_and_left_alone(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "out")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
+
+    (again,) = convert(
+        archives, tmp_path / "out", split="train", plan_options=PlanOptions(shard_size=60_000), workers=0
+    )
+
+    assert again.already_complete
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_finished_output_of_another_plan_is_refused(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "out")
+
+    with pytest.raises(PlanMismatch):
+        converted(archives, tmp_path / "out", seed=1)
+
+
+def interrupted(source: Path, output: Path, **options: object) -> None:
+    """A conversion that has built some shards and was then interrupted."""
+    with pytest.raises(KeyboardInterrupt):
+        convert(
+            source,
+            output,
+            split="train",
+            plan_options=PlanOptions(shard_size=60_000, **options),  # type: ignore[arg-type]
+            workers=0,
+            progress=StopAfter(3),
+        )
+
+
+class StopAfter:
+    """Progress that interrupts the work after some shards."""
+
+    def __init__(self, shards: int) -> None:
+        self.left = shards
+
+    def note(self, text: str) -> None: ...
+
+    def task(self, title: str, *, records: int, size: int) -> "StopAfter":
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def at(self, records: int, size: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_conversion_goes_on_where_it_was(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "whole")
+    interrupted(archives, tmp_path / "out")
+    done = {p.name: p.stat().st_ino for p in (tmp_path / "out").glob("shard-*")}
+
+    converted(archives, tmp_path / "out")
+
+    assert len(done) == 3
+    assert {name: (tmp_path / "out" / name).stat().st_ino for name in done} == done
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_resuming_trusts_no_shard_that_has_changed(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "whole")
+    interrupted(archives, tmp_path / "out")
+    first, second, third = sorted((tmp_path / "out").glob("shard-*"))
+    writable(first).write_bytes(first.read_bytes()[:-1] + b"x")
+    writable(second).write_bytes(second.read_bytes()[:-1])
+    third.unlink()
+
+    converted(archives, tmp_path / "out")
+
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"seed": 5}, {"order": "key"}, {"shard_size": 70_000}, {"on_bad_image": "skip"}]
+)
+def test_resuming_with_other_options_is_refused_and_says_which(
+    archives: Path, tmp_path: Path, changed: dict[str, object]
+) -> None:
+    interrupted(archives, tmp_path / "out")
+
+    with pytest.raises(PlanMismatch, match=next(iter(changed)).replace("_", " ")):
+        converted(archives, tmp_path / "out", **changed)
+
+
+def test_restart_discards_what_was_begun(archives: Path, tmp_path: Path) -> None:
+    interrupted(archives, tmp_path / "out", seed=7)
+
+    convert(
+        archives,
+        tmp_path / "out",
+        split="train",
+        plan_options=PlanOptions(shard_size=90_000),
+        options=ConvertOptions(restart=True),
+        workers=0,
+    )
+    converted(archives, tmp_path / "fresh", shard_size=90_000)
+
+    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
+
+
+def test_a_source_that_changed_since_is_refused(extracted: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(extracted, source)
+    interrupted(source, tmp_path / "out")
+    os.utime(next((source / "train").rglob("*.JPEG")))
+
+    with pytest.raises(PlanMismatch, match="source"):
+        converted(source, tmp_path / "out")
+
+
+def test_a_second_converter_is_refused_at_once(archives: Path, tmp_path: Path) -> None:
+    with WorkFolder(tmp_path / "out"), pytest.raises(OutputBusy):
+        converted(archives, tmp_path / "out")
+
+
+def test_space_is_checked_before_anything_is_written(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+
+    with pytest.raises(NoSpace, match="free"):
+        converted(archives, tmp_path / "out")
+
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
+def test_lmdb_on_a_network_file_system_is_refused(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/vda rw\n2 1 0:1 / {tmp_path} rw shared:1 - {kind} x rw\n")
+    monkeypatch.setattr(filesystem, "MOUNTS", mounts)
+
+    with pytest.raises(UsageError, match="network"):
+        converted(archives, tmp_path / "out")
+    converted(archives, tmp_path / "hdf5", container="hdf5")
+
+
+@pytest.mark.parametrize("what", ["file", "foreign"])
+def test_an_output_that_is_something_else_is_refused(archives: Path, tmp_path: Path, what: str) -> None:
+    output = tmp_path / "out"
+    if what == "file":
+        output.write_text("")
+    else:
+        output.mkdir()
+        (output / "thesis.txt").write_text("three years")
+
+    with pytest.raises(UsageError):
+        converted(archives, output)
+
+
+@pytest.mark.parametrize("inside", ["", "out", "train/out"])
+def test_an_output_inside_the_source_is_refused(extracted: Path, tmp_path: Path, inside: str) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(extracted / "train", source / "train")
+    folders = tmp_path / "source" / "train" if inside != "train/out" else tmp_path / "source"
+
+    with pytest.raises(UsageError, match="source"):
+        convert(folders, folders / inside, split="train", workers=0)
+
+
+class TestBadImages:
+    """What ``--on-bad-image`` does."""
+
+    @pytest.fixture
+    def source(self, extracted: Path, tmp_path: Path) -> Path:
+        source = tmp_path / "source"
+        shutil.copytree(extracted / "train", source)
+        victims = sorted(source.rglob("*.JPEG"))[3:12:4]
+        victims[0].write_bytes(victims[0].read_bytes()[:-100])
+        victims[1].write_bytes(b"GIF89a" + bytes(50))
+        victims[2].write_bytes(b"")
+        return source
+
+    def test_fail_names_the_file_and_stops(self, source: Path, tmp_path: Path) -> None:
+        with pytest.raises(BadImage) as caught:
+            converted(source, tmp_path / "out", order="key")
+
+        assert caught.value.path is not None
+        assert caught.value.path.endswith(".JPEG")
+        assert caught.value.key
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+    def test_skip_lists_what_was_left_out(self, source: Path, tmp_path: Path, container: str) -> None:
+        manifest = converted(source, tmp_path / "out", on_bad_image="skip", container=container)
+
+        quarantine = json.loads((tmp_path / "out" / "quarantine.json").read_bytes())
+        assert manifest.skipped == len(quarantine) == 3
+        assert manifest.records == len(list(source.rglob("*.JPEG"))) - 3
+        assert all(q["reason"] and q["where"] for q in quarantine)
+        assert verify(tmp_path / "out", level="decode").findings == []
+
+    @pytest.mark.slow
+    def test_skipping_does_not_move_other_records(self, source: Path, tmp_path: Path) -> None:
+        skipped = converted(source, tmp_path / "out", on_bad_image="skip", workers=2)
+        again = converted(source, tmp_path / "again", on_bad_image="skip", workers=0)
+
+        assert tree(tmp_path / "out") == tree(tmp_path / "again")
+        assert skipped.root == again.root
+
+    @pytest.mark.slow
+    def test_nothing_but_bad_images_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "source" / "cat").mkdir(parents=True)
+        (tmp_path / "source" / "cat" / "a.jpg").write_bytes(b"no")
+
+        done = prep("convert", tmp_path / "source", tmp_path / "out", "--on-bad-image", "skip")
+
+        assert done.returncode == 1
+        assert not (tmp_path / "out" / "train" / "manifest.json").exists()
+
+    def test_decode_check_finds_what_headers_cannot(self, extracted: Path, tmp_path: Path) -> None:
+        source = tmp_path / "source"
+        shutil.copytree(extracted / "train", source)
+        victim = next(p for p in sorted(source.rglob("*.JPEG")) if p.read_bytes()[:2] == b"\xff\xd8")
+        data = bytearray(victim.read_bytes())
+        at = data.index(b"\xff\xc4") + 5  # the first Huffman table's code counts
+        data[at : at + 16] = b"\xff" * 16
+        victim.write_bytes(data)
+        options = PlanOptions(decode_check=True)
+
+        with pytest.raises(BadImage, match="decode"):
+            convert(source, tmp_path / "out", split="train", plan_options=options, workers=0)
+
+
+def test_a_wrong_number_of_images_is_an_error_unless_allowed(
+    archives: Path, extracted: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(extracted, source)
+    next((source / "train").rglob("*.JPEG")).unlink()
+
+    with pytest.raises(SourceIncomplete, match="--allow-partial"):
+        converted(source, tmp_path / "out")
+    (done,) = convert(
+        source, tmp_path / "out", split="train", options=ConvertOptions(allow_partial=True), workers=0
+    )
+
+    assert done.manifest.partial
+
+
+def test_a_damaged_archive_is_an_error_and_never_a_smaller_dataset(archives: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(archives, source)
+    val = source / "ILSVRC2012_img_val.tar"
+    val.write_bytes(val.read_bytes()[: val.stat().st_size // 2])
+
+    with pytest.raises(SourceDamaged):
+        converted(source, tmp_path / "out", split="val")
+
+
+def test_an_unknown_source_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(UsageError):
+        convert(tmp_path / "empty", tmp_path / "out")

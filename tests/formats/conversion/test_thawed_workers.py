@@ -1,0 +1,80 @@
+"""A worker that outlives its run publishes nothing, wherever it stopped and whenever it goes on."""
+
+from pathlib import Path
+
+import pytest
+from datasets import prep, tree
+from freezing import Freezing
+
+from shardprep.formats import verify
+
+NEXT = range(1, 20, 3)  # where the next run's worker stops
+FEWEST = 15  # operations on files that it takes to make a shard and its commit record
+
+
+def arguments(archives: Path, output: Path, container: str) -> list[object]:
+    return ["convert", archives, output, "--split", "val", "--format", container, "--shard-size", 500_000]
+
+
+@pytest.fixture(scope="module", params=["lmdb", "hdf5"])
+def container(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(archives: Path, tmp_path_factory: pytest.TempPathFactory, container: str) -> Path:
+    output = tmp_path_factory.mktemp("whole") / "out"
+    prep(*arguments(archives, output, container), "--workers", 0, check=True)
+    return output
+
+
+def assert_same(output: Path, whole: Path) -> None:
+    assert verify(output, level="records").findings == []
+    assert tree(output) == tree(whole)
+
+
+def thaw(archives: Path, whole: Path, folder: Path, old: int | str, new: int | str) -> tuple[bool, bool]:
+    """Stop a run's worker at ``old``, kill its parent, stop the next one's at ``new``, continue the first.
+
+    Returns whether there were such moments.
+    """
+    folder.mkdir()
+    output = folder / "out"
+    command = arguments(
+        archives, output, next(whole.glob("shard-*")).suffix.replace(".h5", "hdf5").strip(".")
+    )
+    with Freezing(folder / "old", output, old, command) as dead:
+        if not dead.stopped():
+            return False, False
+        dead.kill_parent()
+        with Freezing(folder / "new", output, new, command) as alive:
+            has_stopped = alive.stopped()
+            dead.thaw()
+            dead.await_worker()
+            if has_stopped:
+                alive.thaw()
+            said = alive.said()
+            assert alive.process.returncode == 0, said
+        assert dead.said() == ""
+    assert_same(output, whole)
+    return True, has_stopped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("old", "new"), [("records", "records"), (1, 3), (4, 12)])
+def test_a_worker_that_goes_on_in_the_next_run_changes_nothing(
+    archives: Path, whole: Path, tmp_path: Path, old: int | str, new: int | str
+) -> None:
+    assert thaw(archives, whole, tmp_path / "case", old, new) == (True, True)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+def test_a_worker_that_goes_on_at_any_moment_of_the_next_run_changes_nothing(
+    archives: Path, whole: Path, tmp_path: Path
+) -> None:
+    old = 0
+    while thaw(archives, whole, tmp_path / f"{old}", (old := old + 1), "records")[0]:
+        for new in NEXT:
+            thaw(archives, whole, tmp_path / f"{old}-{new}", old, new)
+    assert old > FEWEST

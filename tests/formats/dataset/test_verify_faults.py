@@ -1,0 +1,139 @@
+"""Verification with system errors and signals: no errno is damage, and the exit code is always right."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from datasets import converted, flip
+
+PREP = [sys.executable, "-m", "shardprep.cli"]
+
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+
+
+@pytest.fixture(scope="module")
+def intact(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("faults") / "val"
+    converted(archives, output, split="val", shard_size=400_000, container="hdf5")
+    return output
+
+
+def verified(path: Path, fault: str, dataset: Path, level: str = "full") -> tuple[int, list[str], str]:
+    """The exit code, the output and stderr when system calls on a path fail."""
+    trace = ["strace", "-f", "-qqq", "-o/dev/null", f"-P{path}", f"-einject={fault}"]
+    command = [*trace, *PREP, "verify", str(dataset), "--level", level, "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.slow
+@needs_strace
+def test_a_manifest_that_the_disk_does_not_give_is_named(dataset: Path) -> None:
+    manifest = dataset / "manifest.json"
+
+    code, _, complained = verified(manifest, "pread64:error=EIO", dataset)
+
+    assert (code, complained) == (3, f"prep: {manifest}: Input/output error\n")
+
+
+@pytest.mark.slow
+@needs_strace
+@pytest.mark.parametrize(
+    ("name", "fault", "reason"),
+    [
+        ("index.npy", "preadv,preadv2:error=EIO", "Input/output error"),
+        ("boxes.npy", "openat:error=ENOMEM", "Cannot allocate memory"),
+        ("shard-00000.h5", "newfstatat:error=ESTALE", "Stale file handle"),
+        ("shard-00000.h5", "openat:error=EMFILE", "Too many open files"),
+        (".", "getdents64:error=EIO", "Input/output error"),
+    ],
+)
+def test_what_the_system_does_not_give_is_unchecked_and_the_rest_is_checked(
+    dataset: Path, name: str, fault: str, reason: str
+) -> None:
+    other = dataset / ("provenance.json" if name == "." else "notes.txt")
+    other.write_text("")
+
+    code, said, complained = verified(dataset / name, fault, dataset)
+
+    assert f"unchecked: {name}: {reason}" in said
+    assert (code, complained) == (3 if name == "." else 1, "")
+    assert (f"damaged: {other.name}: does not belong to the dataset" in said) == (name != ".")
+
+
+@pytest.mark.slow
+@needs_strace
+def test_a_finding_stays_when_the_disk_fails_afterwards(dataset: Path) -> None:
+    shard = dataset / "shard-00000.h5"
+    flip(shard, shard.stat().st_size // 2)
+
+    code, said, _ = verified(shard, "pread64:error=EIO", dataset, "records")
+
+    assert (code, said[0]) == (1, f"damaged: {shard.name}: its SHA-256 is not the manifest's")
+    assert said[1].startswith(f"unchecked: {shard.name}")
+
+
+def interrupted(dataset: Path, rng: random.Random) -> tuple[int, str]:
+    """The exit code and stderr when SIGINT is sent repeatedly."""
+    words = ["verify", str(dataset), "--level", rng.choice(["full", "records", "decode"]), "--workers", "2"]
+    with subprocess.Popen(
+        [*PREP, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while (
+            Path(f"/proc/{process.pid}/status").read_text().split("SigCgt:")[1].split()[0][-1]
+            not in "2367abef"
+        ):
+            time.sleep(0.005)  # Python has not begun to catch SIGINT
+        time.sleep(rng.uniform(0.1, 1.0))
+        while process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(rng.uniform(0, 0.003))
+        complained = process.communicate(timeout=60)[1]
+    return process.returncode, complained
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.torture)])
+def test_ctrl_c_again_and_again_is_an_interruption(dataset: Path, times: int) -> None:
+    rng = random.Random(times)
+    ends = [interrupted(dataset, rng) for _ in range(times)]
+
+    # Done, or interrupted; at Python's exit the signal itself ends it, which a shell reports as 130, too.
+    assert {code for code, _ in ends} <= {0, 130, -signal.SIGINT}
+    assert {complained for _, complained in ends} <= {
+        "",
+        "prep: interrupted; the same command goes on from here\n",
+    }
+
+
+CLOSED = [
+    (0, 1, 2),
+    *(pytest.param(some, marks=pytest.mark.torture) for some in ((0,), (1,), (2,), (0, 1), (1, 2))),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", CLOSED)
+def test_a_program_without_standard_streams_can_verify(
+    intact: Path, tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    script = f"""
+import os
+from pathlib import Path
+from shardprep.formats import verify
+
+for descriptor in {closed}:
+    os.close(descriptor)
+report = verify({str(intact)!r}, level="decode", workers=2)
+Path({str(tmp_path / "found")!r}).write_text(f"{{report.exit_code}} {{report.findings}} {{report.unchecked}}")
+os._exit(0)
+"""
+
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+    assert (tmp_path / "found").read_text() == "0 [] []"

@@ -1,0 +1,157 @@
+"""An image that crashes the decoder is a bad image: it is named, and can be left out."""
+
+import json
+import signal
+from pathlib import Path
+
+import crashing_decoder
+import pytest
+from crashing_decoder import write_images
+from datasets import converted, prep, tree
+from image_files import frame, scan, skeleton
+from source_builders import write
+from test_png import CRASHERS
+
+from shardprep.formats import BadImage, Finding, WorkerDied, open_dataset, verify
+from shardprep.loaders import Loader, TrainTransform
+
+REASON = "crashes the decoder (SIGSEGV)"
+
+
+@pytest.fixture(autouse=True)
+def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crashing_decoder.install(tmp_path / "site", monkeypatch)
+
+
+def keys_in(dataset: Path) -> list[str]:
+    with open_dataset(dataset) as opened:
+        return sorted(record.key for record in opened)
+
+
+@pytest.mark.slow
+def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "source", 12, 3, 4, 10)
+    options = {"decode_check": True, "on_bad_image": "skip", "shard_size": 3000}
+
+    manifest = converted(source, tmp_path / "here", workers=0, **options)
+    converted(source, tmp_path / "there", workers=2, **options)
+
+    assert len(manifest.shards) > 1
+    assert (manifest.records, manifest.skipped) == (9, 3)
+    assert tree(tmp_path / "here") == tree(tmp_path / "there")
+    quarantine = json.loads((tmp_path / "here" / "quarantine.json").read_bytes())
+    assert {entry["key"]: entry["reason"] for entry in quarantine} == {
+        f"class{at % 2}/{at:03}.jpg": REASON for at in (3, 4, 10)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE])
+def test_convert_that_may_not_leave_it_out_names_it(
+    tmp_path: Path, workers: int, number: signal.Signals
+) -> None:
+    source = write_images(tmp_path / "source", 6, 5, number=number)
+
+    with pytest.raises(BadImage, match=rf"crashes the decoder \({number.name}\)") as caught:
+        converted(source, tmp_path / "out", workers=workers, decode_check=True)
+
+    assert caught.value.key == "class1/005.jpg"
+    assert str(caught.value.path) == str(source / "class1/005.jpg")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_animation_that_crashes_opencv_is_a_bad_image_and_no_crash(tmp_path: Path, workers: int) -> None:
+    source = write_images(tmp_path / "source", 4)
+    write(source / "class0" / "animation.jpg", CRASHERS[0])
+
+    manifest = converted(source, tmp_path / "out", workers=workers, decode_check=True, on_bad_image="skip")
+
+    assert (manifest.records, manifest.skipped) == (4, 1)
+    (skipped,) = json.loads((tmp_path / "out" / "quarantine.json").read_bytes())
+    assert skipped["key"] == "class0/animation.jpg"
+    assert "animated PNG" in skipped["reason"]
+
+
+@pytest.mark.slow
+def test_prep_reports_it_in_one_line(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "source", 4, 1)
+
+    done = prep("convert", source, tmp_path / "out", "--split", "train", "--decode-check", "--workers", "0")
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert REASON in done.stderr
+    assert "class1/001.jpg" in done.stderr
+
+
+@pytest.mark.slow
+def test_verify_names_the_images_and_checks_the_others(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "source", 10, 2, 9)
+    converted(source, tmp_path / "out")  # without a decode check
+
+    report = verify(tmp_path / "out", level="decode", workers=1)
+
+    assert sorted(report.findings, key=str) == [
+        Finding("shard-00000.lmdb", REASON, f"class{key}.jpg") for key in ("0/002", "1/009")
+    ]
+    assert report.exit_code == 1
+    assert verify(tmp_path / "out", level="records").findings == []
+
+
+@pytest.mark.slow
+def test_verify_still_finds_what_else_is_wrong_with_the_shard(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "source", 6, 2)
+    (source / "class1" / "003.jpg").write_bytes(skeleton(frame(9, 6), scan()))  # which does not decode
+    converted(source, tmp_path / "out")
+
+    report = verify(tmp_path / "out", level="decode", workers=1)
+
+    assert {f.key: f.problem for f in report.findings} == {
+        "class0/002.jpg": REASON,
+        "class1/003.jpg": "does not decode",
+    }
+    assert len(keys_in(tmp_path / "out")) == 6
+
+
+@pytest.fixture
+def crashing_dataset(tmp_path: Path) -> Path:
+    source = write_images(tmp_path / "source", 12, 2, 9)
+    converted(source, tmp_path / "out", order="key")
+    return tmp_path / "out"
+
+
+CRASHING = {f"class{key}.jpg": "its decoding crashed by SIGSEGV" for key in ("0/002", "1/009")}
+
+
+@pytest.mark.slow
+def test_a_loader_that_skips_bad_records_skips_them(crashing_dataset: Path) -> None:
+    with Loader(
+        crashing_dataset,
+        batch_size=4,
+        transform=TrainTransform(8),
+        workers=2,
+        on_bad_record="skip",
+        with_numbers=True,
+    ) as loader:
+        batches = list(loader)
+        receipt = loader.receipt()
+
+        assert loader.skipped == CRASHING
+        numbers = [number for _, _, numbers in batches for number in numbers.tolist()]
+        assert {loader.key(number) for number in set(range(12)) - set(numbers)} == CRASHING.keys()
+    assert [len(images) for images, _, _ in batches] == [3, 4, 3]
+    assert all(len(images) == len(labels) for images, labels, _ in batches)
+    assert (receipt.count, len(receipt.skipped)) == (10, 2)
+
+
+@pytest.mark.slow
+def test_a_loader_that_raises_names_the_record_and_what_happened(crashing_dataset: Path) -> None:
+    with (
+        Loader(crashing_dataset, batch_size=4, transform=TrainTransform(8), workers=2) as loader,
+        pytest.raises(WorkerDied, match="its decoding crashed by SIGSEGV") as caught,
+    ):
+        list(loader)
+
+    assert caught.value.key == "class0/002.jpg"

@@ -1,0 +1,234 @@
+"""An image's properties are read from its header; anything but an intact JPEG or PNG is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources.abc import Traversable
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from image_files import (
+    JPEG,
+    PHOTOGRAPHS,
+    PROGRESSIVE,
+    chunk,
+    encoded,
+    frame,
+    pixels,
+    png,
+    png_head,
+    scan,
+    segment,
+    skeleton,
+    tiff,
+    with_exif,
+)
+
+from shardprep.formats.errors import BadImage
+from shardprep.formats.images.header import (
+    MAX_PIXELS,
+    MAX_SCANS,
+    ImageFlag,
+    ImageInfo,
+    read_image_header,
+)
+
+NONE = ImageFlag(0)
+PNG = png(9, 6, 2)
+AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+def decoded(image: bytes, mode: int) -> tuple[int, ...]:
+    """The shape that the decoder gives."""
+    array = cv2.imdecode(np.frombuffer(image, np.uint8), mode)
+    return () if array is None else tuple(array.shape)
+
+
+@pytest.mark.parametrize("photograph", PHOTOGRAPHS, ids=lambda file: file.name)
+def test_every_photograph_is_what_the_decoder_makes_of_it(photograph: Traversable) -> None:
+    image = photograph.read_bytes()
+
+    info = read_image_header(image)
+
+    assert (info.height, info.width, 3) == decoded(image, AS_STORED)
+    gray, cmyk = (photograph.name == name for name in ("camera-gray.jpg", "cmyk.jpg"))
+    assert info.components == (1 if gray else 4 if cmyk else 3)
+    assert (ImageFlag.ADOBE in info.flags) == cmyk
+
+
+VARIANTS = {
+    "colour": (JPEG, ImageInfo(9, 6, 3, NONE)),
+    "gray": (encoded(pixels(6, 9)), ImageInfo(9, 6, 1, NONE)),
+    "progressive": (PROGRESSIVE, ImageInfo(9, 6, 3, ImageFlag.PROGRESSIVE)),
+    "restart markers": (encoded(pixels(6, 90, 3), ".jpg", cv2.IMWRITE_JPEG_RST_INTERVAL, 1), ImageInfo(90, 6, 3, NONE)),
+    "one pixel": (encoded(pixels(1, 1, 3)), ImageInfo(1, 1, 3, NONE)),
+    "fill bytes": (JPEG[:2] + b"\xff" * 9 + JPEG[2:], ImageInfo(9, 6, 3, NONE)),
+    "trailing bytes": (JPEG + b"junk", ImageInfo(9, 6, 3, ImageFlag.TRAILING_BYTES)),
+    "PNG": (encoded(pixels(6, 9, 3), ".png"), ImageInfo(9, 6, 3, ImageFlag.PNG)),
+    "PNG with alpha": (encoded(pixels(6, 9, 4), ".png"), ImageInfo(9, 6, 4, ImageFlag.PNG)),
+    "gray PNG": (encoded(pixels(6, 9), ".png"), ImageInfo(9, 6, 1, ImageFlag.PNG)),
+    "gray PNG with alpha": (png(9, 6, 4), ImageInfo(9, 6, 2, ImageFlag.PNG)),
+    "PNG with a palette": (png(9, 6, 3, chunk(b"PLTE", bytes(6))), ImageInfo(9, 6, 3, ImageFlag.PNG)),
+    "PNG with trailing bytes": (PNG + b"\n", ImageInfo(9, 6, 3, ImageFlag.PNG | ImageFlag.TRAILING_BYTES)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("image", "info"), VARIANTS.values(), ids=VARIANTS)
+def test_every_variant_is_known(image: bytes, info: ImageInfo) -> None:
+    assert read_image_header(image) == info
+    assert decoded(image, AS_STORED) == (info.height, info.width, 3)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_orientation_is_the_one_that_the_decoder_applies(order: str, orientation: int) -> None:
+    image = with_exif(JPEG, tiff(order, (0x010F, 2, 7), (0x0112, 3, orientation)))
+
+    info = read_image_header(image)
+
+    assert info == ImageInfo(9, 6, 3, NONE, orientation)
+    turned = (9, 6, 3) if orientation >= 5 else (6, 9, 3)
+    assert decoded(image, cv2.IMREAD_COLOR) == turned
+
+
+def test_exif_without_an_orientation_is_upright() -> None:
+    assert read_image_header(with_exif(JPEG, tiff("<", (0x010F, 2, 7)))) == ImageInfo(9, 6, 3, NONE, 1)
+
+
+GOOD_BLOCK = tiff("<", (0x0112, 3, 6))
+CORRUPT_BLOCKS = {
+    "empty": b"",
+    "no byte order": b"XX" + GOOD_BLOCK[2:],
+    "mixed byte order": b"MM" + GOOD_BLOCK[2:],
+    "orientation 0": tiff("<", (0x0112, 3, 0)),
+    "orientation 9": tiff(">", (0x0112, 3, 9)),
+    "orientation as text": tiff("<", (0x0112, 2, 6)),
+    "directory behind the end": GOOD_BLOCK[:4] + b"\xff\xff\xff\x7f" + GOOD_BLOCK[8:],
+    "more entries than there are": GOOD_BLOCK[:8] + b"\xff\xff" + tiff("<", (0x010F, 2, 7))[10:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("block", CORRUPT_BLOCKS.values(), ids=CORRUPT_BLOCKS)
+def test_corrupt_exif_is_noted_and_the_image_kept(block: bytes) -> None:
+    info = read_image_header(with_exif(JPEG, block))
+
+    assert info == ImageInfo(9, 6, 3, ImageFlag.CORRUPT_EXIF, 1)
+
+
+def test_exif_cut_anywhere_is_corrupt_or_as_before() -> None:
+    infos = {read_image_header(with_exif(JPEG, GOOD_BLOCK[:size])) for size in range(len(GOOD_BLOCK))}
+
+    assert infos == {ImageInfo(9, 6, 3, ImageFlag.CORRUPT_EXIF, 1), ImageInfo(9, 6, 3, NONE, 6)}
+
+
+@pytest.mark.parametrize("image", [JPEG, PROGRESSIVE, PNG, encoded(pixels(6, 9, 4), ".png")])
+def test_an_image_cut_anywhere_is_refused(image: bytes) -> None:
+    for size in range(len(image)):
+        with pytest.raises(BadImage):
+            read_image_header(image[:size])
+
+
+OTHERS = [".bmp", ".tiff", ".webp", ".gif", ".jp2", ".ppm", ".pam", ".pfm", ".sr", ".hdr", ".avif"]
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in OTHERS if cv2.haveImageWriter("x" + suffix)])
+def test_other_formats_are_refused(suffix: str) -> None:
+    kind = np.float32 if suffix in (".pfm", ".hdr") else np.uint8
+
+    with pytest.raises(BadImage, match="neither JPEG nor PNG"):
+        read_image_header(encoded(pixels(70, 70, 3).astype(kind), suffix))
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(BadImage, match="nothing"):
+        read_image_header(b"")
+
+
+def scans(count: int, *, first: bytes) -> bytes:
+    return skeleton(first, *[scan(1)] * count)
+
+
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "JPEG bomb": (skeleton(frame(30_000, 30_000), scan()), "more than"),
+    "PNG bomb": (png_head(1 << 16, 1 << 16, 2) + PNG[len(png_head(9, 6, 2)) :], "more than"),
+    "PNG of another width": (PNG[:16] + b"\0\1\0\0" + PNG[20:], "CRC"),
+    "one row too many": (skeleton(frame(1 << 13, (1 << 13) + 1), scan()), "more than"),
+    "no width": (skeleton(frame(0, 9), scan()), "0x9 pixels"),
+    "no height": (skeleton(frame(9, 0), scan()), "9x0 pixels"),
+    "PNG without width": (png(0, 9, 2), "0x9 pixels"),
+    "progressive scan bomb": (scans(300, first=frame(9, 6, marker=0xC2)), "scans"),
+    "scan bomb": (scans(300, first=frame(9, 6)), "scans"),
+    "fill bytes without end": (b"\xff\xd8" + b"\xff" * 20_000 + JPEG[2:], "more than 10000 markers"),
+    "segments without end": (skeleton(*[segment(0xE5)] * 10_001, frame(9, 6), scan()), "more than 10000 markers"),
+    "two components": (skeleton(frame(9, 6, 2), scan()), "2 components"),
+    "short frame": (skeleton(segment(0xC0, b"\x08\0\x06\0\x09"), scan()), "too short"),
+    "frame without its components": (skeleton(segment(0xC0, frame(9, 6)[4:-1]), scan()), "too short"),
+    "no frame": (skeleton(scan()), "without a frame"),
+    "no scan": (skeleton(frame(9, 6)) + bytes(9), "before any scan"),
+    "two beginnings": (b"\xff\xd8" + JPEG, "before any scan"),
+    "no marker": (JPEG[:2] + b"\xff\xe0\0\4ab" + b"cd" + JPEG[2:], "not a JPEG marker"),
+    "empty scan header at the end": (skeleton(frame(9, 6))[:-2] + b"\xff\xda\0\2", "without"),
+    "segment shorter than its length": (JPEG[:2] + b"\xff\xe0\0\1" + JPEG[2:], "does not fit"),
+    "segment longer than the file": (JPEG[:2] + b"\xff\xe0\xff\xff" + JPEG[2:], "does not fit"),
+    "unknown colour type": (png(9, 6, 5), "unknown colour type 5"),
+    "PNG without header": (PNG[:8] + PNG[33:], "without its header"),
+    "PNG without end": (PNG[:-12], "no end"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("image", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_would_harm_a_decoder_is_refused(image: bytes, message: str) -> None:
+    with pytest.raises(BadImage, match=message):
+        read_image_header(image)
+
+
+def test_the_largest_image_is_accepted() -> None:
+    info = read_image_header(skeleton(frame(MAX_PIXELS >> 13, 1 << 13), scan()))
+
+    assert info.width * info.height == MAX_PIXELS
+
+
+def test_as_many_scans_as_allowed_are_accepted() -> None:
+    info = read_image_header(scans(MAX_SCANS, first=frame(9, 6, marker=0xC2)))
+
+    assert replace(info, flags=NONE) == ImageInfo(9, 6, 3, NONE)
+
+
+def test_scans_that_no_decoder_reads_are_not_counted() -> None:
+    """A baseline image with every component in its first scan ends with that scan."""
+    assert read_image_header(skeleton(frame(9, 6), scan(3), *[scan(1)] * 300)).components == 3
+
+
+def is_refused_or_sane(image: bytes) -> bool:
+    try:
+        info = read_image_header(image)
+    except BadImage:
+        return True
+    return 0 < info.width * info.height <= MAX_PIXELS and info.orientation in range(1, 9)
+
+
+STARTS = st.sampled_from([b"", b"\xff\xd8\xff", PNG[:8], PNG[:33], skeleton(frame(9, 6))[:-2], skeleton()])
+
+
+@settings(deadline=None, max_examples=500)
+@given(start=STARTS, rest=st.binary(max_size=80))
+@example(start=skeleton(frame(9, 6))[:-2], rest=b"\xff\xda\0\2")
+def test_no_bytes_give_another_error(start: bytes, rest: bytes) -> None:
+    assert is_refused_or_sane(start + rest)
+
+
+ORIGINALS = st.sampled_from([JPEG, PROGRESSIVE, PNG, with_exif(JPEG, GOOD_BLOCK)])
+CUTS: dict[str, Callable[[bytes, int, bytes], bytes]] = {
+    "overwrite": lambda image, at, new: image[:at] + new + image[at + len(new) :],
+    "insert": lambda image, at, new: image[:at] + new + image[at:],
+    "delete": lambda image, at, new: image[:at] + image[at + len(new) :],
+}
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=1000)
+@given(ORIGINALS, st.sampled_from(list(CUTS)), st.integers(0, 800), st.binary(min_size=1, max_size=8))
+def test_no_mutation_gives_another_error(image: bytes, cut: str, at: int, new: bytes) -> None:
+    assert is_refused_or_sane(CUTS[cut](image, at % len(image), new))

@@ -1,0 +1,149 @@
+"""A PNG with chunks against the specification is refused; of an animated one the still image is decoded."""
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_files import acTL, animated, chunk, encoded, fcTL, fdAT, pixels, png, png_head
+
+from shardprep.formats.errors import BadImage
+from shardprep.formats.images.decode_check import check_decodes
+from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header
+from shardprep.formats.images.png import without_animation
+from shardprep.formats.processes.child_process import isolated
+from shardprep.loaders import decode_rgb
+
+STILL = png(3, 2, 0)
+HIDDEN = animated(fcTL(0, 3, 2), fdAT(1), before=acTL(1))  # the image is no frame
+TWO = animated(fcTL(1, 2, 1, 1, 1), fdAT(2), fdAT(3), before=acTL(2) + fcTL(0, 3, 2))
+WELL_FORMED = {
+    "image is the first frame": animated(before=acTL(1) + fcTL(0, 3, 2)),
+    "image is no frame": HIDDEN,
+    "two frames, one in two parts": TWO,
+    "texts between": animated(
+        chunk(b"tEXt", b"a\0b"), fcTL(0, 3, 2, 0, 0, 2, 1), chunk(b"tEXt", b"a\0b"), fdAT(1), before=acTL(1)
+    ),
+    "played often": animated(fcTL(0, 1, 1), fdAT(1), before=acTL(1, (1 << 31) - 1)),
+}
+
+
+@pytest.mark.parametrize("image", WELL_FORMED.values(), ids=WELL_FORMED)
+def test_a_well_formed_animation_is_an_image(image: bytes) -> None:
+    assert read_image_header(image) == ImageInfo(3, 2, 1, ImageFlag.PNG)
+    assert np.array_equal(decode_rgb(image), np.zeros((2, 3, 3), np.uint8))
+
+
+def test_of_an_animation_that_opencv_writes_the_first_frame_is_decoded() -> None:
+    animation = cv2.Animation()
+    animation.frames = [pixels(6, 9, 3), 255 - pixels(6, 9, 3)]
+    animation.durations = [10, 10]
+    image = cv2.imencodeanimation(".png", animation)[1].tobytes()
+
+    assert read_image_header(image).width == 9
+    assert np.array_equal(decode_rgb(image), pixels(6, 9, 3)[..., ::-1])
+
+
+BEFORE = acTL(2) + fcTL(0, 3, 2)
+MALFORMED = {
+    "data of no bytes": animated(fcTL(0, 3, 2), chunk(b"fdAT"), before=acTL(2)),
+    "data of three bytes": animated(fcTL(0, 3, 2), chunk(b"fdAT", bytes(3)), before=acTL(1)),
+    "data of a number alone": animated(fcTL(0, 3, 2), fdAT(1, b""), before=acTL(1)),
+    "declaration too short": animated(fcTL(0, 3, 2), fdAT(1), before=chunk(b"acTL", bytes(7))),
+    "frame too long": animated(chunk(b"fcTL", bytes(27)), fdAT(1), before=acTL(1)),
+    "no frames": animated(before=acTL(0)),
+    "2**31 frames": animated(before=acTL(1 << 31)),
+    "played 2**31 times": animated(fcTL(0, 3, 2), fdAT(1), before=acTL(1, 1 << 31)),
+    "fewer frames than declared": animated(before=BEFORE),
+    "more frames than declared": animated(fcTL(1, 1, 1), fdAT(2), fcTL(3, 1, 1), fdAT(4), before=BEFORE),
+    "declared twice": animated(before=acTL(1) + acTL(1) + fcTL(0, 3, 2)),
+    "declared behind the image": animated(acTL(1), fcTL(0, 3, 2), fdAT(1)),
+    "declared behind a frame": animated(before=fcTL(0, 3, 2) + acTL(1)),
+    "not declared": animated(fcTL(0, 3, 2), fdAT(1)),
+    "data before the image": animated(before=acTL(1) + fcTL(0, 3, 2) + fdAT(1)),
+    "data before a frame": animated(fdAT(0), fcTL(1, 3, 2), before=acTL(1)),
+    "two frames before the image": animated(before=BEFORE + fcTL(1, 3, 2)),
+    "a frame without data": animated(fcTL(1, 1, 1), before=BEFORE),
+    "a frame without data before one with": animated(fcTL(0, 1, 1), fcTL(1, 1, 1), fdAT(2), before=acTL(2)),
+    "a number left out": animated(fcTL(2, 1, 1), fdAT(3), before=BEFORE),
+    "a number twice": animated(fcTL(0, 1, 1), fdAT(1), before=BEFORE),
+    "too wide": animated(fcTL(1, 4, 1), fdAT(2), before=BEFORE),
+    "too far right": animated(fcTL(1, 1, 1, 3, 0), fdAT(2), before=BEFORE),
+    "so far down that it wraps around": animated(fcTL(1, 1, 1, 0, (1 << 32) - 1), fdAT(2), before=BEFORE),
+    "no width": animated(fcTL(1, 0, 1), fdAT(2), before=BEFORE),
+    "disposal 3": animated(fcTL(1, 1, 1, 0, 0, 3), fdAT(2), before=BEFORE),
+    "blending 2": animated(fcTL(1, 1, 1, 0, 0, 0, 2), fdAT(2), before=BEFORE),
+    "first frame smaller than the image that is its data": animated(before=acTL(1) + fcTL(0, 2, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("image", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_animation_is_refused(image: bytes) -> None:
+    with pytest.raises(BadImage, match="animated PNG"):
+        read_image_header(image)
+    with pytest.raises(BadImage, match="animated PNG"):
+        check_decodes(image)
+    with pytest.raises(BadImage, match=r"key: .*animated PNG"):
+        decode_rgb(memoryview(image), key="key")
+
+
+HEAD, REST = STILL[:33], STILL[33:]
+OUT_OF_ORDER = {
+    "two headers": HEAD + HEAD[8:] + REST,
+    "header behind": png_head(3, 2, 0)[:8] + chunk(b"tEXt", b"a\0b") + HEAD[8:] + REST,
+    "image in two places": STILL[:-12] + chunk(b"tEXt", b"a\0b") + STILL[33:-12] + STILL[-12:],
+    "no image": HEAD + STILL[-12:],
+    "palette behind the image": STILL[:-12] + chunk(b"PLTE", bytes(3)) + STILL[-12:],
+    "no palette": png(3, 2, 3),
+    "unknown critical chunk": HEAD + chunk(b"CgBI", bytes(4)) + REST,
+    "kind of no letters": HEAD + chunk(b"te1t", bytes(4)) + REST,
+}
+
+
+@pytest.mark.parametrize("image", OUT_OF_ORDER.values(), ids=OUT_OF_ORDER)
+def test_a_png_with_chunks_unknown_or_out_of_order_is_refused(image: bytes) -> None:
+    with pytest.raises(BadImage, match=r"out of order|critical chunk|without its header"):
+        read_image_header(image)
+
+
+CRASHERS = {
+    length: animated(fcTL(0, 3, 2), chunk(b"fdAT", bytes(length)), before=acTL(2)) for length in range(4)
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("image", CRASHERS.values(), ids=map(str, CRASHERS))
+def test_what_crashes_opencv_is_refused_before_it_is_decoded(image: bytes) -> None:
+    with pytest.raises(BadImage):  # and no ChildDied
+        isolated(60, check_decodes, image)
+
+
+def test_an_image_without_animation_is_decoded_as_it_is() -> None:
+    for image in (STILL, encoded(pixels(50, 70, 3), ".png"), STILL + b"more"):
+        assert without_animation(image) is image
+
+
+CHUNKS = st.sampled_from(
+    [
+        *(fcTL(number, *place) for number in range(4) for place in [(3, 2), (1, 1, 2, 1), (3, 3), (0, 0)]),
+        *(fdAT(number) for number in range(4)),
+        *(acTL(frames) for frames in range(4)),
+        chunk(b"fdAT"),
+        chunk(b"tEXt", b"Raw profile type exif\0\nexif\n-5\n00\n"),
+        chunk(b"eXIf", b"MM\0*" + bytes(12)),
+    ]
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(CHUNKS, max_size=3), st.lists(CHUNKS, max_size=6))
+def test_any_animation_is_decoded_or_refused_and_decodes_as_its_still_image(
+    before: list[bytes], behind: list[bytes]
+) -> None:
+    image = animated(*behind, before=b"".join(before))
+    try:
+        read_image_header(image)
+    except BadImage:
+        return
+    assert not decode_rgb(image).any()
+    assert b"fdAT" not in without_animation(image)

@@ -1,0 +1,143 @@
+"""A call in a separate process: every end of that process is reported, and nothing is left."""
+
+import operator
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from isolated_calls import imported, killed_by, killed_in_the_middle_of_its_answer, raises, sleeps
+from waiting import until
+
+from shardprep.formats.errors import CorruptRecord, OperationError, ShardDamaged
+from shardprep.formats.processes.child_process import CRASHES, ChildDied, ChildLost, isolated
+
+SECONDS = 60.0
+
+
+@pytest.mark.slow
+def test_an_answer_comes_back() -> None:
+    assert isolated(SECONDS, divmod, 7, 2) == (3, 1)
+    assert isolated(SECONDS, int, "ff", base=16) == 255
+
+
+def test_a_large_answer_comes_back_whole() -> None:
+    assert isolated(SECONDS, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)
+
+
+def test_an_error_comes_back_as_itself() -> None:
+    error = CorruptRecord("does not match", path="folder", shard="shard-00000.lmdb", key="n1/a")
+
+    with pytest.raises(CorruptRecord) as raised:
+        isolated(SECONDS, raises, error)
+    assert vars(raised.value) == vars(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", CRASHES)
+def test_a_crash_is_a_damaged_shard(number: signal.Signals) -> None:
+    with pytest.raises(ChildDied, match=f"crashed .{number.name}") as raised:
+        isolated(SECONDS, killed_by, number)
+    assert isinstance(raised.value, ShardDamaged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 1])
+def test_a_death_by_another_process_says_nothing_about_the_shard(number: int) -> None:
+    with pytest.raises(ChildLost, match=f"by signal {int(number)}$") as raised:
+        isolated(SECONDS, killed_by, number)
+    assert isinstance(raised.value, OperationError)
+
+
+def test_a_death_for_want_of_memory_is_reported_as_that() -> None:
+    with pytest.raises(ChildLost, match="signal 9; out of memory"):
+        isolated(SECONDS, killed_by, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [0, 1, 77])
+def test_an_exit_without_an_answer_is_reported(code: int) -> None:
+    with pytest.raises(ChildLost, match=f"exited with {code}"):
+        isolated(SECONDS, os._exit, code)
+
+
+def test_sys_exit_is_an_exit_without_an_answer() -> None:
+    with pytest.raises(ChildLost, match="exited with 3"):
+        isolated(SECONDS, sys.exit, 3)
+
+
+def test_death_while_answering_is_reported() -> None:
+    with pytest.raises(ChildLost, match="signal 9"):
+        isolated(SECONDS, killed_in_the_middle_of_its_answer)
+
+
+@pytest.mark.slow
+def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(ChildLost, match="no answer within 3 seconds"):
+        isolated(3, sleeps, tmp_path / "pid")
+
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_is_ended() -> None:
+    with pytest.raises(ChildLost, match="no answer within 1 seconds"):
+        isolated(1, killed_by, signal.SIGSTOP)
+
+
+@pytest.mark.slow
+def test_threads_do_not_take_each_others_processes() -> None:
+    main = sys.modules["__main__"]
+    before = getattr(main, "__file__", None), main.__spec__
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(isolated, SECONDS, os._exit, code) for code in range(12)]
+        answers = [str(future.exception()) for future in futures]
+
+    assert answers == [f"the process that worked on it exited with {code}" for code in range(12)]
+    assert (getattr(main, "__file__", None), main.__spec__) == before
+
+
+def test_the_process_imports_nothing_of_its_caller() -> None:
+    assert isolated(SECONDS, imported, "pytest", "test_isolated") == []
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from shardprep.formats.processes.child_process import isolated\nprint(isolated(60, divmod, 7, 2), flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
+
+    assert (done.stdout, done.stderr) == ("(3, 1)\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    code = f"""
+from pathlib import Path
+from isolated_calls import sleeps
+from shardprep.formats.processes.child_process import isolated
+isolated(60, sleeps, Path({str(noted)!r}))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
+        until(noted.exists)
+        parent.kill()
+
+    child = int(noted.read_text())
+    until(lambda: not is_running(child))
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists, and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"

@@ -1,0 +1,431 @@
+"""The death of a process is noticed at once, whatever it forked, and a child ends when its parent does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import engine_workers
+import numpy as np
+import pytest
+from engine_workers import Once, Writing, layout
+from forking_work import (
+    AtItem,
+    ForkThen,
+    crash,
+    fork_one_that_lives,
+    kill_those_of,
+    killed_within_its_answer,
+    leave,
+    say_three_things_and_leave,
+    stopped_within_its_answer,
+)
+from process_table import text_of
+from repository import SUPPORT
+from scripts import Start, scripts, session_of
+from waiting import until
+
+from shardprep.formats.processes.child_process import Child, ChildDied, ChildLost
+from shardprep.formats.processes.spawned import SpawnedProcess
+from shardprep.loaders import Flow
+from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.engine.protocol.task import Items
+from shardprep.loaders.frames.receiver import FrameReceiver, SenderFailed
+
+TEST_TIMEOUT_S = 60  # seconds after which a test that hangs fails
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> Iterator[Path]:
+    """A folder with the numbers of the forked processes, which are killed after the test."""
+    folder = tmp_path / "forked"
+    folder.mkdir()
+    yield folder
+    kill_those_of(folder)
+    until(lambda: not any(is_running(int(path.name)) for path in folder.iterdir() if path.name.isdecimal()))
+
+
+@pytest.fixture(params=["descriptor", "polling"])
+def _watched_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pidfd, and as on a system without it."""
+    if request.param == "polling":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    elif not hasattr(os, "pidfd_open"):
+        pytest.skip("the system has no such descriptor")
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists, and is not a zombie."""
+    return text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
+
+
+def plans(count: int, rows: int = 10) -> list[Items]:
+    return [np.arange(first, first + rows) for first in range(0, count * rows, rows)]
+
+
+def check_all(engine: Engine, count: int) -> None:
+    for number, batch in enumerate(engine.run(plans(count))):
+        assert batch.number == number
+        assert (batch.arrays["number"] == batch.items).all()
+        del batch
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
+@pytest.mark.parametrize("end", [engine_workers.kill, engine_workers.crash, engine_workers.leave])
+@pytest.mark.parametrize("deadline", [None, 30.0])
+def test_a_worker_that_forked_and_died_is_replaced_while_what_it_forked_lives(
+    end: engine_workers.Action, deadline: float | None, forked: Path
+) -> None:
+    work = Writing({17: Once(forked / "once", ForkThen(forked, end))})
+    with Engine(work, layout(10), workers=2, deadline=deadline) as engine:
+        check_all(engine, 10)
+
+        assert engine.stats().restarts == 1
+        assert all(is_running(int(path.name)) for path in forked.iterdir() if path.name.isdecimal())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
+def test_an_engine_closes_in_order_while_what_its_workers_forked_lives(forked: Path) -> None:
+    work = Writing(
+        {0: ForkThen(forked, engine_workers.nothing)}, at_closing=ForkThen(forked, engine_workers.nothing)
+    )
+    with Engine(work, layout(10), workers=1) as engine:
+        check_all(engine, 2)
+
+    assert len([path for path in forked.iterdir() if path.name.isdecimal()]) == 2
+    assert engine.stats().restarts == 0
+
+
+def in_a_map(flow: Flow, function: Callable[[int], object]) -> Flow:
+    return flow.map(function, processes=1)
+
+
+def in_one_other_process(flow: Flow, function: Callable[[int], object]) -> Flow:
+    return flow.map(function).in_process()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
+@pytest.mark.parametrize("step", [in_a_map, in_one_other_process])
+def test_a_flow_goes_on_where_its_process_forked_and_died(
+    step: Callable[[Flow, Callable[[int], object]], Flow], forked: Path
+) -> None:
+    function = AtItem(17, Once(forked / "once", ForkThen(forked, engine_workers.kill)))
+    with step(Flow.from_iterable(range(50)), function) as flow:
+        assert list(flow) == list(range(50))
+    assert any(path.name.isdecimal() for path in forked.iterdir())
+
+
+@pytest.mark.torture
+def test_a_receiver_misses_a_sender_that_forked_and_died(start: Start) -> None:
+    """The receiver notices the missing messages, because the connection stays open."""
+    with FrameReceiver("tcp://127.0.0.1:*") as receiver:
+        process = start(f"""
+from shardprep.loaders.frames.sender import send_batches
+def batches():
+    yield np.zeros(3)
+    fork_one_that_lives()
+    yield np.zeros(3)
+    time.sleep(3600)
+send_batches(batches(), {receiver.endpoint!r})
+""")
+        epoch = iter(receiver)
+        next(epoch), next(epoch)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(TEST_TIMEOUT_S)
+
+        with pytest.raises(SenderFailed):
+            next(epoch)
+        assert len(programs_of(process.pid)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
+def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
+    process = SpawnedProcess(say_three_things_and_leave, folder=forked)
+    assert process.wait(TEST_TIMEOUT_S)
+
+    assert list(process.channel.arrived()) == [b"one", b"two", b"three" * 10_000]
+    assert not process.channel.ended
+    assert process.end(0) == 3
+    assert process.end(0) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
+@pytest.mark.parametrize(
+    ("end", "error", "said"),
+    [
+        (crash, ChildDied, "SIGSEGV"),
+        (leave, ChildLost, "exited with 0"),
+        (killed_within_its_answer, ChildLost, "signal 9"),
+    ],
+)
+def test_a_call_in_a_process_that_forked_and_died_is_an_error_at_once(
+    end: Callable[[int], object], error: type[Exception], said: str, forked: Path
+) -> None:
+    with Child() as child, pytest.raises(error, match=said):
+        child.call(ForkThen(forked, end))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
+def test_a_call_that_stops_within_its_answer_takes_no_longer_than_it_may() -> None:
+    with Child() as child, pytest.raises(ChildLost, match="no answer within 1 seconds"):
+        child.call_within(1, stopped_within_its_answer, 0)
+
+
+@pytest.mark.slow
+def test_a_large_call_to_a_process_that_stopped_takes_no_longer_than_it_may() -> None:
+    with Child() as child:
+        child.call(abs, 1)
+        os.kill(child._process.pid, signal.SIGSTOP)
+
+        with pytest.raises(ChildLost, match="no answer within 1 seconds"):
+            child.call_within(1, len, bytes(50 << 20))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
+def test_a_large_call_to_a_process_that_dies_is_an_error_at_once(forked: Path) -> None:
+    with Child() as child:
+        child.call(fork_one_that_lives, forked)
+        os.kill(child._process.pid, signal.SIGSTOP)
+        child._process.channel.post(bytes(50 << 20))
+        assert not child._process.channel.flush()
+        os.kill(child._process.pid, signal.SIGKILL)
+
+        with pytest.raises(ChildLost, match="signal 9"):
+            child.call(abs, 1)
+
+
+@pytest.mark.slow
+def test_an_exit_code_that_the_program_itself_took_is_not_waited_for() -> None:
+    with Child() as child:
+        child.call(abs, 1)
+        os.kill(child._process.pid, signal.SIGKILL)
+        os.waitpid(child._process.pid, 0)
+
+        with pytest.raises(ChildLost, match="the program itself"):
+            child.call(abs, 1)
+
+
+# Programs
+
+
+PRELUDE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import numpy as np
+import engine_workers
+from process_table import text_of
+from engine_workers import Writing, layout
+from shardprep.formats.processes.child_process import Child
+from shardprep.loaders.engine.engine import Engine
+
+def fork_one_that_lives():
+    if not os.fork():
+        for descriptor in (0, 1, 2):
+            os.close(descriptor)
+        time.sleep(3600)
+
+def children():
+    listed = " ".join(text_of(path) for path in Path("/proc/self/task").glob("*/children")).split()
+    return [int(pid) for pid in listed if "spawn_main" in text_of(Path(f"/proc/{pid}/cmdline"))]
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with scripts(tmp_path, PRELUDE, PYTHONPATH=str(SUPPORT)) as start_script:
+        yield start_script
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return the exit code and stderr, not waiting for its end, as forked processes keep it open."""
+    assert process.stderr is not None
+    code = process.wait(TEST_TIMEOUT_S)
+    os.set_blocking(process.stderr.fileno(), False)
+    try:
+        return code, os.read(process.stderr.fileno(), 1 << 16).decode()
+    except BlockingIOError:
+        return code, ""
+
+
+@pytest.mark.slow
+def test_a_program_that_forks_while_workers_start_sees_them_die(start: Start) -> None:
+    script = """
+started, forks = threading.Event(), 0
+def fork_now_and_then():
+    while not started.is_set():
+        fork_one_that_lives()
+        time.sleep(0.01)
+thread = threading.Thread(target=fork_now_and_then)
+thread.start()
+engine = Engine(Writing({-1: engine_workers.nap}), layout(10), workers=4)
+started.set()
+thread.join()
+run = engine.run([np.arange(10)] * 200)
+next(run)
+for pid in children():
+    os.kill(pid, signal.SIGKILL)
+assert sum(1 for _ in run) == 199
+assert engine.stats().restarts == 4, engine.stats().restarts
+engine.close()
+"""
+    assert outcome(start(script)) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_forked_copy_that_exits_ends_no_process_of_the_original(start: Start) -> None:
+    script = """
+with Child() as child:
+    child.call(abs, 1)
+    pid = os.fork()
+    if not pid:
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert child.call(divmod, 7, 2) == (3, 1)
+"""
+    assert outcome(start(script)) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_ends_and_frees_its_output_while_a_process_lives_that_its_program_forked(
+    start: Start, archives: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "output"
+    process = start(f"""
+from shardprep.formats import convert
+from shardprep.formats.progress import NoProgress
+class Forking(NoProgress):
+    def at(self, records, size):
+        if children() and not hasattr(self, "forked"):
+            self.forked = True
+            fork_one_that_lives()
+            print("now", flush=True)
+            time.sleep(3600)
+convert({str(archives)!r}, {str(output)!r}, split="train", workers=2, progress=Forking())
+""")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    lock = output / ".prep" / "lock"
+    assert is_locked(lock)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(TEST_TIMEOUT_S)
+
+    until(lambda: len(programs_of(process.pid)) == 1)
+    assert not is_locked(lock)
+
+
+def programs_of(session: int) -> list[int]:
+    """The processes of a session without multiprocessing's tracker, which lives as long as any forked one."""
+    return [
+        pid for pid in session_of(session) if "resource_tracker" not in text_of(Path(f"/proc/{pid}/cmdline"))
+    ]
+
+
+def is_locked(path: Path) -> bool:
+    import fcntl
+
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("watched_by", ["descriptor", "polling"])
+def test_a_child_ends_with_its_parent_while_a_process_lives_that_has_the_other_end(
+    start: Start, watched_by: str
+) -> None:
+    process = start(f"""
+import socket
+from shardprep.formats.processes.process_exit import end_with_parent
+if {watched_by == "polling"}:
+    del os.pidfd_open
+parent, (parent_end, child_end) = os.getpid(), socket.socketpair()
+child = os.fork()
+if not child:
+    os.close(2)
+    parent_end.close()
+    end_with_parent(parent, child_end.fileno())
+    print(os.getpid(), flush=True)
+    os.close(1)
+    time.sleep(3600)
+fork_one_that_lives()
+time.sleep(3600)
+""")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    until(lambda: len(programs_of(process.pid)) == 3)
+
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(TEST_TIMEOUT_S)
+
+    until(lambda: not is_running(child))
+    assert len(programs_of(process.pid)) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_in_the_main_script_ends_with_its_parent(start: Start) -> None:
+    process = start("""
+class Mine(Writing):
+    pass
+
+if __name__ != "__main__":
+    print(os.getpid(), flush=True)
+    time.sleep(3600)
+engine = Engine(Mine(), layout(10), workers=1)
+time.sleep(3600)
+""")
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(TEST_TIMEOUT_S)
+
+    until(lambda: not is_running(worker))
+
+
+@pytest.mark.slow
+def test_a_main_script_without_a_guard_is_an_error_that_says_what_to_do(start: Start) -> None:
+    code, said = outcome(
+        start("""
+class Mine(Writing):
+    pass
+
+next(Engine(Mine(), layout(10), workers=1).run([np.arange(10)]))
+""")
+    )
+
+    assert code == 1
+    assert "a worker process imports the main script" in said
+    assert said.rstrip().endswith('under `if __name__ == "__main__":`')
+
+
+def test_a_parent_that_closes_its_connection_ends_its_child_too() -> None:
+    parent_end, child_end = socket.socketpair()
+    pid = os.fork()
+    if not pid:
+        from shardprep.formats.processes.process_exit import end_with_parent
+
+        parent_end.close()
+        end_with_parent(os.getppid(), child_end.fileno())
+        time.sleep(3600)
+    child_end.close()
+    assert is_running(pid)
+    parent_end.close()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

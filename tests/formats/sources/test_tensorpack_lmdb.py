@@ -1,0 +1,1073 @@
+"""LMDBs of tensorpack's LMDBSerializer: the same images come out, and a hostile file is only an error."""
+
+import base64
+import os
+import pickle
+import re
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+from datasets import converted, prep, tree
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from image_files import JPEG, encoded, pixels
+from repository import ROOT
+
+from shardprep.formats import (
+    BadImage,
+    ConvertOptions,
+    PlanOptions,
+    SourceDamaged,
+    SourceIncomplete,
+    UsageError,
+    convert,
+    open_dataset,
+    repair,
+    verify,
+)
+from shardprep.formats.errors import DataError
+from shardprep.formats.progress import NoProgress
+from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.tensorpack import datapoint, pickle_globals
+from shardprep.formats.sources.tensorpack import msgpack_reader as msgpack
+from shardprep.formats.sources.tensorpack import pickle_reader as pickles
+from shardprep.formats.sources.tensorpack.datapoint import (
+    MAX_LABELS,
+    Datapoint,
+    decoder_of,
+    read_datapoint,
+)
+from shardprep.formats.sources.tensorpack.lmdb_file import LmdbRecords
+from shardprep.formats.sources.tensorpack.value import Array, ByteRange, Text, Value
+from shardprep.formats.system.regular_file import ArchiveFile
+
+DOCUMENT = (ROOT / "docs" / "tensorpack-lmdb.md").read_text()
+KEYS = b"__keys__"
+
+
+def packed(item: Any) -> bytes:
+    """MessagePack as ``msgpack.dumps(…, use_bin_type=True)`` has it after ``msgpack_numpy.patch()``."""
+    match item:
+        case np.ndarray():
+            kind = b"" if item.dtype.kind != "O" else b"O"
+            parts = {b"kind": kind, b"shape": item.shape, b"data": item.tobytes()}
+            return packed({b"nd": True, b"type": item.dtype.str, **parts})
+        case np.generic():
+            return packed({b"nd": False, b"type": item.dtype.str, b"data": item.tobytes()})
+        case bool() | None:
+            return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[item]
+        case int():
+            return struct.pack(">b", item) if -32 <= item < 128 else struct.pack(">Bq", 0xD3, item)
+        case float():
+            return struct.pack(">Bd", 0xCB, item)
+        case bytes():
+            return struct.pack(">BI", 0xC6, len(item)) + item
+        case str():
+            return struct.pack(">BH", 0xDA, len(item.encode())) + item.encode()
+        case dict():
+            pairs = (packed(part) for pair in item.items() for part in pair)
+            return bytes([0x80 + len(item)]) + b"".join(pairs)
+    head = bytes([0x90 + len(item)]) if len(item) < 16 else struct.pack(">BH", 0xDC, len(item))
+    return head + b"".join(map(packed, item))
+
+
+def pickled(protocol: int) -> Callable[[Any], bytes]:
+    return lambda item: pickle.dumps(item, protocol=protocol)
+
+
+SERIALIZERS: dict[str, Callable[[Any], bytes]] = {
+    **{f"pickle {protocol}": pickled(protocol) for protocol in (2, 3, 4, 5)},
+    "msgpack": packed,
+}
+NEWEST = pickled(5)
+
+IMAGES = [encoded(pixels(3 + n, 30 - n, 3)) for n in range(20)] + [encoded(pixels(9, 9, 3), ".png")]
+LABELS = [(7 * n) % 10 for n in range(len(IMAGES))]
+
+IN_A_DATAPOINT: dict[str, Callable[[bytes, int], list[Any]]] = {
+    "bytes": lambda image, label: [image, label],
+    "array": lambda image, label: [np.frombuffer(bytearray(image), np.uint8), label],
+    "read-only array and numpy integer": lambda image, label: [np.frombuffer(image, "u1"), np.int64(label)],
+    "strided array and another integer": lambda image, label: [
+        np.repeat(np.frombuffer(image, "u1"), 2)[::2],
+        np.array(label, ">u2")[()],
+    ],
+}
+
+
+def put_or_grow(database: Any, transaction: Any, key: bytes, value: bytes) -> Any:
+    """Put a record like LMDBSerializer.save: if the map is full, uncommitted records are lost."""
+    try:
+        transaction.put(key, value)
+    except lmdb.MapFullError:
+        transaction.abort()
+        database.set_mapsize(2 * database.info()["map_size"])
+        return put_or_grow(database, database.begin(write=True), key, value)
+    return transaction
+
+
+def save(path: Path, records: Mapping[bytes, bytes], keys: bytes | None, *, map_size: int = 1 << 34) -> Path:
+    """Write a file, or into an existing folder, like LMDBSerializer.save."""
+    database = lmdb.open(os.fspath(path), subdir=path.is_dir(), map_size=map_size, meminit=False)
+    with database:
+        transaction = database.begin(write=True)
+        for number, (key, value) in enumerate(records.items(), start=1):
+            transaction = put_or_grow(database, transaction, key, value)
+            if number % 5000 == 0:
+                transaction.commit()
+                transaction = database.begin(write=True)
+        transaction.commit()
+        if keys is not None:
+            put_or_grow(database, database.begin(write=True), KEYS, keys).commit()
+    return path
+
+
+def key_of(number: int) -> bytes:
+    return f"{number:08}".encode("ascii")
+
+
+def save_datapoints(
+    path: Path, datapoints: Iterable[Any], dumps: Callable[[Any], bytes] = NEWEST, *, first: int = 0
+) -> Path:
+    """Write the datapoints under their numbers, and the list of these."""
+    records = {key_of(n): dumps(point) for n, point in enumerate(datapoints, start=first)}
+    return save(path, records, dumps(list(records)))
+
+
+def save_images(
+    path: Path, dumps: Callable[[Any], bytes] = NEWEST, how: str = "array", first: int = 0
+) -> Path:
+    make = IN_A_DATAPOINT[how]
+    return save_datapoints(path, map(make, IMAGES, LABELS), dumps, first=first)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_images(tmp_path_factory.mktemp("source") / "ILSVRC-train.lmdb")
+
+
+def records_of(dataset: Path) -> dict[str, tuple[int, bytes]]:
+    with open_dataset(dataset) as opened:
+        return {record.key: (record.label, bytes(record.image)) for record in opened}
+
+
+EXPECTED = {key_of(n).decode(): pair for n, pair in enumerate(zip(LABELS, IMAGES, strict=True))}
+
+
+@pytest.mark.parametrize("how", IN_A_DATAPOINT)
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_images_and_labels_come_out_as_they_were_put_in(serializer: str, how: str, tmp_path: Path) -> None:
+    path = save_images(tmp_path / "file", SERIALIZERS[serializer], how)
+
+    manifest = converted(path, tmp_path / "out")
+
+    assert records_of(tmp_path / "out") == EXPECTED
+    assert (manifest.source["layout"], manifest.partial, manifest.skipped) == ("tensorpack-lmdb", False, 0)
+
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAAD0lEQVQIHWNkZmI8fvw4AATYAl3EDQXUAAAAAElFTkSuQmCC"
+)
+WRITTEN_ELSEWHERE = {  # [np.asarray(bytearray(PNG), "u1"), np.int64(7)] by what their names say
+    "Python 2.7, cPickle, numpy 1.16": "gAJdcQEoY251bXB5LmNvcmUubXVsdGlhcnJheQpfcmVjb25zdHJ1Y3QKcQJjbnVtcHkKbmRhcnJheQpxA0sAhVUBYodScQQoSwFLSIVjbnVtcHkKZHR5cGUKcQVVAnUxSwBLAYdScQYoSwNVAXxOTk5K/////0r/////SwB0YolVSIlQTkcNChoKAAAADUlIRFIAAAACAAAAAQgCAAAAe0Do3QAAAA9JREFUCB1jZGZiPH78OAAE2AJdxA0F1AAAAABJRU5ErkJggnRiY251bXB5LmNvcmUubXVsdGlhcnJheQpzY2FsYXIKcQdoBVUCaThLAEsBh1JxCChLA1UBPE5OTkr/////Sv////9LAHRiVQgHAAAAAAAAAIZScQllLg==",
+    "Python 2.7, pickle, numpy 1.16": "gAJdcQAoY251bXB5LmNvcmUubXVsdGlhcnJheQpfcmVjb25zdHJ1Y3QKcQFjbnVtcHkKbmRhcnJheQpxAksAhXEDVQFicQSHcQVScQYoSwFLSIVxB2NudW1weQpkdHlwZQpxCFUCdTFxCUsASwGHcQpScQsoSwNVAXxxDE5OTkr/////Sv////9LAHRxDWKJVUiJUE5HDQoaCgAAAA1JSERSAAAAAgAAAAEIAgAAAHtA6N0AAAAPSURBVAgdY2RmYjx+/DgABNgCXcQNBdQAAAAASUVORK5CYIJxDnRxD2JjbnVtcHkuY29yZS5tdWx0aWFycmF5CnNjYWxhcgpxEGgIVQJpOHERSwBLAYdxElJxEyhLA1UBPHEUTk5OSv////9K/////0sAdHEVYlUIBwAAAAAAAABxFoZxF1JxGGUu",
+    "Python 3.6, numpy 1.15": "gASVGgEAAAAAAABdlCiMFW51bXB5LmNvcmUubXVsdGlhcnJheZSMDF9yZWNvbnN0cnVjdJSTlIwFbnVtcHmUjAduZGFycmF5lJOUSwCFlEMBYpSHlFKUKEsBS0iFlGgEjAVkdHlwZZSTlIwCdTGUSwBLAYeUUpQoSwOMAXyUTk5OSv////9K/////0sAdJRiiUNIiVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAAD0lEQVQIHWNkZmI8fvw4AATYAl3EDQXUAAAAAElFTkSuQmCClHSUYmgBjAZzY2FsYXKUk5RoDYwCaTiUSwBLAYeUUpQoSwOMATyUTk5OSv////9K/////0sAdJRiQwgHAAAAAAAAAJSGlFKUZS4=",
+    "Python 3.8, numpy 1.24": "gAWVFwEAAAAAAABdlCiMEm51bXB5LmNvcmUubnVtZXJpY5SMC19mcm9tYnVmZmVylJOUKJZIAAAAAAAAAIlQTkcNChoKAAAADUlIRFIAAAACAAAAAQgCAAAAe0Do3QAAAA9JREFUCB1jZGZiPH78OAAE2AJdxA0F1AAAAABJRU5ErkJggpSMBW51bXB5lIwFZHR5cGWUk5SMAnUxlImIh5RSlChLA4wBfJROTk5K/////0r/////SwB0lGJLSIWUjAFDlHSUUpSMFW51bXB5LmNvcmUubXVsdGlhcnJheZSMBnNjYWxhcpSTlGgHjAJpOJSJiIeUUpQoSwOMATyUTk5OSv////9K/////0sAdJRiQwgHAAAAAAAAAJSGlFKUZS4=",
+    "Python 3.11, numpy 2.4": "gAWVGQEAAAAAAABdlCiME251bXB5Ll9jb3JlLm51bWVyaWOUjAtfZnJvbWJ1ZmZlcpSTlCiWSAAAAAAAAACJUE5HDQoaCgAAAA1JSERSAAAAAgAAAAEIAgAAAHtA6N0AAAAPSURBVAgdY2RmYjx+/DgABNgCXcQNBdQAAAAASUVORK5CYIKUjAVudW1weZSMBWR0eXBllJOUjAJ1MZSJiIeUUpQoSwOMAXyUTk5OSv////9K/////0sAdJRiS0iFlIwBQ5R0lFKUjBZudW1weS5fY29yZS5tdWx0aWFycmF5lIwGc2NhbGFylJOUaAeMAmk4lImIh5RSlChLA4wBPJROTk5K/////0r/////SwB0lGJDCAcAAAAAAAAAlIaUUpRlLg==",
+    "msgpack 0.6, Python 2.7": "koXEBHR5cGXEA3x1McQEa2luZMQAxAJuZMPEBXNoYXBlkUjEBGRhdGHESIlQTkcNChoKAAAADUlIRFIAAAACAAAAAQgCAAAAe0Do3QAAAA9JREFUCB1jZGZiPH78OAAE2AJdxA0F1AAAAABJRU5ErkJgggc=",
+    "msgpack 1.2, msgpack-numpy 0.4.8": "koXEAm5kw8QEdHlwZaN8dTHEBGtpbmTEAMQFc2hhcGWRSMQEZGF0YcRIiVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAAD0lEQVQIHWNkZmI8fvw4AATYAl3EDQXUAAAAAElFTkSuQmCCg8QCbmTCxAR0eXBlozxpOMQEZGF0YcQIBwAAAAAAAAA=",
+}
+
+
+def value_of(data: bytes) -> Value:
+    return Value(lambda length, offset: data[offset : offset + length], 0, len(data))
+
+
+def datapoint_of(data: bytes) -> Datapoint:
+    value = value_of(data)
+    return read_datapoint(value, decoder_of(value))
+
+
+@pytest.mark.parametrize("text", WRITTEN_ELSEWHERE.values(), ids=WRITTEN_ELSEWHERE)
+def test_what_other_versions_of_python_and_numpy_wrote_is_read(text: str) -> None:
+    data = base64.b64decode(text)
+
+    image, label = datapoint_of(data)
+
+    assert value_of(data).bytes_of(image) == PNG
+    assert label == 7
+
+
+def test_a_folder_with_a_data_mdb_is_read_as_the_file_is(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    save_images(tmp_path / "folder")
+
+    one = converted(source, tmp_path / "one")
+    other = converted(tmp_path / "folder", tmp_path / "other")
+
+    assert one.content_root == other.content_root
+
+
+class StopsAfterTwoShards(NoProgress):
+    left = 2
+
+    def at(self, records: int, size: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_and_an_interruption_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    for name, workers in {"whole": 0, "two": 2}.items():
+        converted(source, tmp_path / name, workers=workers, shard_size=5_000)
+    with pytest.raises(KeyboardInterrupt):
+        convert(
+            source,
+            tmp_path / "resumed",
+            split="train",
+            plan_options=PlanOptions(shard_size=5_000),
+            workers=0,
+            progress=StopsAfterTwoShards(),
+        )
+    begun = len(list((tmp_path / "resumed").glob("shard-*")))
+    converted(source, tmp_path / "resumed", shard_size=5_000)
+
+    assert 0 < begun < len(list((tmp_path / "whole").glob("shard-*")))
+    assert tree(tmp_path / "two") == tree(tmp_path / "whole") == tree(tmp_path / "resumed")
+
+
+@pytest.mark.slow
+def test_the_result_is_a_dataset_like_any_other(source: Path, tmp_path: Path) -> None:
+    converted(source, tmp_path / "out", shard_size=5_000)
+    before = tree(tmp_path / "out")
+    sorted((tmp_path / "out").glob("shard-*"))[1].unlink()
+
+    assert repair(tmp_path / "out", source, workers=0).exit_code == 0
+    assert verify(tmp_path / "out", level="decode", workers=0).exit_code == 0
+    assert tree(tmp_path / "out") == before
+    assert "tensorpack-lmdb" in prep("inspect", tmp_path / "out", check=True).stdout
+
+
+def test_classes_are_named_for_the_labels_whatever_labels_there_are(tmp_path: Path) -> None:
+    path = save_datapoints(tmp_path / "file", [[JPEG, 999], [JPEG, 3]])
+
+    manifest = converted(path, tmp_path / "out")
+
+    assert [c.name for c in manifest.labels.classes] == [f"{n:05d}" for n in range(1000)]
+    assert [label for label, _ in records_of(tmp_path / "out").values()] == [999, 3]
+
+
+def test_without_a_split_it_is_train_and_with_one_that(source: Path) -> None:
+    assert recognise(source).splits == ("train",)
+    assert recognise(source, split="val").listing("val").split == "val"
+    with pytest.raises(UsageError, match="no split 'test', only train"):
+        recognise(source).listing("test")
+
+
+def test_the_source_is_left_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = save_images(folder / "file")
+    (folder / "file-lock").unlink()
+    path.chmod(0o444)
+    folder.chmod(0o555)
+    before = (tree(folder), path.stat().st_mtime_ns, folder.stat().st_mtime_ns)
+
+    converted(path, tmp_path / "out")
+
+    assert (tree(folder), path.stat().st_mtime_ns, folder.stat().st_mtime_ns) == before
+
+
+def test_a_file_that_changes_during_the_conversion_is_refused(tmp_path: Path) -> None:
+    path = save_images(tmp_path / "file")
+    listing = recognise(path).listing("train")
+    os.truncate(path, path.stat().st_size - 4096)
+
+    with pytest.raises(SourceDamaged, match="changed while it was read"):
+        images_of(listing)
+
+
+def images_of(listing: Listing) -> list[bytes]:
+    with listing.reader as reader:
+        return [reader.read(entry) for entry in listing.entries]
+
+
+@pytest.mark.parametrize("order", ["key", "shuffled"])
+def test_keys_of_more_than_eight_digits_are_in_the_order_of_their_numbers(order: str, tmp_path: Path) -> None:
+    first = 10**8 - len(IMAGES) // 2
+    path = save_images(tmp_path / "file", first=first)
+    few = save_images(tmp_path / "few")
+
+    converted(path, tmp_path / "out", order=order)
+    converted(few, tmp_path / "as it would be", order=order)
+
+    found = records_of(tmp_path / "out")
+    assert list(found.values()) == list(records_of(tmp_path / "as it would be").values())
+    assert sorted(found) == [f"{first + n:09d}" for n in range(len(IMAGES))]
+
+
+def test_a_bad_image_is_treated_as_the_user_says(tmp_path: Path) -> None:
+    images = [JPEG, JPEG[:-9], b"no image", b""]
+    path = save_datapoints(tmp_path / "file", [[image, 0] for image in images])
+
+    with pytest.raises(BadImage) as caught:
+        converted(path, tmp_path / "failed", order="key")
+    manifest = converted(path, tmp_path / "out", on_bad_image="skip")
+
+    assert caught.value.key == "00000001"
+    assert (manifest.records, manifest.skipped) == (1, 3)
+
+
+# What is incomplete
+
+
+def allowing_partial(path: Path, output: Path) -> Any:
+    options = ConvertOptions(allow_partial=True)
+    return convert(path, output, split="train", workers=0, options=options)[0].manifest
+
+
+def test_records_that_were_lost_when_the_map_grew_are_missed(tmp_path: Path) -> None:
+    """The same happens with tensorpack itself if its map is small."""
+    records = {key_of(n): NEWEST([image, 0]) for n, image in enumerate(IMAGES)}
+    path = save(tmp_path / "file", records, NEWEST(list(records)), map_size=32_768)
+    listing = recognise(path).listing("train")
+    there, lost = len(listing.entries), len(IMAGES) - len(listing.entries)
+    assert lost > 5
+
+    with pytest.raises(
+        SourceIncomplete, match=rf"has {there} images, not 21 .*lists {lost} that were lost, 0000"
+    ):
+        converted(path, tmp_path / "out")
+    manifest = allowing_partial(path, tmp_path / "out")
+
+    assert (manifest.records, manifest.partial) == (there, True)
+
+
+def test_a_file_without_its_list_of_keys_was_never_finished(tmp_path: Path) -> None:
+    path = save(tmp_path / "file", {key_of(n): NEWEST([JPEG, n]) for n in range(3)}, None)
+
+    with pytest.raises(SourceIncomplete, match=r"no __keys__.*--allow-partial"):
+        converted(path, tmp_path / "out")
+    manifest = allowing_partial(path, tmp_path / "out")
+
+    assert (manifest.records, manifest.partial) == (3, True)
+
+
+RECORD = NEWEST([JPEG, 1])
+LISTS: dict[str, tuple[bytes, str]] = {
+    "one too few": (NEWEST([key_of(0)]), "00000001: __keys__ does not list 1 of the records"),
+    "another one": (NEWEST([key_of(0), key_of(2)]), "00000001: __keys__ does not list 1 of the records"),
+    "one twice": (NEWEST([key_of(0), key_of(1), key_of(0)]), "lists a record twice"),
+    "text": (NEWEST(["00000000", "00000001"]), "__keys__: it lists text, and is not a list of keys"),
+    "a number": (NEWEST(2), "__keys__: it is a number"),
+    "other keys": (NEWEST([b"a", b"b"]), "__keys__: its key is no number"),
+    "longer zeros": (NEWEST([b"000000000", b"000000001"]), "__keys__: its key is no number"),
+    "msgpack": (packed([key_of(0), key_of(1)]), "__keys__: "),
+}
+
+
+@pytest.mark.parametrize(("keys", "message"), LISTS.values(), ids=LISTS)
+def test_a_list_of_keys_that_is_not_that_of_the_records_is_refused(
+    keys: bytes, message: str, tmp_path: Path
+) -> None:
+    path = save(tmp_path / "file", {key_of(0): RECORD, key_of(1): RECORD}, keys)
+
+    with pytest.raises(SourceDamaged, match=re.escape(message)):
+        allowing_partial(path, tmp_path / "out")
+
+
+def test_a_file_with_no_records_but_its_list_has_no_images(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no images"):
+        converted(save(tmp_path / "file", {}, NEWEST([])), tmp_path / "out")
+
+
+# What is no [image, label]
+
+PIXELS = pixels(4, 5, 3)
+NO_DATAPOINTS: dict[str, tuple[Any, str]] = {
+    "decoded": ([PIXELS, 1], "its image is decoded: an array of dtype |u1 and shape (4, 5, 3)"),
+    "floats": ([PIXELS.ravel() / 255, 1], "its image is an array of dtype <f8 and shape (60,)"),
+    "a path": (["cat.jpg", 1], "its image is text"),
+    "swapped": ([1, JPEG], "its image is a number"),
+    "text as label": ([JPEG, "cat"], "its label is text"),
+    "a float as label": ([JPEG, 1.0], "its label is a number (float)"),
+    "a float of numpy": ([JPEG, np.float32(1)], "its label is a number of dtype <f4"),
+    "a truth": ([JPEG, True], "its label is True"),
+    "one hot": ([JPEG, np.eye(3, dtype="i8")[1]], "its label is an array of dtype <i8 and shape (3,)"),
+    "none": ([JPEG, None], "its label is None"),
+    "negative": ([JPEG, -1], "its label is -1"),
+    "negative of numpy": ([JPEG, np.int8(-1)], "its label is -1"),
+    "large": ([JPEG, MAX_LABELS], f"its label is {MAX_LABELS}"),
+    "larger": ([JPEG, np.uint64(2**64 - 1)], f"its label is {2**64 - 1}"),
+    "alone": ([JPEG], "it is a list of 1, and not [image, label]"),
+    "boxes beside": ([JPEG, 1, [1.0, 2.0]], "it is a list of 3, and not [image, label]"),
+    "a dict": ({"image": JPEG, "label": 1}, "a dict"),
+    "text of numpy": ([np.array(["cat"]), 1], "plain numbers"),
+    "complex": ([JPEG, np.complex64(1)], "its label is a number of dtype <c8"),
+}
+
+
+@pytest.mark.parametrize("serializer", ["pickle 2", "pickle 4", "pickle 5", "msgpack"])
+@pytest.mark.parametrize(("point", "message"), NO_DATAPOINTS.values(), ids=NO_DATAPOINTS)
+def test_what_is_no_encoded_image_with_its_label_is_refused(
+    point: Any, message: str, serializer: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        datapoint_of(SERIALIZERS[serializer](point))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", ["O", "M8[D]", "V3", [("a", "u1")], "S3", "U3"])
+def test_arrays_of_more_than_plain_numbers_are_refused(dtype: Any, protocol: int) -> None:
+    with pytest.raises(ValueError, match=r"dtype|which was not run|plain"):
+        datapoint_of(pickled(protocol)([np.zeros(3, dtype), 1]))
+
+
+def test_objects_in_msgpack_which_are_a_pickle_are_refused() -> None:
+    objects = {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": pickle.dumps([1])}
+
+    with pytest.raises(ValueError, match="an array of more than plain numbers"):
+        datapoint_of(packed([objects, 1]))
+
+
+def test_the_record_is_named_and_the_bad_ones_are_not_skipped(tmp_path: Path) -> None:
+    path = save_datapoints(tmp_path / "file", [[JPEG, 1], [PIXELS, 2]])
+
+    with pytest.raises(SourceDamaged) as caught:
+        converted(path, tmp_path / "out", on_bad_image="skip")
+
+    assert (caught.value.path, caught.value.key) == (str(path), "00000001")
+    assert "is decoded" in caught.value.message
+
+
+def test_an_image_may_not_be_larger_than_any_image_is() -> None:
+    value = Value(lambda length, offset: NEWEST([JPEG, 1])[:length], 0, 1 << 30)
+
+    with pytest.raises(ValueError, match="more than an image may have"):
+        read_datapoint(value, pickles.unpickle)
+
+
+ARROW = {
+    "0.8": "0100000000000000 8c010000 100000000c000e00",
+    "0.14": "0000000001000000 0000000000000000 5c010000",
+    "0.17": "0000000001000000 0000000000000000 ffffffff58010000",
+}
+
+
+@pytest.mark.parametrize("head", ARROW.values(), ids=ARROW)
+def test_values_of_pyarrow_are_refused_by_name(head: str) -> None:
+    with pytest.raises(ValueError, match=r"pyarrow.*TENSORPACK_SERIALIZE=pickle"):
+        datapoint_of(bytes.fromhex(head) + bytes(100))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80", b"\x80\x06.", b"\x80\x01K\x01.", b"(lp0\n.", b"\x08\x01\x12", JPEG]
+)
+def test_values_of_no_known_serializer_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="neither a pickle of protocol 2 to 5 nor msgpack"):
+        datapoint_of(data)
+
+
+# What would do harm
+
+
+def text(word: str) -> bytes:
+    return b"X" + struct.pack("<I", len(word.encode())) + word.encode()
+
+
+def short(word: str) -> bytes:
+    return b"\x8c" + bytes([len(word)]) + word.encode()
+
+
+def word(name: str) -> bytes:
+    """GLOBAL: a name of a module, then one in it."""
+    return "c{}\n{}\n".format(*name.rsplit(".", 1)).encode()
+
+
+SIZE = struct.Struct("<Q")
+ARGUMENT = text("touch was-run")
+DTYPE, CORE = word("numpy.dtype"), "numpy.core.multiarray."
+UINT8 = (
+    DTYPE
+    + text("u1")
+    + b"K\x00K\x01\x87R(K\x03"
+    + text("|")
+    + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+)
+BLANK = word(CORE + "_reconstruct") + word("numpy.ndarray") + b"K\x00\x85C\x01b\x87R"
+DATA = b"C\x03abc"
+OTHERWISE = "with other arguments than an array needs"
+NO_NAME = "something else where a name should be"
+NOT_SET = "sets what no array of plain numbers has"
+
+
+def filled(shape: bytes, dtype: bytes = UINT8, data: bytes = DATA) -> bytes:
+    """An array of one dimension as numpy 1 rebuilds it."""
+    return BLANK + b"(K\x01" + shape + b"\x85" + dtype + b"\x89" + data + b"tb"
+
+
+def not_run(name: str) -> str:
+    return f"asks for {name!r}, which was not run"
+
+
+HARMFUL: dict[str, tuple[bytes, str]] = {
+    "GLOBAL": (word("os.system") + ARGUMENT + b"\x85R", not_run("os.system")),
+    "GLOBAL alone": (word("posix.system"), not_run("posix.system")),
+    "STACK_GLOBAL": (short("os") + short("system") + b"\x93" + ARGUMENT + b"\x85R", not_run("os.system")),
+    "STACK_GLOBAL, dotted": (short("numpy") + short("ndarray.dump") + b"\x93", not_run("numpy.ndarray.dump")),
+    "STACK_GLOBAL of numbers": (b"K\x01K\x02\x93", NO_NAME),
+    "INST": (b"(" + ARGUMENT + b"ios\nsystem\n", not_run("os.system")),
+    "INST of an admitted name": (b"(" + text("u1") + b"inumpy\ndtype\n", "asks for an instance of a class"),
+    "OBJ": (b"(" + word("os.system") + ARGUMENT + b"o", not_run("os.system")),
+    "OBJ of an admitted name": (b"(" + DTYPE + text("u1") + b"o", "asks for an instance of a class"),
+    "NEWOBJ": (word("subprocess.Popen") + ARGUMENT + b"\x85\x81", not_run("subprocess.Popen")),
+    "NEWOBJ of an admitted name": (DTYPE + b")\x81", "asks for an instance of a class"),
+    "NEWOBJ_EX of an admitted name": (DTYPE + b"))\x92", "asks for an instance of a class"),
+    "numpy's own loader": (word("numpy.load"), not_run("numpy.load")),
+    "numpy's functions": (word(CORE + "fromfile"), not_run(CORE + "fromfile")),
+    "getattr": (word("__builtin__.getattr"), not_run("__builtin__.getattr")),
+    "a name without an end": (b"c" + b"o" * 300 + b"\nsystem\n", "a name does not end"),
+    "a name that is no text": (b"c\xff\nsystem\n", not_run(r"\xff.system")),
+    "EXT1": (b"\x82\x01", "the extension registry"),
+    "EXT2": (b"\x83\x01\x01", "the extension registry"),
+    "EXT4": (b"\x84\x01\x01\x01\x01", "the extension registry"),
+    "PERSID": (b"Pos.system\n", "persistent id"),
+    "BINPERSID": (b"K\x01Q", "persistent id"),
+    "NEXT_BUFFER": (b"\x97", "a buffer that lies elsewhere"),
+    "READONLY_BUFFER": (b"\x98", "a buffer that lies elsewhere"),
+    "an attribute": (UINT8 + b"}" + text("a") + b"K\x01sb", "a dict"),
+    "a set": (b"\x8f", "a set"),
+    "BUILD of a word": (DTYPE + b"(K\x03NNNK\x00tb", NOT_SET),
+    "BUILD of a list": (b"]K\x01b", NOT_SET),
+    "BUILD on a dtype": (UINT8 + text("state") + b"b", NOT_SET),
+    "BUILD with a class below": (UINT8.replace(b"NNNJ", b")NNJ"), NOT_SET),
+    "BUILD with fields": (UINT8.replace(b"NNNJ", b"NN)J"), NOT_SET),
+    "another byte order": (UINT8.replace(text("|"), text("x")), NOT_SET),
+    "objects in a list": (filled(b"K\x01", UINT8.replace(b"u1", b"O8"), b"]"), NOT_SET),
+    "objects of bytes": (filled(b"K\x03", UINT8.replace(b"u1", b"O1")), "dtype '|O1': only plain numbers"),
+    "a negative shape": (filled(b"J\xfd\xff\xff\xff"), "of an impossible shape"),
+    "a huge shape": (filled(b"J\xff\xff\xff\x7f"), "does not fit its 3 bytes"),
+    "a shape of text": (filled(text("a")), "of an impossible shape"),
+    "a shape of truths": (filled(b"\x88", data=b"C\x01a"), "of an impossible shape"),
+    "bytes too few": (filled(b"K\x04"), "does not fit its 3 bytes"),
+    "bytes too many": (filled(b"K\x02"), "does not fit its 3 bytes"),
+    "a call of the array's class": (word("numpy.ndarray") + b"K\x03\x85\x85R", OTHERWISE),
+    "another class rebuilt": (word(CORE + "_reconstruct") + DTYPE + b"K\x00\x85C\x01b\x87R", OTHERWISE),
+    "a scalar of no dtype": (word(CORE + "scalar") + text("O") + DATA + b"\x86R", OTHERWISE),
+    "a scalar without bytes": (word(CORE + "scalar") + UINT8 + b"\x85R", OTHERWISE),
+    "a buffer of text": (
+        word("numpy.core.numeric._frombuffer") + b"(" + ARGUMENT + UINT8 + b")NtR",
+        OTHERWISE,
+    ),
+    "a dtype of a list": (DTYPE + b"]K\x00K\x01\x87R", NO_NAME),
+    "a dtype of nothing": (DTYPE + b")R", OTHERWISE),
+    "another encoding": (word("_codecs.encode") + ARGUMENT + text("zip") + b"\x86R", OTHERWISE),
+    "encoded bytes": (word("_codecs.encode") + DATA + text("latin1") + b"\x86R", OTHERWISE),
+    "encoded text": (word("_codecs.encode") + text("€") + text("latin1") + b"\x86R", "latin-1"),
+    "bytes of a size": (word("__builtin__.bytes") + b"J\xff\xff\xff\x7f\x85R", OTHERWISE),
+    "a call of a list": (b"]K\x01\x85R", "calls what cannot be called"),
+    "a call of bytes": (DATA + b")R", "calls what cannot be called"),
+    "a call with a list": (DTYPE + b"]R", "calls what cannot be called"),
+    "a memo of 2**32 places": (b"K\x01r\xff\xff\xff\xff", "does not count"),
+    "what was never put": (b"j\xff\xff\xff\xff", "never put"),
+    "2**63 bytes": (b"\x8e" + SIZE.pack(1 << 63), "cut off"),
+    "a bytearray of 2**63 bytes": (b"\x96" + SIZE.pack(1 << 63), "cut off"),
+    "2**63 characters": (b"\x8d" + SIZE.pack(1 << 63), "cut off"),
+    "2**31 bytes of Python 2": (b"T\x00\x00\x00\x80", "cut off"),
+    "an integer of 2**31 bytes": (b"\x8b\x00\x00\x00\x80", "an integer of 2147483648 bytes"),
+    "a million lists": (b"]" * 1_000_000, "more than 256 opcodes"),
+    "a million marks": (b"(" * 1_000_000, "more than 256 opcodes"),
+    "lists in lists": (b"](" * 80 + b"]" + b"e" * 80, "a list of 1, and not"),
+    "itself in a list": (b"]q\x00h\x00a", "it is a list of 1, and not"),
+    "itself in a pair": (b"]q\x00(h\x00h\x00e", "its image is a list of 2"),
+    "a mark that is missing": (b"e", "a mark is missing"),
+    "an empty stack": (b"R", "pops more than it pushed"),
+    "a stack below the mark": (b"K\x01(\x85", "pops more than it pushed"),
+    "appending to a number": (b"K\x01K\x01a", "appends to what is no list"),
+    "an unknown opcode": (b"\xfe", "0xfe at byte 2 is no opcode"),
+    "what protocol 0 had": (b"I1\n", "0x49 at byte 2 is no opcode"),
+    "two results": (b"K\x01K\x01", "ends before it is complete"),
+    "something behind": (b"K\x01.K\x01", "ends before it is complete"),
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize(("body", "message"), HARMFUL.values(), ids=HARMFUL)
+def test_a_pickle_of_more_than_plain_data_is_refused_and_nothing_is_run(
+    body: bytes, message: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = bytes([0x80, protocol]) + body + b"."
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        datapoint_of(data)
+    assert not list(tmp_path.iterdir())
+
+
+class RunsACommand:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch was-run",)
+
+
+@pytest.mark.parametrize("where", ["image", "label", "datapoint", "keys"])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_file_that_would_run_a_command_is_an_error_that_names_it(
+    protocol: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    harm, dumps = RunsACommand(), pickled(protocol)
+    point: Any = {"image": [harm, 1], "label": [JPEG, harm], "datapoint": harm}.get(where, [JPEG, 1])
+    keys = [key_of(0), harm] if where == "keys" else [key_of(0)]
+    path = save(tmp_path / "file", {key_of(0): dumps(point)}, dumps(keys))
+
+    with pytest.raises(SourceDamaged, match=r"asks for '(posix|os)\.system', which was not run"):
+        converted(path, tmp_path / "out")
+    assert not (tmp_path / "was-run").exists()
+
+
+MSGPACK_BOMBS: dict[str, bytes] = {
+    "2**32 - 1 items": b"\xdd\xff\xff\xff\xff" + b"\x01" * 1000,
+    "2**32 - 1 pairs": b"\x92\xdf\xff\xff\xff\xff" + b"\xa1a\x01" * 1000,
+    "2**32 - 1 bytes": b"\x92\xc6\xff\xff\xff\xff\x01",
+    "2**32 - 1 characters": b"\x92\xdb\xff\xff\xff\xff\x01",
+    "lists in lists": b"\x91" * 100_000,
+    "maps in maps": b"\x81" * 100_000,
+    "an extension": b"\x92\xc7\x03\x01abc\x01",
+    "a fixed extension": b"\x92\xd4\x01a\x01",
+    "a timestamp": b"\x92\xd6\xff\0\0\0\0\x01",
+    "the byte that means nothing": b"\x92\xc1\x01",
+    "something behind": packed([JPEG, 1]) + b"\x01",
+    "a number as a name": packed([{1: 2}, 1]),
+    "a complex number": packed([{b"complex": True, b"data": "1j"}, 1]),
+}
+
+
+@pytest.mark.parametrize("data", MSGPACK_BOMBS.values(), ids=MSGPACK_BOMBS)
+def test_a_msgpack_that_would_fill_memory_or_is_more_than_plain_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"it |its "):
+        datapoint_of(data)
+
+
+BOMBS = [bytes([0x80, 4]) + HARMFUL[name][0] for name in HARMFUL if "2**" in name or "million" in name]
+
+
+def test_no_bomb_takes_memory() -> None:
+    tracemalloc.start()
+    try:
+        for data in [*BOMBS, *MSGPACK_BOMBS.values()]:
+            with pytest.raises(ValueError, match=r"it |its "):
+                datapoint_of(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_a_list_of_keys_takes_eight_bytes_for_each(serializer: str) -> None:
+    count = 60_000
+    data = SERIALIZERS[serializer]([key_of(number) for number in range(count)])
+    value = value_of(data)
+    tracemalloc.start()
+    try:
+        numbers = datapoint.read_keys(value, decoder_of(value))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert np.array_equal(numbers, np.arange(count))
+    assert peak < 2 * (1 << 20) + 16 * count  # a piece of the file and its copy, and the numbers
+
+
+def protocol_4(opcodes: bytes) -> bytes:
+    return bytes([0x80, 4]) + opcodes
+
+
+KEYS_BOMBS = {
+    "many marks": protocol_4(b"](" + b"(" * 100_000),
+    "many items before they are appended": protocol_4(b"](" + b"C\x0800000000" * 100_000 + b"e."),
+    "one key again and again": protocol_4(b"]C\x0800000000\x94a" + b"h\x00a" * 100_000 + b"."),
+    "many lists": protocol_4(b"]" * 100_000),
+    "a shape of many numbers": protocol_4(
+        b"](" + b"\x8a\x10" + bytes(16) + b"(" + b"\x8a\x10".join([b"\x7f" * 16] * 9999)
+    ),
+    "a list within": packed([[key_of(0)]]),
+    "an array": packed(np.zeros(3, np.uint8)),
+    "more items than bytes": b"\xdd\xff\xff\xff\xff" + bytes(100),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", KEYS_BOMBS.values(), ids=KEYS_BOMBS)
+def test_a_list_of_keys_that_is_made_to_fill_memory_is_refused(data: bytes) -> None:
+    value = value_of(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"it |its "):
+            datapoint.read_keys(value, decoder_of(value))
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_of_very_many_dimensions_is_refused_before_they_are_multiplied() -> None:
+    Array("|u1", (1,) * 64, ByteRange(0, 1))
+    with pytest.raises(ValueError, match="impossible shape"):
+        Array("|u1", (1,) * 65, ByteRange(0, 1))
+
+
+def plain(item: Any, value: Value) -> Any:
+    """Return the described data, with its bytes."""
+    match item:
+        case ByteRange():
+            return value.bytes_of(item)
+        case Text():
+            return value.read(item.start, item.length).decode()
+        case Array():
+            return np.frombuffer(value.bytes_of(item.data), item.dtype).reshape(item.shape)
+        case list() | tuple():
+            return type(item)(plain(part, value) for part in item)
+    return item
+
+
+numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.booleans() | st.none()
+leaves = numbers | st.binary(max_size=300) | st.text(max_size=300)
+plain_data = st.recursive(
+    leaves, lambda parts: st.lists(parts, max_size=5) | st.tuples(parts, parts), max_leaves=20
+)
+
+
+@given(item=plain_data, protocol=st.integers(2, 5))
+@settings(deadline=None)
+def test_plain_data_come_back_from_any_protocol(item: Any, protocol: int) -> None:
+    value = value_of(pickle.dumps(item, protocol))
+
+    assert plain(pickles.unpickle(value, most=2000), value) == item
+
+
+@given(item=st.lists(numbers.filter(lambda n: n != 2**63) | st.binary(max_size=300) | st.text(max_size=300)))
+@settings(deadline=None)
+def test_plain_data_come_back_from_msgpack(item: Any) -> None:
+    value = value_of(packed(item))
+
+    assert plain(msgpack.unpack(value, most=2000), value) == item
+
+
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    dtype=st.sampled_from(["u1", "i1", "<i2", ">i4", "<f2", ">f8", "<c16", "?"]),
+    protocol=st.integers(2, 5),
+)
+@settings(deadline=None)
+def test_arrays_of_plain_numbers_come_back(shape: list[int], dtype: str, protocol: int) -> None:
+    array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    value = value_of(pickle.dumps(array, protocol))
+
+    found = plain(pickles.unpickle(value, most=2000), value)
+
+    assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+SEEDS = [dumps(make(JPEG, 300)) for dumps in SERIALIZERS.values() for make in IN_A_DATAPOINT.values()] + [
+    base64.b64decode(written) for written in WRITTEN_ELSEWHERE.values()
+]
+OPCODES = [bytes([code]) for code in pickles._OPCODES]
+CHUNKS = st.binary(max_size=8) | st.sampled_from([*OPCODES, b".", b"os\nsystem\n", UINT8, BLANK, DATA, DTYPE])
+
+
+@given(
+    seed=st.sampled_from(SEEDS),
+    edits=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 9), CHUNKS), max_size=4),
+)
+@settings(deadline=None, max_examples=400)
+def test_a_changed_value_is_read_or_refused(seed: bytes, edits: list[tuple[int, int, bytes]]) -> None:
+    for place, cut, chunk in edits:
+        at = place % (len(seed) + 1) if place < 400 else max(0, len(seed) - place % 200)
+        seed = seed[:at] + chunk + seed[at + cut :]
+    try:
+        image, label = datapoint_of(seed)
+    except ValueError:
+        return
+    assert 0 <= label < MAX_LABELS
+    assert len(value_of(seed).bytes_of(image)) == image.length
+
+
+@given(chunks=st.lists(CHUNKS, max_size=30), protocol=st.integers(2, 5))
+@settings(deadline=None, max_examples=400)
+def test_any_opcodes_are_read_or_refused(chunks: list[bytes], protocol: int) -> None:
+    value = value_of(bytes([0x80, protocol]) + b"".join(chunks) + b".")
+    try:
+        plain(pickles.unpickle(value, most=2000), value)
+    except (ValueError, RecursionError):  # RecursionError is the test's, of a list within itself
+        return
+
+
+def test_no_name_is_imported_or_called() -> None:
+    program = (
+        "import sys\n"
+        "from shardprep.formats.sources.tensorpack import pickle_globals, pickle_reader\n"
+        "known = set(sys.modules)\n"
+        "from shardprep.formats.sources.tensorpack.value import Value\n"
+        "for name in pickle_globals._CALLS:\n"
+        "    module, _, word = name.rpartition('.')\n"
+        "    data = b'\\x80\\x02c' + f'{module}\\n{word}\\n'.encode() + b'.'\n"
+        "    value = Value(lambda length, offset: data[offset:offset + length], 0, len(data))\n"
+        "    assert type(pickle_reader.unpickle(value, most=9)) is pickle_globals.GlobalName\n"
+        "assert set(sys.modules) == known\n"
+        "assert not {'pickle', '_pickle'} & {m for m in known if 'shardprep' in m}\n"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# The file around the records
+
+
+def pairs_in(path: Path) -> list[tuple[bytes, bytes]]:
+    with ArchiveFile(path) as file:
+        return [(key, value.read(0, value.length)) for key, value in LmdbRecords(file)]
+
+
+PAIRS = st.dictionaries(
+    st.binary(min_size=1, max_size=511),
+    st.integers(0, 20_000).map(lambda n: os.urandom(n)) | st.binary(max_size=40),
+    max_size=40,
+)
+
+
+@given(written=PAIRS, removed=st.sets(st.integers(0, 39)), more=PAIRS)
+@settings(deadline=None, max_examples=40)
+def test_all_records_that_lmdb_wrote_are_found(
+    written: dict[bytes, bytes],
+    removed: set[int],
+    more: dict[bytes, bytes],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = tmp_path_factory.mktemp("pairs") / "file"
+    gone = {key for number, key in enumerate(written) if number in removed}
+    with lmdb.open(os.fspath(path), subdir=False, map_size=1 << 26) as database:
+        for change in (written, dict.fromkeys(gone), more):
+            with database.begin(write=True) as transaction:
+                for key, value in change.items():
+                    transaction.delete(key) if value is None else transaction.put(key, value)
+
+    assert pairs_in(path) == sorted(({k: v for k, v in written.items() if k not in gone} | more).items())
+
+
+def test_a_tree_of_several_levels_is_walked(tmp_path: Path) -> None:
+    records = {key_of(n) + bytes(300): b"" for n in range(3000)}
+    path = save(tmp_path / "file", records, None)
+    with lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False) as database:
+        assert database.stat()["depth"] > 3
+
+    assert pairs_in(path) == sorted(records.items())
+
+
+def test_what_another_program_wrote_is_wrong_usage(lmdb_shards: Path, tmp_path: Path) -> None:
+    caffe = save(tmp_path / "caffe", {b"00000000_n01440764/a.JPEG": b"datum"}, None)
+
+    for path in (caffe, lmdb_shards / "shard-00000.lmdb"):
+        with pytest.raises(UsageError, match="not of tensorpack's LMDBSerializer: its first key is b'"):
+            recognise(path)
+
+
+def test_an_lmdb_without_records_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="without records"):
+        recognise(save(tmp_path / "file", {}, None))
+
+
+def test_other_keys_among_the_records_are_refused(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "file", {b"00000000": RECORD, b"00000000\x1b[31m": RECORD, b"00000001": RECORD}, None
+    )
+
+    with pytest.raises(SourceDamaged, match="its key is no number") as caught:
+        recognise(path).listing("train")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "options", [{"dupsort": True}, {"dupsort": True, "dupfixed": True}, {"reverse_key": True}, {}]
+)
+def test_databases_in_the_file_are_refused(options: dict[str, bool], tmp_path: Path) -> None:
+    with lmdb.open(os.fspath(tmp_path / "file"), subdir=False, map_size=1 << 24, max_dbs=1) as database:
+        inside = database.open_db(key_of(1), **options)
+        with database.begin(write=True) as transaction:
+            transaction.put(key_of(0), RECORD)
+            transaction.put(key_of(0), b"value", db=inside)
+
+    with pytest.raises(SourceDamaged, match="LMDB is damaged"):
+        recognise(tmp_path / "file").listing("train")
+
+
+def listed_and_read(path: Path) -> list[bytes]:
+    return images_of(recognise(path).listing("train"))
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_that_is_cut_off_is_an_error_unless_only_unused_pages_are(
+    share: float, source: Path, tmp_path: Path
+) -> None:
+    data = source.read_bytes()
+    (tmp_path / "cut").write_bytes(data[: int(share * len(data))])
+    try:
+        assert images_of(recognise(tmp_path / "cut").listing("train")) == IMAGES
+        assert share > 0.8
+    except (DataError, UsageError):
+        return
+
+
+flips = st.lists(
+    st.tuples(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=8)), min_size=1, max_size=6
+)
+
+
+@pytest.mark.slow
+@given(flips=flips, near_pages=st.booleans())
+@settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_changed_bytes_is_read_or_refused(
+    flips: list[tuple[int, bytes]], near_pages: bool, source: Path, tmp_path: Path
+) -> None:
+    data = bytearray(source.read_bytes())
+    for place, new in flips:
+        at = place // 160 * 4096 % len(data) + place % 160 if near_pages else place % len(data)
+        data[at : at + len(new)] = new
+    (tmp_path / "changed").write_bytes(data[: source.stat().st_size])
+    try:
+        assert len(listed_and_read(tmp_path / "changed")) <= len(IMAGES)
+    except (DataError, UsageError):
+        return
+
+
+# Offsets in a page, after mdb.c of 64-bit platforms.
+MAGIC, VERSION, PAGE_SIZE, FLAGS, DEPTH, ENTRIES, ROOT = 16, 20, 40, 92, 94, 120, 128
+HEAD_OF_META = {
+    "a page size of 0": (PAGE_SIZE, struct.pack("<I", 0)),
+    "a page size of 4095": (PAGE_SIZE, struct.pack("<I", 4095)),
+    "a page size of 2**31": (PAGE_SIZE, struct.pack("<I", 1 << 31)),
+    "another version": (VERSION, struct.pack("<I", 2)),
+    "65535 levels": (DEPTH, b"\xff\xff"),
+    "no level": (DEPTH, b"\0\0"),
+    "a level less": (DEPTH, b"\x01\0"),
+    "a level more": (DEPTH, b"\x03\0"),
+    "duplicate keys": (FLAGS, b"\x04\0"),
+    "keys in reverse": (FLAGS, b"\x02\0"),
+    "2**64 - 1 records": (ENTRIES, b"\xff" * 8),
+    "no records": (ENTRIES, bytes(8)),
+    "a root among the metas": (ROOT, bytes(8)),
+    "a root behind the end": (ROOT, struct.pack("<Q", 1 << 40)),
+    "no root": (ROOT, b"\xff" * 8),
+}
+
+
+@pytest.mark.parametrize(("offset", "new"), HEAD_OF_META.values(), ids=HEAD_OF_META)
+def test_crafted_metadata_are_refused(offset: int, new: bytes, source: Path, tmp_path: Path) -> None:
+    data = bytearray(source.read_bytes())
+    for page in (0, 4096):
+        data[page + offset : page + offset + len(new)] = new
+    (tmp_path / "file").write_bytes(data)
+
+    with pytest.raises((SourceDamaged, UsageError)):
+        listed_and_read(tmp_path / "file")
+
+
+def test_a_tree_that_leads_in_circles_ends(tmp_path: Path) -> None:
+    """A branch page with a hundred ways to itself, and a depth of 32 levels."""
+    number, size = 2, 4096
+    node = struct.pack("<HHHH", number, 0, 0, 8)
+    nodes = b"".join(node + struct.pack(">Q", n) for n in range(100))
+    places = struct.pack("<100H", *range(size - len(nodes), size, 16))
+    branch = struct.pack("<QHHHH", number, 0, 1, 16 + len(places), size - len(nodes)) + places
+    page = branch + bytes(size - len(branch) - len(nodes)) + nodes
+    tree_of = struct.pack("<IHHQQQQQ", size, 0, 32, 1, 0, 0, 1, number)
+    meta = (
+        struct.pack("<QHHHHIIQQ", 0, 0, 8, 0, 0, 0xBEEFC0DE, 1, 0, 1 << 30)
+        + tree_of * 2
+        + struct.pack("<QQ", 2, 1)
+    )
+    (tmp_path / "file").write_bytes(meta.ljust(size, b"\0") * 2 + page)
+
+    with pytest.raises(SourceDamaged, match="cycle"):
+        recognise(tmp_path / "file")
+
+
+def test_records_that_share_their_bytes_would_make_much_of_little(tmp_path: Path) -> None:
+    """All records are in the pages of the first one."""
+    images = [JPEG + bytes(500_000), *[JPEG + bytes(5_000)] * 20]
+    path = save_datapoints(tmp_path / "file", [[image, 0] for image in images])
+    data = bytearray(path.read_bytes())
+    nodes = list(re.finditer(rb"(....)\x01\0\x08\x00000000(\d\d)(........)", bytes(data), re.DOTALL))
+    length, _, page = next(node for node in nodes if node[2] == b"00").groups()
+    for node in nodes:
+        data[node.start(1) : node.end(1)], data[node.start(3) : node.end(3)] = length, page
+    path.write_bytes(data)
+
+    with pytest.raises(SourceDamaged, match="share their bytes"):
+        listed_and_read(path)
+
+
+# What is said of it
+
+
+def test_the_command_names_it_and_so_does_the_error_for_what_is_not_known(tmp_path: Path) -> None:
+    help_text = " ".join(prep("convert", "--help", check=True).stdout.split())
+    (tmp_path / "file").write_bytes(b"no source")
+
+    assert "an LMDB of tensorpack's LMDBSerializer" in help_text
+    with pytest.raises(UsageError, match="an LMDB of tensorpack's LMDBSerializer, or the folder"):
+        recognise(tmp_path / "file")
+
+
+@pytest.mark.parametrize("program", re.findall(r"```python\n(.*?)```", DOCUMENT, re.S))
+def test_the_programs_in_the_document_run(program: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_document_has_every_name_and_bound() -> None:
+    named = set(re.findall(r"`((?:numpy|_codecs|__builtin__)\.[\w.]+)`", DOCUMENT))
+
+    assert named == pickle_globals._CALLS.keys()
+    assert f"the {len(pickles._OPCODES) + 1} opcodes" in DOCUMENT
+    assert f"0 to {MAX_LABELS - 1:,}" in DOCUMENT
+    assert f"A record may have {datapoint._MOST_PARTS} opcodes" in DOCUMENT
+
+
+@pytest.mark.torture
+def test_half_a_million_records_are_listed_in_little_memory(tmp_path: Path) -> None:
+    count = 500_000
+    value = NEWEST([JPEG, 5])
+    path = save(
+        tmp_path / "file", {key_of(n): value for n in range(count)}, NEWEST([key_of(n) for n in range(count)])
+    )
+    program = (
+        "import re, sys\n"
+        "from pathlib import Path\n"
+        "from shardprep.formats.sources.recognise import recognise\n"
+        "assert len(recognise(Path(sys.argv[1])).listing('train').entries) == int(sys.argv[2])\n"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, path, str(count)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    assert int(done.stdout) < 250 << 10

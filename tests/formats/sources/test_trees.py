@@ -1,0 +1,323 @@
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from source_builders import Miniature, contents, image, write
+
+from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.records.labels import official_words
+from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.sources.listing.tree_files import files_below
+from shardprep.formats.sources.recognise import recognise
+
+MINI = Miniature()
+IMAGE = Path("train/n01440764/n01440764_7.JPEG")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    MINI.write_devkit(tmp_path / "tree")
+    return MINI.write_tree(tmp_path / "tree")
+
+
+def test_folders_below_a_class_are_entered_and_litter_is_not(tmp_path: Path) -> None:
+    for name in (
+        "cat/1.jpg",
+        "cat/black/old/2.jpg",
+        "cat/.DS_Store",
+        "cat/Thumbs.db",
+        ".git/x",
+        "dog/desktop.ini",
+        "dog/3.jpg",
+    ):
+        write(tmp_path / name, image(name))
+    listing = recognise(tmp_path).listing("train")
+    labels = {"cat/1.jpg": 0, "cat/black/old/2.jpg": 0, "dog/3.jpg": 1}
+    assert contents(listing) == {name: (label, image(name)) for name, label in labels.items()}
+    assert [c.name for c in listing.labels.classes] == ["cat", "dog"]
+    assert listing.expected is None
+
+
+def test_class_folders_alone_are_train_or_the_split_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    assert recognise(tmp_path).splits == ("train",)
+    assert recognise(tmp_path, split="val").splits == ("val",)
+    assert [*contents(recognise(tmp_path, split="val").listing("val"))] == ["cat/1.jpg"]
+
+
+def test_splits_of_class_folders_share_their_label_space(tmp_path: Path) -> None:
+    for name in ("train/dog/1.jpg", "val/cat/1.jpg", "test/dog/2.jpg"):
+        write(tmp_path / name, b"x")
+    source = recognise(tmp_path)
+    assert source.description == "extracted-tree: train, val, test (2 classes)"
+    assert {split: contents(source.listing(split)) for split in source.splits} == {
+        "train": {"dog/1.jpg": (1, b"x")},
+        "val": {"cat/1.jpg": (0, b"x")},
+        "test": {"dog/2.jpg": (1, b"x")},
+    }
+
+
+def test_a_class_folder_without_an_image_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write(tmp_path / "train/cat/1.jpg", b"x")
+    (tmp_path / "train/dog/old").mkdir(parents=True)
+    with pytest.raises(SourceDamaged, match="train/dog: this class has no image"):
+        recognise(tmp_path).listing("train")
+
+
+def test_an_empty_class_folder_is_counted_where_the_devkit_knows_how_many_there_are(tree: Path) -> None:
+    for path in (tree / "train/n02119789").iterdir():
+        path.unlink()
+    listing = recognise(tree).listing("train")
+    assert (len(listing.entries), listing.expected, listing.shortfall) == (3, 6, "n02119789 has 0 of 3")
+
+
+@pytest.mark.parametrize("parent", ["dataset/train", "dataset/a", "a/b"])
+def test_a_folder_of_datasets_is_not_taken_for_a_folder_of_classes(parent: str, tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    write(tmp_path / parent / "cat/1.jpg", b"x")
+    write(tmp_path / Path(parent).parent / "LOC_val_solution.csv", b"x")
+    with pytest.raises(UsageError, match="holds folders and no image, so it is no class; rename"):
+        recognise(tmp_path)
+
+
+@pytest.mark.parametrize("beside", ["train", "training", "cat"])
+@pytest.mark.parametrize("name", ["valid", "validation", "eval", "Val"])
+def test_a_split_under_another_name_is_neither_left_out_nor_a_class(
+    name: str, beside: str, tmp_path: Path
+) -> None:
+    write(tmp_path / beside / "cat/1.jpg", b"x")
+    write(tmp_path / name / "cat/1.jpg", b"x")
+    with pytest.raises(UsageError, match=r"is not how a split is called; rename it to (val|train)"):
+        recognise(tmp_path)
+
+
+def test_the_folders_in_which_a_new_file_may_become_an_image_are_known(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path / "tree")
+    write(tmp_path / "classes/cat/1.jpg", b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "tree")
+    splits = tuple(tmp_path.resolve() / "tree" / split for split in ("train", "val", "test"))
+    assert recognise(tmp_path / "link").folders == splits
+    assert recognise(tmp_path / "classes").folders == (tmp_path.resolve() / "classes",)
+
+
+def test_all_official_class_folders_make_the_official_number_expected(tmp_path: Path) -> None:
+    for wnid in official_words():
+        (tmp_path / "train" / wnid).mkdir(parents=True)
+    listing = recognise(tmp_path).listing("train")
+    assert listing.expected == 1_281_167
+    assert listing.shortfall.endswith("997 more classes differ")
+
+
+def test_flat_val_without_labels_is_an_error_that_says_what_to_add(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path)
+    with pytest.raises(SourceIncomplete, match=r"LOC_val_solution\.csv or Caffe's val\.txt"):
+        recognise(tmp_path).listing("val")
+
+
+def test_val_in_class_folders_needs_no_other_labels(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path, foldered_val=True)
+    assert contents(recognise(tmp_path).listing("val")) == MINI.records["val"]
+
+
+def test_a_list_that_is_not_caffes_is_left_alone(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path, foldered_val=True)
+    write(tmp_path / "val.txt", b"val/cat/1.jpg\n")
+    assert contents(recognise(tmp_path).listing("val")) == MINI.records["val"]
+
+
+def test_a_class_folder_that_the_devkit_does_not_know_is_a_conflict(tree: Path) -> None:
+    write(tree / "train/n01443537/n01443537_1.JPEG", b"x")
+    with pytest.raises(LabelConflict, match="n01443537 is none of the 3 classes"):
+        recognise(tree).listing("train")
+
+
+def test_the_test_images_may_lie_in_a_folder_of_their_own(tree: Path) -> None:
+    (tree / "test").rename(tree / "moved")
+    (tree / "test").mkdir()
+    (tree / "moved").rename(tree / "test/test")
+    assert contents(recognise(tree).listing("test")) == MINI.records["test"]
+
+
+def test_an_image_beside_the_class_folders_is_an_error_and_a_note_is_not(tree: Path) -> None:
+    write(tree / "train/README.txt", b"hello")
+    assert len(recognise(tree).listing("train").entries) == 6
+    write(tree / "train/lost.JPEG", b"x")
+    with pytest.raises(SourceDamaged, match=r"lost\.JPEG: lies in no class folder"):
+        recognise(tree).listing("train")
+
+
+def test_a_flat_train_folder_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "train/1.jpg", b"x")
+    with pytest.raises(SourceDamaged, match="lies in no class folder"):
+        recognise(tmp_path).listing("train")
+
+
+def test_one_image_in_two_folders_is_an_error(tree: Path) -> None:
+    write(tree / "train/n01440764/copy" / IMAGE.name, b"x")
+    with pytest.raises(SourceDamaged, match="n01440764/n01440764_7: two images"):
+        recognise(tree).listing("train")
+
+
+def test_a_file_too_large_to_be_an_image_is_an_error(tree: Path) -> None:
+    os.truncate(tree / IMAGE, MAX_IMAGE_BYTES + 1)
+    with pytest.raises(SourceDamaged, match="n01440764_7: has 67108865 bytes"):
+        recognise(tree).listing("train")
+
+
+@pytest.mark.parametrize("target", ["train/n01440764/link", "train/link", "val/link.JPEG"])
+def test_a_link_in_the_tree_is_an_error(target: str, tree: Path) -> None:
+    (tree / target).symlink_to(tree / "train/n02100735")
+    with pytest.raises(SourceDamaged, match="symbolic link"):
+        [recognise(tree).listing(split) for split in ("train", "val")]
+
+
+def test_the_folder_of_a_split_may_not_be_a_link(tree: Path) -> None:
+    (tree / "train").rename(tree / "moved")
+    (tree / "train").symlink_to(tree / "moved")
+    with pytest.raises(SourceDamaged, match="train: is a symbolic link"):
+        recognise(tree).listing("train")
+
+
+@pytest.mark.parametrize("target", ["train", "train/n01440764"])
+def test_a_folder_swapped_for_a_link_at_any_moment_is_not_followed(
+    target: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = contents(recognise(tree).listing("train"))
+    twin, moved, left = Path(shutil.copytree(tree / target, tmp_path / "twin")), tmp_path / "moved", 0
+    for file in files_below(twin):
+        status = (twin / file.path).stat()
+        (twin / file.path).write_bytes(b"another image"[: status.st_size].ljust(status.st_size))
+        os.utime(twin / file.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def scandir(place: object, real: Any = os.scandir) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            (tree / target).rename(moved)
+            (tree / target).symlink_to(twin)
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    for moment in range(1, 1000):
+        left = moment
+        with suppress(SourceDamaged):
+            assert contents(recognise(tree).listing("train")) == expected
+        if left > 0:
+            assert moment > 5
+            return
+        (tree / target).unlink()
+        moved.rename(tree / target)
+
+
+@pytest.mark.parametrize("target", ["train/n01440764/fifo", "train/fifo"])
+def test_a_fifo_in_the_tree_is_an_error_and_not_waited_for(target: str, tree: Path) -> None:
+    os.mkfifo(tree / target)
+    with pytest.raises(SourceDamaged, match="neither a file nor a folder"):
+        recognise(tree).listing("train")
+
+
+def test_the_source_itself_may_be_a_link(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tree)
+    assert contents(recognise(tmp_path / "link").listing("train")) == MINI.records["train"]
+
+
+def test_a_name_that_is_not_utf8_is_an_error(tree: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tree / "train/n01440764") + b"/\xff.JPEG")).write_bytes(b"x")
+    with pytest.raises(SourceDamaged, match=r"xff\.JPEG' in this folder is not UTF-8"):
+        recognise(tree).listing("train")
+
+
+def test_very_deep_folders_are_walked(tmp_path: Path) -> None:
+    deep = tmp_path / "train/cat" / "/".join("d" * 400)
+    write(deep / "1.jpg", b"x")
+    assert len(recognise(tmp_path).listing("train").entries) == 1
+
+
+@pytest.mark.parametrize("given", [".", "ILSVRC", "ILSVRC/Data/CLS-LOC"])
+def test_kaggles_tree_may_be_given_at_three_levels(given: str, tmp_path: Path) -> None:
+    MINI.write_kaggle(tmp_path)
+    source = recognise(tmp_path / given)
+    assert source.description == "kaggle-tree: train, val, test (3 classes)"
+    assert {split: contents(source.listing(split)) for split in source.splits} == MINI.records
+
+
+def test_kaggles_lists_say_how_many_images_there_should_be(tmp_path: Path) -> None:
+    data = MINI.write_kaggle(tmp_path) / "ILSVRC/Data/CLS-LOC"
+    (data / IMAGE).unlink()
+    (data / "test/ILSVRC2012_test_00000001.JPEG").unlink()
+    source = recognise(tmp_path)
+    train, val, test = (source.listing(split) for split in source.splits)
+    assert (train.expected, train.shortfall) == (6, "n01440764 has 1 of 2")
+    assert (val.expected, val.shortfall) == (4, "")
+    assert (test.expected, test.shortfall) == (2, "ILSVRC2012_test_00000001 is missing")
+
+
+@pytest.mark.parametrize("link", ["ILSVRC", "ILSVRC/Data", "ILSVRC/Data/CLS-LOC"])
+def test_a_folder_on_the_way_into_kaggles_tree_may_not_be_a_link(link: str, tmp_path: Path) -> None:
+    MINI.write_kaggle(tmp_path / "kaggle")
+    (tmp_path / "kaggle" / link).rename(tmp_path / "moved")
+    (tmp_path / "kaggle" / link).symlink_to(tmp_path / "moved")
+    with pytest.raises(SourceDamaged, match=f"{link}: is a symbolic link"):
+        recognise(tmp_path / "kaggle")
+
+
+def test_a_mapping_of_other_classes_than_the_devkits_is_a_conflict(tmp_path: Path) -> None:
+    MINI.write_kaggle(tmp_path)
+    MINI.write_devkit(tmp_path)
+    write(tmp_path / "LOC_synset_mapping.txt", b"n01440764 tench\n")
+    with pytest.raises(LabelConflict, match="n02100735"):
+        recognise(tmp_path).listing("train")
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, 3)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("change", [rewrite, shorten, link, fifo, folder, Path.unlink])
+def test_a_file_that_changed_since_it_was_listed_is_an_error(
+    change: Callable[[Path], None], tree: Path
+) -> None:
+    listing = recognise(tree).listing("train")
+    entry = listing.entries[listing.entries["key"] == b"n01440764/n01440764_7"][0]
+    with listing.reader as reader:
+        change(tree / IMAGE)
+        with pytest.raises(SourceDamaged, match=f"{IMAGE}: changed"):
+            reader.read(entry)
+
+
+def test_a_reader_travels_while_it_is_closed(tree: Path) -> None:
+    listing = recognise(tree).listing("val")
+    with pickle.loads(pickle.dumps(listing.reader)) as reader:  # noqa: S301 - made here
+        assert reader.read(listing.entries[0]) == image("ILSVRC2012_val_00000001")
+        assert reader.where(listing.entries[0]) == str(tree / "val/ILSVRC2012_val_00000001.JPEG")
+    with pytest.raises(ValueError, match="closed"):
+        listing.reader.read(listing.entries[0])
+
+
+def test_nothing_is_recognised_in_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not a known source"):
+        recognise(tmp_path)

@@ -1,0 +1,287 @@
+"""Finalizers and handlers of forks, exits and signals wait for no lock of this package.
+
+A garbage collection runs in any thread, at any point: a lock that it waits for may be held there, or by a
+thread that waits for this one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from finalizers import Code
+from repository import SUPPORT
+from scripts import Start, scripts
+
+TEST_TIMEOUT_S = 120  # seconds after which a test that hangs fails
+
+# Calls through an attribute without a known class
+CALLBACKS = {
+    "ExclusiveUse._release": ["Reception.close", "_Reception._release"],
+    "Feeder.close": ["TensorQueue.close", "SessionSink.close", "StagingAreas.close", "FrameReceiver.close"],
+    "FrameSocket.close": ["ReceiverAuth.close", "SenderAuth.close"],
+    "PassResources._end": ["Engine.close"],
+    "SlotRing._take_back": ["Bell.ring"],
+}
+
+# Calls of a generator that is collected in the middle of its pass
+AT_ITS_END = [
+    *("PassResources._give_back", "PassResources.close", "Engine.close", "EngineRun.stop", "Bell.ring", "ReadAhead.close"),
+    *("_Reception.leave", "Passes.close", "ServedFlow.close", "_Runner.close", "ErrorNote.__exit__"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def code() -> Code:
+    return Code.of_the_package()
+
+
+def test_all_finalizers_are_known(code: Code) -> None:
+    found = {function.place for function in code.finalizers()}
+
+    assert found >= {
+        "formats/processes/channel.py:Channel.__del__",
+        "formats/system/descriptor.py:Descriptor.__del__",
+        "formats/processes/spawned.py:_forget_started",
+        "formats/conversion/work_folder.py:_close_inherited_locks",
+        "loaders/engine/dispatcher.py:Dispatcher.close",
+        "loaders/measuring/disk/scratch.py:note",
+        "loaders/flow/steps/prefetch.py:_end",
+        "loaders/flow/map/thread_map.py:_end",
+        "loaders/frames/receiver.py:_Reception.close",
+        "loaders/buffers/slots.py:SlotRing._take_back",
+        "loaders/tf_inputs/feeding/feeder.py:Feeder.close",
+        "loaders/tf_inputs/feeding/pulled_passes.py:_CurrentPass.close",
+        "loaders/frames/exclusive_use.py:ExclusiveUse.close",
+    }
+
+
+@pytest.mark.slow
+def test_no_finalizer_holds_a_lock_or_waits_without_a_limit(code: Code) -> None:
+    roots = [*code.finalizers()]
+    for name in AT_ITS_END:
+        kind, _, method = name.rpartition(".")
+        roots += code.methods(kind, method)
+    reached = {function for root in roots for function in code.reached(root, CALLBACKS)}
+
+    assert len(roots) >= len(AT_ITS_END) + 14
+    assert {
+        "loaders/remote/auth/receiver_auth.py:ZapHandler.close",
+        "loaders/engine/protocol/bell.py:Bell.ring",
+    } <= {f.place for f in reached}
+    assert [wait for function in reached for wait in code.waits(function)] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "found"),
+    [
+        ("with self._lock: pass", "holds self._lock"),
+        ("with self.part.changed: pass", "holds self.part.changed"),
+        ("self._lock.acquire()", "calls self._lock.acquire()"),
+        ("self._thread.join()", "calls self._thread.join()"),
+        ("self._todo.get()", "calls self._todo.get()"),
+        ("self.part.end()", "holds self.changed"),
+        ("_end(self)", "holds _lock"),
+    ],
+)
+def test_a_new_finalizer_that_would_wait_would_be_found(method: str, found: str) -> None:
+    source = f"""
+_lock = threading.Lock()
+
+def _end(each):
+    with _lock: pass
+
+class Part:
+    def __init__(self):
+        self.changed = threading.Condition()
+    def end(self):
+        with self.changed: pass
+
+class Owner:
+    def __init__(self, part: Part):
+        self._lock, self._todo = threading.RLock(), SimpleQueue()
+        self.part = part
+        weakref.finalize(self, self.close)
+    def close(self):
+        {method}
+"""
+    code = Code([("new.py", source)])
+    (root,) = code.finalizers()
+
+    assert [wait for function in code.reached(root, {}) for wait in code.waits(function)] == [
+        f"new.py:{'Part.end' if 'end()' in method else '_end' if '_end' in method else 'Owner.close'} {found}"
+    ]
+
+
+# In real programs
+
+
+PRELUDE = """
+import faulthandler, gc, os, signal, sys, threading, time
+from itertools import islice
+from pathlib import Path
+import numpy as np
+faulthandler.dump_traceback_later(100, exit=True)
+
+KINDS = type(threading.Lock()), type(threading.RLock()), threading.Condition
+
+def locks():
+    found = [
+        value
+        for each in gc.get_objects()
+        if str(getattr(type(each), "__module__", "")).startswith("shardprep")
+        for value in getattr(each, "__dict__", {}).values()
+        if isinstance(value, KINDS)
+    ]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("shardprep"):
+            found += [value for value in vars(module).values() if isinstance(value, KINDS)]
+    return found
+
+def collect_while_all_locks_are_held_elsewhere():
+    held, over = threading.Event(), threading.Event()
+    found = locks()
+    def hold():
+        for lock in found:
+            lock.acquire(timeout=5)
+        held.set()
+        over.wait()
+        for lock in found:
+            try:
+                lock.release()
+            except RuntimeError:
+                pass
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    gc.collect()
+    over.set()
+    thread.join()
+    return len(found)
+"""
+
+
+@pytest.fixture
+def start(hdf5_shards: Path, tmp_path: Path) -> Iterator[Start]:
+    with scripts(tmp_path, PRELUDE, SHARDS=str(hdf5_shards), PYTHONPATH=str(SUPPORT)) as start_script:
+        yield start_script
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, said = process.communicate(timeout=TEST_TIMEOUT_S)
+    return process.returncode, said
+
+
+MADE = {
+    "loader": """
+from shardprep.loaders import Loader, LocalShuffle
+loader = Loader(os.environ["SHARDS"], batch_size=4, shuffle=LocalShuffle(9), workers=1)
+cycle = [loader, iter(loader)]
+held = next(cycle[1])
+""",
+    "dataset": """
+from shardprep.formats import open_dataset
+dataset = open_dataset(os.environ["SHARDS"])
+cycle = [dataset, dataset.shard(0), dataset[0]]
+""",
+    "flow in threads": """
+from shardprep.loaders import Flow
+passes = iter(Flow.from_iterable(range(100)).map(abs, threads=2).prefetch(2))
+cycle = [passes, next(passes)]
+""",
+    "flow in processes": """
+from shardprep.loaders import Flow
+flow = Flow.from_iterable(range(100)).cache().map(abs, processes=1)
+passes = iter(flow)
+cycle = [flow, passes, next(passes)]
+""",
+    "flow with calls that wait for a lock": """
+from shardprep.loaders import Flow
+wanted = threading.Lock()
+wanted.acquire()
+def wait(item):
+    if item:
+        wanted.acquire()
+    return item
+passes = iter(Flow.from_iterable(range(100)).map(wait, threads=2))
+cycle = [passes, next(passes)]
+""",
+    "receivers": """
+from shardprep.loaders.frames.receiver import FrameReceiver
+from shardprep.loaders.remote import RemoteSource
+cycle = [RemoteSource("tcp://127.0.0.1:*"), FrameReceiver("tcp://127.0.0.1:*")]
+""",
+}
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE.keys())
+def test_what_is_dropped_is_collected_while_another_thread_holds_all_locks(start: Start, made: str) -> None:
+    script = f"""
+{made}
+gc.disable()
+cycle.append(cycle)
+kept = [name for name in ("loader", "dataset", "flow", "passes", "held") if name in globals()]
+for name in kept:
+    del globals()[name]
+del cycle
+collect_while_all_locks_are_held_elsewhere()
+print("collected", flush=True)
+os._exit(0)
+"""
+    process = start(script)
+    said, errors = process.communicate(timeout=TEST_TIMEOUT_S)
+
+    assert (said, process.returncode) == ("collected\n", 0), errors
+
+
+@pytest.mark.slow
+def test_an_engine_is_collected_where_a_process_is_started_while_it_waits_to_start_one(start: Start) -> None:
+    script = """
+from engine_workers import Writing, layout
+import engine_workers
+from shardprep.formats.processes.process_start import starting_process
+from shardprep.loaders.engine.engine import Engine
+
+engine = Engine(Writing({-1: engine_workers.nap}), layout(4), workers=1)
+run = engine.run([np.arange(4)] * 1000)
+next(run)
+dispatcher = engine._dispatcher
+with starting_process(lambda: True):
+    dispatcher._workers[0].process.kill()
+    while dispatcher._workers:  # until it is to be replaced
+        time.sleep(0.01)
+    cycle = [engine, run]
+    cycle.append(cycle)
+    del engine, run, cycle
+    gc.collect()
+    assert not dispatcher._thread.is_alive()
+"""
+    assert outcome(start(script)) == (0, "")
+
+
+@pytest.mark.slow
+def test_collecting_at_every_allocation_disturbs_nothing(start: Start) -> None:
+    script = """
+from shardprep.formats import open_dataset
+from shardprep.loaders import Flow, Loader, LocalShuffle
+
+def litter():
+    for turn in range(20):
+        dataset = open_dataset(os.environ["SHARDS"])
+        flow = Flow.from_iterable(range(9)).map(abs, threads=1)
+        passes = iter(flow)
+        cycle = [dataset, dataset[turn], flow, passes, next(passes)]
+        cycle.append(cycle)
+
+with Loader(os.environ["SHARDS"], batch_size=4, shuffle=LocalShuffle(9), workers=1) as loader:
+    gc.set_threshold(1)
+    thread = threading.Thread(target=litter)  # of two, CPython 3.11 itself may fail in parsing an array's header
+    thread.start()
+    assert sum(1 for _ in loader) == len(loader)
+    thread.join()
+    gc.set_threshold(700)
+"""
+    assert outcome(start(script)) == (0, "")

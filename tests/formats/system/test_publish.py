@@ -1,0 +1,97 @@
+"""Publishing: a final name never leads to anything unfinished."""
+
+import hashlib
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from shardprep.formats.system.atomic_write import (
+    READ_BYTES,
+    hash_descriptor,
+    hash_file,
+    publish_bytes,
+    publishing,
+)
+
+
+@pytest.fixture
+def work_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def final(tmp_path: Path) -> Path:
+    return tmp_path / "final"
+
+
+def test_a_file_is_not_there_before_it_is_whole(final: Path, work_folder: Path) -> None:
+    with publishing(final, work_folder) as file:
+        file.write(b"half")
+        file.flush()
+        assert not final.exists()
+        file.write(b" and half")
+
+    assert final.read_bytes() == b"half and half"
+    assert list(work_folder.iterdir()) == []
+
+
+def test_a_published_file_is_read_only(final: Path, work_folder: Path) -> None:
+    publish_bytes(final, b"data", work_folder)
+
+    assert stat.S_IMODE(final.stat().st_mode) == 0o444
+
+
+def test_a_published_file_replaces_what_was_there(final: Path, work_folder: Path) -> None:
+    publish_bytes(final, b"old", work_folder)
+    with final.open("rb") as reader:
+        publish_bytes(final, b"new", work_folder)
+
+        assert final.read_bytes() == b"new"
+        assert reader.read() == b"old"
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_leaves_what_was_there(final: Path, work_folder: Path, error: type[BaseException]) -> None:
+    publish_bytes(final, b"old", work_folder)
+
+    with suppress(error), publishing(final, work_folder) as file:
+        file.write(b"new")
+        raise error("in the middle")
+
+    assert final.read_bytes() == b"old"
+
+
+def test_what_an_interrupted_run_left_is_written_again(final: Path, work_folder: Path) -> None:
+    (work_folder / "final.tmp").write_bytes(b"much longer than what comes now")
+
+    publish_bytes(final, b"short", work_folder)
+
+    assert final.read_bytes() == b"short"
+
+
+def test_a_link_left_in_the_work_folder_is_not_written_through(final: Path, work_folder: Path) -> None:
+    victim = work_folder / "victim"
+    victim.write_bytes(b"precious")
+    (work_folder / "final.tmp").symlink_to(victim)
+
+    publish_bytes(final, b"data", work_folder)
+
+    assert victim.read_bytes() == b"precious"
+    assert not final.is_symlink()
+
+
+@pytest.mark.parametrize("size", [0, 1, READ_BYTES, READ_BYTES + 1])
+def test_a_hash_is_that_of_the_whole_file(final: Path, size: int) -> None:
+    data = os.urandom(size)
+    final.write_bytes(data)
+
+    with final.open("rb") as file:
+        file.seek(size)
+        of_descriptor = hash_descriptor(file.fileno())
+        assert file.tell() == size
+    assert hash_file(final) == of_descriptor == "sha256:" + hashlib.sha256(data).hexdigest()

@@ -1,0 +1,725 @@
+"""An engine's guarantees with real processes: each row once, in order, even if workers die."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import engine_workers
+import numpy as np
+import pytest
+from engine_workers import Note, Once, Roomy, Uneven, Writing, layout
+from process_table import text_of
+from repository import SUPPORT
+from scripts import session_of
+from waiting import until
+
+from shardprep.formats.errors import OperationError, UsageError, WorkerDied
+from shardprep.loaders.buffers.slots import SlotsHeld
+from shardprep.loaders.engine.crashes import CrashPolicy
+from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.engine.protocol.batch import EngineBatch
+from shardprep.loaders.engine.protocol.task import Items, RowTask
+from shardprep.loaders.engine.protocol.worker_errors import WorkFailed
+
+HANG_TIMEOUT_S = 60  # after which a test fails
+
+
+def plans_of(total: int, batch: int) -> list[Items]:
+    return [np.arange(first, min(first + batch, total)) for first in range(0, total, batch)]
+
+
+def assert_exact(batches: Sequence[EngineBatch], plans: Sequence[Items]) -> None:
+    assert [batch.number for batch in batches] == list(range(len(plans)))
+    for batch, plan in zip(batches, plans, strict=True):
+        assert_holds(batch, plan)
+
+
+def assert_holds(batch: EngineBatch, plan: Items) -> None:
+    assert (batch.items == plan).all()
+    assert (batch.arrays["number"] == plan).all()
+    assert (batch.arrays["pixels"] == plan[:, None]).all()
+
+
+def check_all(engine: Engine, plans: Sequence[Items]) -> None:
+    """Run through without keeping any batch."""
+    numbers = []
+    for batch, plan in zip(engine.run(plans), plans, strict=True):
+        assert_holds(batch, plan)
+        numbers.append(batch.number)
+        del batch
+    assert numbers == list(range(len(plans)))
+
+
+def children() -> list[int]:
+    """The worker processes of this one, also dead ones that were not waited for."""
+    task = Path(f"/proc/{os.getpid()}/task")
+    listed = " ".join(text_of(path) for path in task.glob("*/children")).split()
+    return [pid for pid in map(int, listed) if b"resource_tracker" not in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outlives_a_test() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert children() == []
+    assert [thread.name for thread in threading.enumerate() if "shardprep" in thread.name] == []
+
+
+SIZES = [(0, 5, 3), (1, 5, 3), (203, 10, 3), (400, 64, 32), (9, 1, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "total", "batch", "chunk"),
+    [*((count, *sizes) for count in (0, 1, 2) for sizes in SIZES), (4, 203, 10, 3)],
+)
+def test_batches_are_exact_and_in_order_for_any_number_of_workers(
+    count: int, total: int, batch: int, chunk: int
+) -> None:
+    with Engine(Writing(), layout(batch), workers=count, chunk=chunk, slots=3) as engine:
+        check_all(engine, plans_of(total, batch))
+
+
+@pytest.mark.slow
+def test_plans_may_be_shorter_than_the_slots_and_even_empty() -> None:
+    plans = [np.arange(3), np.arange(0), np.arange(7), np.arange(0), np.arange(1)]
+    with Engine(Writing(), layout(8), workers=2) as engine:
+        check_all(engine, plans)
+
+
+@pytest.mark.slow
+def test_two_engines_at_once_and_two_runs_of_one_are_exact() -> None:
+    plans = plans_of(300, 16)
+    with (
+        Engine(Writing(), layout(16), workers=1) as train,
+        Engine(Writing(), layout(16), workers=1) as validation,
+    ):
+        pairs = zip(train.run(plans), validation.run(plans), strict=True)
+        for number, (one, other) in enumerate(pairs):
+            assert_holds(one, plans[number])
+            assert_holds(other, plans[number])
+        check_all(train, plans)
+
+
+@pytest.mark.slow
+def test_a_slow_row_delays_its_own_batch_and_not_the_work_on_others(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    work = Writing({0: engine_workers.Gate(gate), 16: Note(tmp_path)})
+    with Engine(work, layout(4), workers=2, slots=12) as engine:
+        run = engine.run(plans_of(40, 4))
+        seen: list[EngineBatch] = []
+        reader = threading.Thread(target=lambda: seen.append(next(run)))
+        reader.start()
+        until(lambda: any(path.name.isdecimal() for path in tmp_path.iterdir()))
+        assert seen == []
+        gate.write_bytes(b"go")
+        reader.join(HANG_TIMEOUT_S)
+
+        assert seen[0].number == 0
+        assert_exact([*seen, *run], plans_of(40, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 2])
+def test_what_has_no_fixed_size_comes_as_it_was_whether_it_fits_the_slot_or_not(count: int) -> None:
+    kinds = (engine_workers.text, engine_workers.triangle, engine_workers.mapping, engine_workers.nothing)
+    work = Writing({item: kinds[item % 4] for item in range(40)} | {3: engine_workers.skip})
+    for spare in (0, 64, 1 << 14):
+        with Engine(work, layout(40, spare=spare), workers=count) as engine:
+            (batch,) = engine.run(plans_of(40, 40))
+            engine.close()
+
+        assert batch.skipped == {3: "3 is not wanted"}
+        assert list(batch.payloads) == [row for row in range(40) if row % 4 < 3]
+        for row, payload in batch.payloads.items():
+            if isinstance(payload, np.ndarray):
+                assert (payload == np.tri(row % 50, dtype=np.float32)).all()
+                assert payload.ctypes.data % 64 == 0
+                assert payload.flags.writeable
+            elif isinstance(payload, memoryview):
+                assert payload == b"x" * row
+            else:
+                assert payload == {"item": row}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 2])
+def test_what_is_made_in_the_room_given_comes_as_it_was_whether_it_fits_the_slot_or_not(count: int) -> None:
+    for spare in (0, 64, 1 << 10):
+        with Engine(Roomy(), layout(400, spare=spare), workers=count, chunk=30) as engine:
+            (batch,) = engine.run(plans_of(400, 400))
+
+        assert batch.skipped == {item: f"not {item}" for item in range(2, 400, 5)}
+        assert list(batch.payloads) == [item for item in range(400) if item % 5 in (0, 1, 4)]
+        for item, payload in batch.payloads.items():
+            size = (item, item - item // 2, 0, 0, max(0, item - 1))[item % 5]
+            assert isinstance(payload, np.ndarray if item % 5 == 1 else memoryview)
+            assert bytes(payload) == bytes([item % 251]) * size
+
+
+def test_payloads_keep_the_slot_that_they_lie_in() -> None:
+    work = Writing({-1: engine_workers.triangle})
+    with Engine(work, layout(4, spare=1 << 14), workers=1, slots=6) as engine:
+        run = engine.run(plans_of(400, 4))
+        held = [next(run).payloads[3] for _ in range(2)]
+        for _ in run:
+            pass
+
+    assert [payload.shape for payload in held if isinstance(payload, np.ndarray)] == [(3, 3), (7, 7)]
+    assert all((payload == np.tri(len(payload))).all() for payload in held if isinstance(payload, np.ndarray))
+
+
+@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.torture)])
+def test_killed_workers_lose_and_repeat_nothing(kills: int) -> None:
+    plans = plans_of(120 * kills + 600, 60)
+    rng = np.random.default_rng(5)
+    with Engine(Writing({-1: engine_workers.nap}), layout(60), workers=2, chunk=8) as engine:
+        numbers = []
+        for batch, plan in zip(engine.run(plans), plans, strict=True):
+            assert_holds(batch, plan)
+            numbers.append(batch.number)
+            if batch.number in range(0, 2 * kills, 2):
+                kill_one(rng)
+            del batch
+
+        assert numbers == list(range(len(plans)))
+        assert engine.stats().restarts >= 0.9 * kills  # one that is dead already may be killed again
+
+
+def kill_one(rng: np.random.Generator) -> None:
+    """Kill a worker at any moment."""
+    time.sleep(rng.random() * 0.002)
+    until(lambda: bool(children()))
+    os.kill(int(rng.choice(children())), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "end", [engine_workers.kill, engine_workers.crash, engine_workers.leave, engine_workers.stop]
+)
+def test_a_worker_that_ends_or_stops_anyhow_is_replaced_and_its_rows_come_once(
+    end: engine_workers.Action, tmp_path: Path
+) -> None:
+    work = Writing({17: Once(tmp_path / "once", end)})
+    with Engine(work, layout(10), workers=2, deadline=1 if end is engine_workers.stop else None) as engine:
+        check_all(engine, plans_of(100, 10))
+
+        assert engine.stats().restarts == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "name"),
+    [
+        (engine_workers.crash, "SIGSEGV"),
+        (engine_workers.leave, "exit code 0"),
+        (engine_workers.stop, "0.2 s"),
+    ],
+)
+def test_a_row_that_ends_every_worker_is_named_after_the_batches_before_it(
+    end: engine_workers.Action, name: str
+) -> None:
+    work = Writing({25: end})
+    with Engine(work, layout(10), workers=2, deadline=0.2, describe="record {}".format) as engine:
+        run = engine.run(plans_of(100, 10))
+        assert [next(run).number, next(run).number] == [0, 1]
+
+        with pytest.raises(WorkerDied, match=rf"record 25: .*row 5 of batch 2: record 25.*{name}") as caught:
+            next(run)
+
+    assert caught.value.key == "record 25"
+
+
+@pytest.mark.slow
+def test_a_row_that_crashes_every_worker_is_skipped_where_the_policy_says_so() -> None:
+    work = Writing({25: engine_workers.crash, 30: engine_workers.crash, 40: engine_workers.refuse})
+    with Engine(work, layout(10), workers=2, crashes=CrashPolicy("its writing", skip=True)) as engine:
+        run = engine.run(plans_of(100, 10))
+        batches = [next(run) for _ in range(4)]
+        with pytest.raises(KeyError):  # an exception is no crash
+            next(run)
+
+    assert [batch.skipped for batch in batches] == [
+        {},
+        {},
+        {5: "its writing crashed by SIGSEGV"},
+        {0: "its writing crashed by SIGSEGV"},
+    ]
+    for batch in batches:
+        rows = [row for row in range(10) if row not in batch.skipped]
+        assert batch.arrays["number"][rows].tolist() == batch.items[rows].tolist()
+
+
+@pytest.mark.slow
+def test_a_row_that_is_killed_from_outside_is_never_skipped() -> None:
+    work = Writing({25: engine_workers.kill})
+    with Engine(work, layout(10), workers=2, crashes=CrashPolicy(skip=True)) as engine:
+        run = engine.run(plans_of(100, 10))
+        next(run), next(run)
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            next(run)
+
+
+@pytest.mark.slow
+def test_a_worker_killed_at_random_while_it_starts_is_started_again() -> None:
+    with Engine(Writing(), layout(10), workers=2) as engine:
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        check_all(engine, plans_of(50, 10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_exception_comes_as_itself_with_its_traceback_and_row_after_the_batches_before(count: int) -> None:
+    work = Writing({25: engine_workers.refuse})
+    with Engine(work, layout(10), workers=count, describe="record {}".format) as engine:
+        run = engine.run(plans_of(100, 10))
+        assert [next(run).number, next(run).number] == [0, 1]
+
+        with pytest.raises(KeyError, match="no such thing as 25") as caught:
+            next(run)
+
+    assert "at row 5 of batch 2: record 25" in caught.value.__notes__[0]
+    assert count == 0 or "in refuse" in caught.value.__notes__[0]
+
+
+@pytest.mark.slow
+def test_an_exception_does_not_wait_for_rows_that_take_for_ever() -> None:
+    work = Writing({0: engine_workers.sleep_for_ever, 3: engine_workers.refuse})
+    with Engine(work, layout(4), workers=2) as engine, pytest.raises(KeyError):
+        next(engine.run(plans_of(40, 4)))
+
+
+def test_an_exception_that_cannot_be_pickled_comes_as_text() -> None:
+    said = r"(?s)item 3.*in refuse_strangely.*Strange: strange 3"
+    with (
+        Engine(Writing({3: engine_workers.refuse_strangely}), layout(4), workers=1) as engine,
+        pytest.raises(WorkFailed, match=said),
+    ):
+        next(engine.run(plans_of(4, 4)))
+
+
+@pytest.mark.slow
+def test_after_an_error_another_run_of_the_same_engine_is_exact(tmp_path: Path) -> None:
+    work = Writing({25: Once(tmp_path / "once", engine_workers.refuse)})
+    with Engine(work, layout(10), workers=2) as engine:
+        with pytest.raises(KeyError):
+            check_all(engine, plans_of(100, 10))
+        check_all(engine, plans_of(100, 10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 2])
+def test_work_that_cannot_be_opened_raises_why_at_the_first_batch(count: int) -> None:
+    with (
+        Engine(Writing(at_opening=engine_workers.refuse), layout(4), workers=count) as engine,
+        pytest.raises(KeyError, match="no such thing as 0"),
+    ):
+        next(engine.run(plans_of(4, 4)))
+
+
+def test_work_that_cannot_be_pickled_is_an_error_at_the_start() -> None:
+    with pytest.raises(UsageError, match="top level of a module"):
+        Engine(Writing({0: lambda item: None}), layout(4), workers=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_fill_that_yields_too_few_or_too_many_outcomes_is_an_error(by: int, count: int) -> None:
+    with (
+        Engine(Uneven(by), layout(4), workers=count) as engine,
+        pytest.raises(UsageError, match="yield one for each"),
+    ):
+        next(engine.run(plans_of(4, 4)))
+
+
+def test_what_cannot_be_meant_is_an_error() -> None:
+    for options in ({"workers": -1}, {"slots": 2}, {"chunk": 0}, {"deadline": 0}):
+        with pytest.raises(UsageError):
+            Engine(Writing(), layout(4), **{"workers": 1, **options})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="plain values"):
+        Engine(Writing(item_dtype=np.dtype("V40000")), layout(4), workers=1)
+    with Engine(Writing(), layout(4), workers=0) as engine:
+        for plan in (np.arange(5), np.zeros((2, 2), np.int64), np.zeros(2)):
+            with pytest.raises(UsageError, match="plan"):
+                next(engine.run([plan]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_error_of_the_plans_comes_after_the_batches_before_it(count: int) -> None:
+    def plans() -> Iterator[Items]:
+        yield np.arange(4)
+        yield np.arange(4)
+        raise LookupError("no more plans")
+
+    with Engine(Writing(), layout(4), workers=count) as engine:
+        run = engine.run(plans())
+        assert [next(run).number, next(run).number] == [0, 1]
+
+        with pytest.raises(LookupError):
+            next(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_a_full_pass_after_an_early_break_is_exact(after: int) -> None:
+    plans = plans_of(300, 10)
+    with Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2, slots=5) as engine:
+        for _ in range(4):
+            for number, batch in enumerate(engine.run(plans)):
+                if number == after:
+                    break
+                assert_holds(batch, plans[number])
+        check_all(engine, plans)
+
+
+@pytest.mark.slow
+def test_a_break_does_not_wait_for_what_was_leased_before() -> None:
+    sleepy = dict.fromkeys(range(10, 100), engine_workers.doze)
+    with Engine(Writing(sleepy), layout(10), workers=1, chunk=10) as engine:
+        for _ in range(3):
+            next(engine.run(plans_of(100, 10)))
+
+        assert engine.stats().stages["write"] < 20 * 0.2  # two leases of ten rows, after each of three breaks
+
+
+@pytest.mark.slow
+def test_a_second_run_ends_the_first_which_says_so() -> None:
+    with Engine(Writing(), layout(10), workers=2, slots=3) as engine:
+        first = engine.run(plans_of(100, 10))
+        next(first)
+        check_all(engine, plans_of(100, 10))
+
+        with pytest.raises(UsageError, match="another run"):
+            list(first)
+
+
+@pytest.mark.slow
+def test_a_consumer_that_holds_every_batch_never_sees_one_change() -> None:
+    plans = plans_of(120, 10)
+    with Engine(Writing(), layout(10), workers=2, slots=4) as engine:
+        with pytest.warns(SlotsHeld) as caught:
+            held = list(engine.run(plans))
+        check_all(engine, plans_of(1200, 10))
+
+        assert_exact(held, plans)
+        assert engine.stats().copied >= len(held) - 2
+    assert_exact(held, plans)
+    assert len(caught) == 1
+
+
+def test_held_batches_outlive_the_engine() -> None:
+    engine = Engine(Writing(), layout(10), workers=1)
+    batch = next(engine.run(plans_of(100, 10)))
+    engine.close()
+    del engine
+    gc.collect()
+
+    assert_holds(batch, np.arange(10))
+
+
+@pytest.mark.slow
+def test_closing_twice_from_another_thread_or_in_the_middle_of_a_run_ends_it() -> None:
+    engine = Engine(Writing({5: engine_workers.sleep_for_ever}), layout(4), workers=2)
+    run = engine.run(plans_of(40, 4))
+    next(run)
+    closer = threading.Timer(0.1, engine.close)
+    closer.start()
+
+    with pytest.raises(OperationError, match="closed while"):
+        next(run)
+    closer.join()
+    engine.close()
+    engine.close()
+
+    with pytest.raises(UsageError, match="closed"):
+        next(engine.run([]))
+
+
+@pytest.mark.slow
+def test_a_closed_engine_lets_its_workers_leave_in_order(tmp_path: Path) -> None:
+    with Engine(Writing(at_closing=Note(tmp_path)), layout(4), workers=2) as engine:
+        assert engine._dispatcher is not None
+        crew = engine._dispatcher._workers
+        until(lambda: all(worker.ready for worker in crew.values()))
+        pids = children()
+
+    assert {path.name for path in tmp_path.iterdir()} == {str(pid) for pid in pids}
+
+
+def test_workers_outlive_the_thread_that_started_them() -> None:
+    made: list[Engine] = []
+    thread = threading.Thread(target=lambda: made.append(Engine(Writing(), layout(10), workers=2)))
+    thread.start()
+    thread.join()
+
+    with made.pop() as engine:
+        check_all(engine, plans_of(100, 10))
+
+        assert engine.stats().restarts == 0
+
+
+def test_a_daemonic_process_is_told_that_it_cannot_have_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+
+    with pytest.raises(UsageError, match="workers=0"):
+        Engine(Writing(), layout(4), workers=1)
+
+
+def test_an_error_that_is_kept_keeps_no_slot() -> None:
+    work, errors = Writing({0: engine_workers.refuse}), []
+    with Engine(work, layout(4), workers=1, slots=3) as engine:
+        for _ in range(5):
+            with pytest.raises(KeyError) as caught:
+                next(engine.run(plans_of(40, 4)))
+            errors.append(caught)
+        check_all(engine, [np.arange(4) + 1] * 20)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_dropped_in_the_middle_of_a_run_leaves_nothing() -> None:
+    engine = Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2)
+    run = engine.run(plans_of(1000, 10))
+    next(run)
+    assert len(children()) == 2
+
+    del run, engine
+    gc.collect()
+
+    assert children() == []
+
+
+@pytest.mark.slow
+def test_opening_and_closing_leaves_descriptors_threads_and_children_as_they_were() -> None:
+    def cycle() -> None:
+        with Engine(Writing(), layout(10), workers=1) as engine:
+            next(engine.run(plans_of(100, 10)))
+
+    def count() -> tuple[int, int, int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(children())  # noqa: PTH208
+
+    cycle()
+    before = count()
+    for _ in range(5):
+        cycle()
+
+    assert count() == before
+
+
+@pytest.mark.slow
+def test_a_forked_copy_of_the_process_neither_uses_nor_ends_the_workers() -> None:
+    script = """
+engine = Engine(Writing(), layout(10), workers=2)
+next(engine.run(plans))
+pid = os.fork()
+if not pid:
+    try:
+        next(engine.run(plans))
+    except UsageError:
+        engine.close()
+        sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert sum(1 for batch in engine.run(plans)) == 10
+assert engine.stats().restarts == 0
+"""
+    assert run_script(script) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_works_and_workers_import_neither_it_nor_tensorflow() -> None:
+    script = """
+sys.modules["tensorflow"] = sys
+mine = True
+(batch,) = Engine(Writing({-1: engine_workers.modules}), layout(1), workers=1).run(plans[:1])
+assert batch.payloads == {0: []}, batch.payloads
+"""
+    assert run_script(script) == (0, "")
+
+
+@pytest.mark.slow
+def test_work_of_the_main_script_is_found_in_it() -> None:
+    script = """
+class Mine(Writing):
+    pass
+
+if __name__ == "__main__":
+    with Engine(Mine(), layout(10), workers=1) as engine:
+        assert sum(1 for batch in engine.run(plans)) == 10
+"""
+    assert run_script(script) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ending",
+    ["", "sys.exit()", "del engine", "import multiprocessing.util", "cycle = [run]; cycle.append(cycle)"],
+)
+def test_an_interpreter_ends_quietly_with_an_engine_in_the_middle_of_a_run(ending: str) -> None:
+    script = f"""
+engine = Engine(Writing({{-1: engine_workers.nap}}), layout(10), workers=2)
+run = engine.run(plans * 100)
+held = next(run)
+{ending}
+"""
+    assert run_script(script) == (0, "")
+
+
+def test_a_script_that_fails_shows_its_own_error_only() -> None:
+    code, said = run_script("engine = Engine(Writing(), layout(10), workers=2)\n1 / 0")
+
+    assert code == 1
+    assert said.count("Traceback") == 1
+    assert "ZeroDivisionError" in said
+
+
+_PRELUDE = """
+import os, signal, sys, time
+import numpy as np
+import engine_workers
+from engine_workers import *
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.engine.engine import Engine
+plans = [np.arange(1) + i for i in range(10)]
+"""
+
+
+def start_script(body: str) -> subprocess.Popen[str]:
+    """A script in a new session, so that a signal to its group reaches only its processes."""
+    path = Path(os.environ["PYTEST_SCRIPTS"]) / "script.py"
+    path.write_text(_PRELUDE + body)
+    return subprocess.Popen(
+        [sys.executable, path],
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_SCRIPTS", str(tmp_path))
+
+
+def run_script(body: str) -> tuple[int, str]:
+    """Return exit code and stderr; no process of its session may be left."""
+    process = start_script(body)
+    _, said = process.communicate(timeout=HANG_TIMEOUT_S)
+    until(lambda: session_of(process.pid) == [])
+    return process.returncode, said
+
+
+def named_files(pid: int) -> Iterator[str]:
+    """The files of a process that could be left behind: shared memory, sockets and other named files."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        yield from re.findall(r"(?m)\s(/dev/shm/.*|/tmp/.*\.sock.*)$", Path(f"/proc/{pid}/maps").read_text())
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            target = str(link.readlink())
+            if target.startswith(("/dev/shm", "/tmp")) and not target.startswith(sys.prefix):
+                yield target
+        inodes = {str(link.readlink())[8:-1] for link in Path(f"/proc/{pid}/fd").iterdir()}
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[6] in inodes and len(fields) > 7:
+                yield fields[7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["starting", "working"])
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_killed_process_leaves_no_worker_and_no_file(moment: str, forked: bool) -> None:
+    copy = "if not os.fork(): time.sleep(1)" if forked else ""
+    process = start_script(f"""
+engine = Engine(Writing({{9: engine_workers.sleep_for_ever}}), layout(1), workers=2)
+run = engine.run(plans)
+if {moment == "working"}:
+    next(run)
+{copy}
+if os.getpid() == os.getsid(0):
+    print("now", flush=True)
+    time.sleep(3600)
+""")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    named = {name for pid in session_of(process.pid) for name in named_files(pid)}
+
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=HANG_TIMEOUT_S)
+
+    until(lambda: session_of(process.pid) == [])
+    assert named == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["starting", "waiting"])
+def test_ctrl_c_ends_a_run_quietly(moment: str) -> None:
+    process = start_script(f"""
+engine = Engine(Writing({{0: engine_workers.sleep_for_ever}}), layout(1), workers=2)
+print("now", flush=True)
+if {moment == "waiting"}:
+    time.sleep(0.5)
+next(engine.run(plans))
+""")
+    assert process.stdout is not None
+    process.stdout.readline()
+    if moment == "waiting":
+        time.sleep(1)
+
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=HANG_TIMEOUT_S)
+
+    assert process.returncode == -signal.SIGINT
+    assert said.count("Traceback") == 1
+    assert said.endswith("KeyboardInterrupt\n")
+    until(lambda: session_of(process.pid) == [])
+
+
+@pytest.mark.slow
+def test_the_consumer_can_tell_where_time_went() -> None:
+    with Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2, slots=3) as engine:
+        for _ in engine.run(plans_of(200, 10)):
+            time.sleep(0.001)
+        stats = engine.stats()
+
+    assert (stats.rows, stats.batches, stats.restarts, stats.copied) == (200, 20, 0, 0)
+    assert stats.starved > 0
+    assert len(stats.filling) == len(stats.waiting) == 2
+    assert 200 * 0.0005 <= stats.stages["write"] <= sum(stats.filling)
+
+
+def every_fourth_slow(count: int) -> RowTask:
+    return Writing(dict.fromkeys(range(0, count, 4), engine_workers.sleep))
+
+
+@pytest.mark.slow
+def test_slow_rows_do_not_pile_up_behind_one_worker() -> None:
+    with Engine(every_fourth_slow(400), layout(50), workers=4) as engine:
+        check_all(engine, [np.array([1])] * 8)
+        began = time.perf_counter()
+        check_all(engine, plans_of(400, 50))
+        took = time.perf_counter() - began
+
+        assert took < 2 * sum(engine.stats().filling) / 4

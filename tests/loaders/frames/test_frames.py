@@ -1,0 +1,364 @@
+"""The frame of arrays: what is packed is unpacked, and everything else is refused."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from repository import ROOT
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.buffers.memory import ALIGNMENT
+from shardprep.loaders.frames import codec
+from shardprep.loaders.frames.codec import (
+    FrameDamaged,
+    FrameKind,
+    pack_batch,
+    pack_note,
+    read_head,
+    unpack_batch,
+)
+
+DTYPES = sorted(codec.DTYPES)
+DOCUMENT = (ROOT / "docs" / "frames.md").read_text()
+
+arrays = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+)
+leaves = arrays | st.lists(st.binary(max_size=20), max_size=5)
+batches = st.recursive(
+    leaves,
+    lambda parts: (
+        st.lists(parts, max_size=4).map(tuple) | st.dictionaries(st.text(max_size=5), parts, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def unpacked(parts: Any, **limits: int) -> Any:
+    return unpack_batch(read_head(parts[0]), parts[1:], **limits)
+
+
+def wired(parts: Any) -> list[bytes]:
+    """Return the parts as they are received: as copies."""
+    return [bytes(part) for part in parts]
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            assert_equal(one[name], other[name])
+    else:
+        assert len(one) == len(other)
+        for x, y in zip(one, other, strict=True):
+            assert x == y if isinstance(x, bytes) else assert_equal(x, y) is None
+
+
+def crafted(description: object, *parts: bytes, kind: int = 0) -> list[bytes]:
+    """Return a frame with a valid header."""
+    text = description if isinstance(description, bytes) else json.dumps(description).encode()
+    fixed = codec.HEAD.pack(b"SPBF", 1, kind, 0, 0, len(parts), len(text))
+    return [fixed + struct.pack("<I", google_crc32c.value(fixed + text)) + text, *parts]
+
+
+def described(raw: bytes, **changes: object) -> dict[str, object]:
+    form = {"dtype": "<i4", "shape": [len(raw) // 4], "bytes": len(raw), "crc32c": google_crc32c.value(raw)}
+    return {name: value for name, value in (form | changes).items() if value is not None}
+
+
+@pytest.mark.slow
+@given(batches)
+@settings(deadline=None)
+def test_what_is_packed_comes_back_bit_for_bit(batch: Any) -> None:
+    assert_equal(unpacked(wired(pack_batch(batch))), batch)
+
+
+@given(batches)
+@settings(deadline=None)
+def test_what_is_packed_in_many_pieces_comes_back_bit_for_bit(batch: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "PIECE", 8)
+        head, *parts = wired(pack_batch(batch))
+        assert max(map(len, parts), default=0) <= 8
+        assert_equal(unpacked([head, *parts]), batch)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(20,), (8, 12), (8, 8), (8, 8, 4, 0), (8, 8, 3), (4, 8, 8), (8, 0, 8, 4)], ids=str
+)
+def test_pieces_of_other_sizes_than_they_should_have_are_refused(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "PIECE", 8)
+    raw = bytes(range(sum(sizes)))
+    ends = np.cumsum(sizes).tolist()
+    parts = [raw[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    with pytest.raises(FrameDamaged):
+        unpacked(crafted(described(bytes(range(20))), *parts))
+
+
+def test_arrays_come_back_where_tensorflow_takes_them_without_a_copy() -> None:
+    for array in unpacked(wired(pack_batch(tuple(np.ones((3, n), np.float32) for n in range(1, 20))))):
+        assert array.ctypes.data % ALIGNMENT == 0
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+
+
+def test_contiguous_arrays_are_not_copied_to_be_sent() -> None:
+    array = np.ones((10, 10))
+
+    _, buffer = pack_batch(array)
+
+    assert np.shares_memory(array, buffer)
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+@pytest.mark.parametrize(
+    ("batch", "comes"),
+    [
+        (np.arange(6, dtype=">i4").reshape(2, 3), np.arange(6, dtype="<i4").reshape(2, 3)),
+        (np.arange(12).reshape(3, 4)[:, ::2], np.array([[0, 2], [4, 6], [8, 10]])),
+        (np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(6).reshape(2, 3)),
+        (7, np.array(7)),
+        (Pair(np.zeros(2), [b"x"]), (np.zeros(2), [b"x"])),
+        ([np.zeros(2), 1.5], (np.zeros(2), np.array(1.5))),
+        ([memoryview(b"ab"), bytearray(b"c")], [b"ab", b"c"]),
+    ],
+)
+def test_other_forms_come_back_as_their_plain_equals(batch: Any, comes: Any) -> None:
+    assert_equal(unpacked(wired(pack_batch(batch))), comes)
+
+
+def nest(depth: int) -> Any:
+    return (nest(depth - 1),) if depth else np.zeros(1)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        np.array([object()]),
+        np.array(["text"]),
+        np.array(["2026-01-01"], "M8[D]"),
+        np.zeros(2, [("x", "f4")]),
+        np.zeros(2, np.longdouble),
+        "text",
+        None,
+        {1: np.zeros(2)},
+        nest(codec.MAX_DEPTH + 1),
+        tuple(np.zeros(1) for _ in range(codec.MAX_PARTS + 1)),
+        {"x" * codec.MAX_DESCRIPTION: np.zeros(1)},
+    ],
+    ids=lambda batch: str(batch)[:30],
+)
+def test_what_cannot_be_sent_is_refused_by_the_sender(batch: Any) -> None:
+    with pytest.raises(UsageError):
+        pack_batch(batch)
+
+
+SAMPLE = {
+    "image": np.arange(24, dtype="f4").reshape(2, 3, 4),
+    "key": [b"one", b"two"],
+    "pair": (np.ones(2), 3),
+}
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=500, deadline=None)
+def test_a_frame_that_was_changed_anywhere_is_refused(data: st.DataObject) -> None:
+    parts = wired(pack_batch(SAMPLE, 5))
+    which = data.draw(st.integers(0, len(parts) - 1))
+    at = data.draw(st.integers(0, len(parts[which]) - 1))
+    change = data.draw(st.sampled_from(["flip", "cut", "insert", "drop", "repeat", "swap"]))
+    part = parts[which]
+    if change == "flip":
+        parts[which] = part[:at] + bytes([part[at] ^ data.draw(st.integers(1, 255))]) + part[at + 1 :]
+    elif change == "cut":
+        parts[which] = part[:at]
+    elif change == "insert":
+        parts[which] = part[:at] + data.draw(st.binary(min_size=1, max_size=9)) + part[at:]
+    elif change == "drop":
+        parts.pop(which)
+    elif change == "repeat":
+        parts.insert(which, part)
+    else:
+        parts[which], parts[which - 1] = parts[which - 1], part
+
+    with pytest.raises(FrameDamaged):
+        unpacked(parts or [b""])
+
+
+numbers = st.integers() | st.sampled_from(
+    [0, 1, 2**31, 2**32, 2**62, 2**63, 2**64, 10**4000, -1, True, 1.0, 1e400]
+)
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | numbers
+    | st.text(max_size=4)
+    | st.sampled_from([*DTYPES, "O", "|O", "<U4", "|V8", "<f16", "<M8[s]"]),
+    lambda values: (
+        st.lists(values, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["dict", "tuple", "dtype", "shape", "bytes", "crc32c", "count", "x"]),
+            values,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.slow
+@given(description=json_values, parts=st.lists(st.binary(max_size=40), max_size=3))
+@settings(max_examples=500, deadline=None)
+def test_no_description_however_odd_gives_another_error(description: Any, parts: list[bytes]) -> None:
+    try:
+        unpacked(crafted(description, *parts))
+    except FrameDamaged:
+        return
+    assert description in ({"tuple": []}, {"dict": {}}) or "tuple" in description or "dict" in description
+
+
+@pytest.mark.slow
+@given(
+    changes=st.dictionaries(st.sampled_from(["dtype", "shape", "bytes", "x"]), json_values), raw=st.binary()
+)
+@settings(max_examples=500, deadline=None)
+def test_an_array_that_is_described_otherwise_than_it_is_is_refused(
+    changes: dict[str, Any], raw: bytes
+) -> None:
+    raw = raw[: len(raw) // 4 * 4]
+    try:
+        array = unpacked(crafted(described(raw, **changes), raw))
+    except FrameDamaged:
+        return
+    assert array.tobytes() == raw
+
+
+RAW = bytes(range(16))
+LENGTHS = struct.pack("<2Q", 3, 5)
+HOSTILE: dict[str, list[bytes]] = {
+    "huge sides": crafted(described(RAW, shape=[2**40, 2**40]), RAW),
+    "sides that wrap around": crafted(described(RAW, shape=[2**32, 2**32, 4]), RAW),
+    "a huge side beside an empty one": crafted(described(b"", shape=[0, 2**62, 2**62]), b""),
+    "a negative side": crafted(described(RAW, shape=[-2, -2]), RAW),
+    "too many sides": crafted(described(RAW[:4], shape=[1] * 33), RAW[:4]),
+    "objects": crafted(described(RAW, dtype="|O", shape=[2]), RAW),
+    "no shape": crafted(described(RAW, shape=None), RAW),
+    "a wrong checksum": crafted(described(RAW, crc32c=1), RAW),
+    "a true checksum": crafted(described(RAW, crc32c=True), RAW),
+    "one buffer for two": crafted({"tuple": [described(RAW), described(RAW)]}, RAW),
+    "two buffers for one": crafted(described(RAW), RAW, RAW),
+    "many items": crafted(described(RAW, dtype=None, shape=None, count=2**60), RAW),
+    "items of other lengths": crafted(
+        {"count": 2, "bytes": 16, "crc32c": google_crc32c.value(LENGTHS)}, LENGTHS
+    ),
+    "items with lengths that wrap around": crafted(
+        {"count": 2, "bytes": 16, "crc32c": google_crc32c.value(struct.pack("<2Q", 2**64 - 1, 1))},
+        struct.pack("<2Q", 2**64 - 1, 1),
+    ),
+    "depth": crafted(b'{"tuple":[' * 9 + b"1" + b"]}" * 9),
+    "depth that recursion does not take": crafted(b'{"tuple":[' * 6000 + b"1" + b"]}" * 6000),
+    "a long number": crafted(b'{"count":' + b"9" * 60_000 + b"}"),
+    "a name twice": crafted(b'{"tuple":[],"tuple":[]}'),
+    "no object": crafted(b"[]"),
+    "not ASCII": crafted('{"tuple":[],"ä":1}'.encode()),
+    "a long description": crafted(b" " * codec.MAX_DESCRIPTION + b"{}"),
+    "another kind": crafted({"tuple": []}, kind=1),
+    "an unknown kind": crafted({"tuple": []}, kind=8),
+    "nothing": [b""],
+    "a web server": [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
+}
+
+
+@pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_frame_is_refused_without_a_large_allocation(frame: list[bytes]) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameDamaged):
+            unpacked(frame)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_more_than_the_limit_is_refused() -> None:
+    parts = wired(pack_batch((np.zeros(100, np.uint8), np.zeros(100, np.uint8))))
+
+    assert len(unpacked(parts, limit_bytes=200)) == 2
+    with pytest.raises(FrameDamaged, match="200 bytes"):
+        unpacked(parts, limit_bytes=199)
+
+
+def test_a_header_claiming_many_parts_is_refused() -> None:
+    fixed = codec.HEAD.pack(b"SPBF", 1, 0, 0, 0, codec.MAX_PARTS + 1, 2)
+
+    with pytest.raises(FrameDamaged, match="too large"):
+        read_head(fixed + struct.pack("<I", google_crc32c.value(fixed + b"{}")) + b"{}")
+
+
+def test_a_note_carries_its_number_and_values() -> None:
+    (part,) = pack_note(FrameKind.WELCOME, 4, limit=1000)
+
+    head = read_head(part)
+
+    assert (head.kind, head.number, head.parts, head.description) == (
+        FrameKind.WELCOME,
+        4,
+        0,
+        {"limit": 1000},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", re.findall(r"```python\n(.*?)```", DOCUMENT, re.S))
+def test_the_programs_in_the_document_run(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+NAMED: list[tuple[str, Callable[[], object]]] = [
+    ("`SPBF`", lambda: codec.MAGIC.decode()),
+    ("at most 65,536", lambda: f"{codec.MAX_DESCRIPTION:,}"),
+    ("at most 4,096", lambda: f"{codec.MAX_PARTS:,}"),
+    ("than 1,048,576", lambda: f"{codec.PIECE:,}"),
+    ("8 deep", lambda: codec.MAX_DEPTH),
+]
+
+
+@pytest.mark.parametrize(("words", "value"), NAMED)
+def test_the_document_has_the_real_numbers(words: str, value: Callable[[], object]) -> None:
+    assert words in DOCUMENT
+    assert str(value()) in words
+
+
+def test_the_document_has_all_kinds_and_dtypes() -> None:
+    for kind in FrameKind:
+        assert f"| {int(kind)} {kind.name} |" in DOCUMENT
+    assert all(f"`{dtype}`" in DOCUMENT for dtype in DTYPES)
+
+
+def test_the_loaders_import_neither_zeromq_nor_frames() -> None:
+    """Each worker imports them at its start."""
+    program = "import sys, shardprep.loaders\nassert not {'zmq', 'shardprep.loaders.frames.codec'} & set(sys.modules)"
+
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

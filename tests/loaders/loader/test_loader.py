@@ -1,0 +1,477 @@
+"""The batches of a loader: the same for any number of workers, each record once, in the documented form."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import cv2
+import loader_workers
+import numpy as np
+import pytest
+from datasets import converted, is_root
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loaded import assert_exactly_once, assert_same, epoch_of, numbers_in
+from loader_workers import Tagging
+
+from shardprep.formats import Dataset, open_dataset
+from shardprep.formats.errors import ManifestDamaged, ShardprepError, UsageError
+from shardprep.loaders import (
+    EvalTransform,
+    GlobalShuffle,
+    Loader,
+    LocalShuffle,
+    Receipt,
+    SlotsHeld,
+    TrainTransform,
+)
+from shardprep.loaders.order.epoch_order import Shuffle
+
+
+@pytest.fixture
+def dataset(lmdb_shards: Path) -> Iterator[Dataset]:
+    with open_dataset(lmdb_shards) as opened:
+        yield opened
+
+
+def loader_on(path: Path, **options: Any) -> Loader:
+    """A loader of small batches, in this thread and with numbers by default."""
+    return Loader(path, **({"batch_size": 10, "workers": 0, "with_numbers": True} | options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_batches_are_the_same_bit_for_bit_for_any_number_of_workers(
+    container: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(f"{container}_shards")
+    epochs = []
+    for workers in (0, 1, 2, 4) if container == "lmdb" else (0, 2):
+        with loader_on(
+            path, transform=TrainTransform(24), shuffle=LocalShuffle(60), drop_last=False, workers=workers
+        ) as loader:
+            epochs.append(epoch_of(loader))
+            assert_exactly_once(loader, epochs[-1])
+
+    for epoch in epochs[1:]:
+        assert_same(epochs[0], epoch)
+
+
+def test_both_containers_give_the_same_batches(lmdb_shards: Path, hdf5_shards: Path) -> None:
+    epochs = []
+    for path in (lmdb_shards, hdf5_shards):
+        with loader_on(path, transform=Tagging(), shuffle=LocalShuffle(60)) as loader:
+            epochs.append(epoch_of(loader))
+
+    assert_same(*epochs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shuffle", "batch", "world", "drop_last"),
+    [
+        (LocalShuffle(50), 7, 2, False),
+        (LocalShuffle("1MiB"), 16, 1, True),
+        (GlobalShuffle(), 64, 2, True),
+        (None, 203, 1, False),
+    ],
+)
+def test_every_record_comes_exactly_once_over_ranks_and_workers(
+    lmdb_shards: Path, shuffle: Shuffle | None, batch: int, world: int, drop_last: bool
+) -> None:
+    numbers, receipts = [], []
+    for rank in range(world):
+        with loader_on(
+            lmdb_shards,
+            shuffle=shuffle,
+            batch_size=batch,
+            rank=rank,
+            world_size=world,
+            drop_last=drop_last,
+            workers=2,
+        ) as loader:
+            expected = len(loader)
+            batches = epoch_of(loader)
+            assert len(batches) == expected
+            numbers += numbers_in(batches)
+            receipts.append(loader.receipt())
+
+    receipt = Receipt.merge(receipts)
+    receipt.check(204)
+    assert len(numbers) == len(set(numbers)) == receipt.count == 204 - receipt.left_out.count
+    assert receipt.left_out.count == (204 % (batch * world) if drop_last else 0)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(
+    window=st.integers(1, 300),
+    batch=st.integers(1, 120),
+    world=st.integers(1, 3),
+    drop_last=st.booleans(),
+    epoch=st.integers(0, 5),
+)
+def test_exactly_once_holds_for_any_window_batch_size_and_world(
+    lmdb_shards: Path, window: int, batch: int, world: int, drop_last: bool, epoch: int
+) -> None:
+    numbers, receipts = [], []
+    for rank in range(world):
+        options = {"shuffle": LocalShuffle(window), "batch_size": batch, "drop_last": drop_last}
+        with loader_on(lmdb_shards, **options, rank=rank, world_size=world) as loader:
+            loader.set_epoch(epoch)
+            expected = len(loader)
+            batches = epoch_of(loader)
+            assert len(batches) == expected
+            numbers += numbers_in(batches)
+            receipts.append(loader.receipt())
+
+    Receipt.merge(receipts).check(204)
+    assert len(numbers) == len(set(numbers))
+    assert len(numbers) == (204 // (batch * world) * batch * world if drop_last else 204)
+
+
+def test_without_a_transform_a_batch_is_the_bytes_of_its_records(dataset: Dataset) -> None:
+    with Loader(dataset.path, batch_size=10, workers=1, drop_last=False) as loader:
+        for number, (images, labels) in enumerate(loader):
+            records = [dataset[n] for n in range(number * 10, min(number * 10 + 10, 204))]
+            assert images == [record.image for record in records]
+            assert labels.tolist() == [record.label for record in records]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_has_no_fixed_size_comes_as_a_list(dataset: Dataset, workers: int) -> None:
+    with loader_on(dataset.path, transform=loader_workers.prefix, workers=workers) as loader:
+        parts, labels, numbers = next(iter(loader))
+    with loader_on(dataset.path, transform=loader_workers.described, workers=workers) as loader:
+        mappings, *_ = next(iter(loader))
+
+    assert [isinstance(part, np.ndarray) for part in parts] == [True] * 10
+    assert [bytes(p) for p in parts] == [
+        dataset[int(n)].image[: len(p)] for p, n in zip(parts, numbers, strict=True)
+    ]
+    assert [(m["key"], m["label"]) for m in mappings] == [
+        (dataset[int(n)].key, label) for n, label in zip(numbers, labels, strict=True)
+    ]
+
+
+def test_a_transform_with_several_outputs_gives_as_many_arrays(dataset: Dataset) -> None:
+    with loader_on(dataset.path, transform=Tagging(), workers=1) as loader:
+        for crc, draw, seen, labels, numbers in loader:
+            assert (crc.dtype, crc.shape) == (np.uint32, (10,))
+            assert (draw.dtype, draw.shape) == (np.float64, (10, 2))
+            assert (labels.dtype, numbers.dtype) == (np.int64, np.int64)
+            assert (seen == labels).all()
+            assert labels.tolist() == [dataset[int(n)].label for n in numbers]
+
+
+def test_the_numbers_of_records_lead_to_their_keys(dataset: Dataset) -> None:
+    with loader_on(dataset.path, shuffle=GlobalShuffle()) as loader:
+        _, _, numbers = next(iter(loader))
+        assert [loader.key(number) for number in numbers] == [dataset[int(n)].key for n in numbers]
+
+
+@pytest.mark.parametrize("space", ["sorted_wnid0", "ilsvrc2012_id", "sorted_wnid1_bg"])
+def test_labels_are_of_the_space_asked_for_also_within_the_transform(lmdb_shards: Path, space: str) -> None:
+    with (
+        open_dataset(lmdb_shards, labels=space) as dataset,
+        loader_on(lmdb_shards, transform=Tagging(), labels=space) as loader,
+    ):
+        _, _, seen, labels, numbers = next(iter(loader))
+        expected = [dataset[int(n)].label for n in numbers]
+
+    assert labels.tolist() == seen.tolist() == expected
+
+
+def test_unlabelled_images_have_the_label_minus_one(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "test", split="test")
+
+    with loader_on(tmp_path / "test", labels="sorted_wnid1_bg", drop_last=False) as loader:
+        ((_, labels, _),) = loader
+
+    assert labels.tolist() == [-1, -1, -1]
+
+
+def test_epochs_differ_and_the_same_epoch_of_two_loaders_does_not(lmdb_shards: Path) -> None:
+    options = {"transform": Tagging(), "shuffle": LocalShuffle(80), "seed": 3}
+    with loader_on(lmdb_shards, **options) as one, loader_on(lmdb_shards, **options) as other:
+        first, second = epoch_of(one), epoch_of(one)
+        assert one.epoch == 2
+        other.set_epoch(1)
+        assert other.epoch == 1
+        assert_same(second, epoch_of(other))
+
+    assert numbers_in(first) != numbers_in(second)
+    draws = {
+        (n, *d) for _, draw, *_, ns in first + second for n, d in zip(ns.tolist(), draw.tolist(), strict=True)
+    }
+    assert len(draws) == 2 * 200
+
+
+def test_orders_of_two_seeds_differ(lmdb_shards: Path) -> None:
+    orders = []
+    for seed in (0, 1):
+        with loader_on(lmdb_shards, shuffle=GlobalShuffle(), seed=seed) as loader:
+            orders.append(numbers_in(epoch_of(loader)))
+
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_full_epoch_after_an_early_break_is_exact(lmdb_shards: Path, workers: int) -> None:
+    with loader_on(lmdb_shards, shuffle=LocalShuffle(50), workers=workers, drop_last=False) as loader:
+        for steps in (0, 1, 5, 21):
+            early = epoch_of(loader, steps)
+            assert loader.receipt() == Receipt.of(
+                numbers_in(early), dataset=loader.dataset.manifest.root, epoch=loader.epoch - 1
+            )
+            assert_exactly_once(loader, epoch_of(loader))
+        assert loader.epoch == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_iterator_ends_the_first(lmdb_shards: Path, workers: int) -> None:
+    with loader_on(lmdb_shards, workers=workers, drop_last=False) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        batches = epoch_of(second, 1)
+
+        with pytest.raises(UsageError, match=r"another .* has begun"):
+            next(first)
+
+        assert_exactly_once(loader, batches + epoch_of(second))
+
+
+@pytest.mark.slow
+def test_loaders_on_the_same_shards_may_be_nested(lmdb_shards: Path) -> None:
+    with (
+        loader_on(
+            lmdb_shards, transform=Tagging(), shuffle=LocalShuffle(50), batch_size=60, workers=1
+        ) as train,
+        loader_on(lmdb_shards, transform=EvalTransform(8, resize=9), drop_last=False, workers=1) as validate,
+        loader_on(lmdb_shards, drop_last=False) as here,
+    ):
+        steps = 0
+        for _ in train:
+            steps += 1
+            assert_exactly_once(validate, epoch_of(validate))
+            assert_exactly_once(here, epoch_of(here))
+        assert steps == 3
+        train.receipt().check(204)
+
+
+@pytest.mark.slow
+def test_batches_never_change_however_many_are_held_and_outlive_the_loader(lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards, transform=Tagging(), workers=2, slots=4, shuffle=GlobalShuffle()) as loader:
+        with pytest.warns(SlotsHeld, match="raise `slots`"):
+            held = list(loader)
+        again = epoch_of(loader)
+        loader.set_epoch(0)
+        fresh = epoch_of(loader)
+        assert loader.stats().copied > 0
+
+    assert len(held) == 20
+    assert_same(held, fresh)
+    assert numbers_in(fresh) != numbers_in(again)
+
+
+def test_held_bytes_never_change_either(dataset: Dataset) -> None:
+    with loader_on(dataset.path, workers=1, slots=4) as loader, pytest.warns(SlotsHeld):
+        held = list(loader)
+
+    for images, _, numbers in held:
+        assert images == [dataset[int(n)].image for n in numbers]
+
+
+def test_a_loop_that_drops_its_batches_never_makes_the_loader_copy(lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards, transform=Tagging(), workers=2, slots=3) as loader:
+        for crc, *_ in loader:
+            assert crc.ctypes.data % 64 == 0
+        assert loader.stats().copied == 0
+
+
+def test_too_few_records_for_one_batch_give_none(lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards, batch_size=103, rank=0, world_size=2) as loader:
+        assert len(loader) == 0
+        assert list(loader) == []
+        assert loader.epoch == 1
+        assert loader.receipt().left_out.count == 204
+        loader.receipt().check(204)
+
+
+def test_rank_and_world_size_come_from_the_launcher(
+    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+
+    with loader_on(lmdb_shards, batch_size=4) as loader:
+        _, _, numbers = next(iter(loader))
+        assert len(loader) == 17
+
+    assert numbers.tolist() == [4, 5, 6, 7]
+
+
+def test_a_relative_path_stays_good_when_the_folder_changes(
+    lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(lmdb_shards.parent)
+    with loader_on(Path("lmdb"), drop_last=False) as loader:
+        monkeypatch.chdir(tmp_path)
+        assert_exactly_once(loader, epoch_of(loader))
+
+
+def test_loading_leaves_nothing_in_the_dataset(lmdb_shards: Path) -> None:
+    before = sorted(lmdb_shards.iterdir()), lmdb_shards.stat().st_mtime_ns
+
+    with loader_on(lmdb_shards, drop_last=False, workers=1) as loader:
+        assert_exactly_once(loader, epoch_of(loader))
+
+    assert (sorted(lmdb_shards.iterdir()), lmdb_shards.stat().st_mtime_ns) == before
+
+
+def test_loading_in_this_process_leaves_the_threads_of_opencv_alone(lmdb_shards: Path) -> None:
+    threads = cv2.getNumThreads()
+    cv2.setNumThreads(3)
+    try:
+        with loader_on(lmdb_shards) as loader:
+            for _ in loader:
+                assert cv2.getNumThreads() == 3
+    finally:
+        cv2.setNumThreads(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_root(), reason="needs leave to become another user")
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_a_dataset_that_is_only_readable_can_be_loaded(
+    container: str, request: pytest.FixtureRequest
+) -> None:
+    code = """
+import os, sys
+from shardprep.loaders import Loader
+for user in 0, 65534:  # once as root, to have everything imported
+    os.setresuid(user, user, user)
+    with Loader(sys.argv[1], batch_size=100, workers=0) as loader:
+        print(len(list(loader)))
+"""
+    with TemporaryDirectory() as folder:
+        path = shutil.copytree(request.getfixturevalue(f"{container}_shards"), Path(folder) / "dataset")
+        for parent in (path, path.parent):
+            parent.chmod(0o755)
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+
+    assert (done.stdout, done.stderr) == ("2\n2\n", "")
+
+
+def test_the_package_limits_opencv_before_opencv_is_imported() -> None:
+    code = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cv2":
+            print(os.environ.get("OPENCV_IO_MAX_IMAGE_PIXELS"))
+
+sys.meta_path.insert(0, Watch())
+import shardprep.loaders.transforms
+"""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("OPENCV")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+
+    assert set(done.stdout.split()) == {str(1 << 26)}
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1, 1 << 40])
+def test_reading_ahead_changes_nothing_but_the_time(lmdb_shards: Path, read_ahead: int) -> None:
+    with loader_on(lmdb_shards, shuffle=LocalShuffle(20), read_ahead=read_ahead, drop_last=False) as loader:
+        assert_exactly_once(loader, epoch_of(loader))
+
+
+@pytest.mark.slow
+def test_a_loader_tells_where_its_time_went(lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards, transform=TrainTransform(16), workers=1) as loader:
+        epoch_of(loader)
+        stats = loader.stats()
+
+    assert (stats.rows, stats.batches, stats.restarts) == (200, 20, 0)
+    assert stats.stages.keys() == {"read", "decode", "augment"}
+    assert 0 < stats.stages["augment"] < stats.stages["decode"] < sum(stats.filling)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_closed_loader_says_so_and_its_batches_stay(dataset: Dataset, workers: int) -> None:
+    loader = loader_on(dataset.path, workers=workers)
+    batches = iter(loader)
+    images, _, numbers = next(batches)
+
+    loader.close()
+    loader.close()
+
+    assert images == [dataset[int(n)].image for n in numbers]
+    with pytest.raises(UsageError, match="closed"):
+        next(iter(loader))
+
+
+def test_closing_in_the_middle_ends_the_iteration_with_an_error(lmdb_shards: Path) -> None:
+    loader = loader_on(lmdb_shards, workers=1, slots=3, batch_size=5)
+    batches = iter(loader)
+    next(batches)
+
+    loader.close()
+
+    with pytest.raises(ShardprepError, match="closed"):
+        for _ in batches:
+            pass
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": 0}, "batch_size must be at least 1"),
+    ({"workers": -1}, "workers must be"),
+    ({"workers": "many"}, "workers must be"),
+    ({"workers": 1.5}, "workers must be"),
+    ({"shuffle": True}, "LocalShuffle"),
+    ({"shuffle": 1000}, "LocalShuffle"),
+    ({"labels": "wordnet"}, "unknown label space"),
+    ({"on_bad_record": "ignore"}, "on_bad_record must be"),
+    ({"seed": -1}, "seed must be"),
+    ({"seed": 1 << 64}, "seed must be"),
+    ({"slots": 2}, "slots"),
+    ({"deadline": 0}, "deadline"),
+    ({"rank": 1}, "set both or neither"),
+    ({"rank": 2, "world_size": 2}, "rank"),
+    ({"read_ahead": -1}, "read_ahead must be"),
+    ({"transform": lambda record, rng: None, "workers": 1}, "cannot be sent to the workers"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:20])
+def test_what_cannot_be_meant_is_an_error_at_once(
+    lmdb_shards: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        loader_on(lmdb_shards, **options)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 64])
+def test_an_epoch_that_cannot_be_drawn_is_an_error_at_once(lmdb_shards: Path, epoch: int) -> None:
+    with loader_on(lmdb_shards) as loader:
+        with pytest.raises(UsageError, match="epoch must be"):
+            loader.set_epoch(epoch)
+        assert loader.epoch == 0
+
+
+def test_what_is_no_dataset_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ManifestDamaged):
+        Loader(tmp_path)

@@ -1,0 +1,281 @@
+"""Errors while loading: they are raised at once, with the record's key, and nothing else is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import flip
+from loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
+from loader_workers import CutShort, Once, OwnError, Tagging, die, fail, hang, leave, nap, reject
+from process_table import children
+
+from shardprep.formats import Dataset, open_dataset
+from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, WorkerDied
+from shardprep.loaders import Loader, TrainTransform
+
+
+@pytest.fixture
+def dataset(lmdb_shards: Path) -> Iterator[Dataset]:
+    with open_dataset(lmdb_shards) as opened:
+        yield opened
+
+
+def loader_on(path: Path, **options: Any) -> Loader:
+    defaults = {"batch_size": 10, "workers": 2, "with_numbers": True, "drop_last": False}
+    return Loader(path, **(defaults | options))
+
+
+@pytest.fixture
+def copy(lmdb_shards: Path, tmp_path: Path) -> Path:
+    """A copy of a dataset that may be damaged."""
+    shutil.copytree(lmdb_shards, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def damage(path: Path, *numbers: int) -> None:
+    """Flip a bit of each of these records' images."""
+    with open_dataset(path) as dataset:
+        for number in numbers:
+            shard = path / dataset.manifest.shards[int(dataset.index["shard"][number])].name
+            flip(shard, shard.read_bytes().index(dataset[number].image) + 50)
+
+
+@pytest.fixture
+def whole(lmdb_shards: Path) -> list[Kept]:
+    """An undisturbed epoch of Tagging in stored order."""
+    with loader_on(lmdb_shards, transform=Tagging(), workers=0) as loader:
+        return epoch_of(loader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_a_transform_comes_as_itself_with_traceback_and_key(
+    dataset: Dataset, workers: int
+) -> None:
+    key = dataset[25].key
+    with loader_on(dataset.path, transform=Tagging({key: fail}), workers=workers) as loader:
+        batches = iter(loader)
+        assert numbers_in(epoch_of(batches, 2)) == list(range(20))
+        with pytest.raises(OwnError, match="this one not") as raised:
+            next(batches)
+
+    (note,) = raised.value.__notes__
+    assert key in note
+    assert "row 5 of batch 2" in note
+    if workers:
+        assert "in fail" in note
+
+
+@pytest.mark.slow
+def test_after_an_error_the_next_epoch_goes_well(dataset: Dataset, tmp_path: Path) -> None:
+    once = Once(tmp_path / "once", fail)
+    with loader_on(dataset.path, transform=Tagging({dataset[25].key: once})) as loader:
+        with pytest.raises(OwnError):
+            epoch_of(loader)
+        assert loader.epoch == 1
+        assert_exactly_once(loader, epoch_of(loader))
+
+
+@pytest.mark.slow
+def test_an_image_that_does_not_decode_is_an_error_with_its_key(dataset: Dataset) -> None:
+    key = dataset[25].key
+    with (
+        loader_on(dataset.path, transform=Tagging({key: reject})) as loader,
+        pytest.raises(BadImage) as raised,
+    ):
+        epoch_of(loader)
+
+    assert key in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_flipped_bit_is_an_error_with_shard_and_key(copy: Path, workers: int) -> None:
+    damage(copy, 31)
+
+    with (
+        open_dataset(copy) as dataset,
+        loader_on(copy, transform=TrainTransform(8), workers=workers) as loader,
+    ):
+        batches = iter(loader)
+        assert numbers_in(epoch_of(batches, 3)) == list(range(30))
+        with pytest.raises(CorruptRecord) as raised:
+            next(batches)
+        assert raised.value.key == loader.key(31)
+        assert raised.value.shard == dataset.manifest.shards[int(dataset.index["shard"][31])].name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_records_are_skipped_on_request_listed_and_accounted_for(copy: Path, workers: int) -> None:
+    damage(copy, 31, 33)
+    with open_dataset(copy) as dataset:
+        undecodable = Tagging({dataset.index["key"][n].decode(): reject for n in range(50, 60)})
+    with loader_on(copy, transform=undecodable, on_bad_record="skip", workers=workers) as loader:
+        expected = len(loader)
+        batches = epoch_of(loader)
+        skipped, receipt = loader.skipped, loader.receipt()
+        keys = [loader.key(n) for n in (31, 33, *range(50, 60))]
+
+    assert len(batches) == expected == 21
+    assert [len(part) for part in batches[3]] == [8] * 5
+    assert batches[3][-1].tolist() == [30, 32, 34, 35, 36, 37, 38, 39]
+    assert [len(part) for part in batches[5]] == [0] * 5
+    assert sorted(numbers_in(batches)) == sorted(set(range(204)) - {31, 33} - set(range(50, 60)))
+    assert sorted(skipped) == sorted(keys)
+    assert "CRC-32C" in skipped[keys[0]]
+    assert skipped[keys[-1]] == "does not decode"
+    assert (receipt.count, receipt.skipped) == (192, (31, 33, *range(50, 60)))
+    assert not receipt.is_complete
+    receipt.check(204)
+
+
+@pytest.mark.slow
+def test_skipping_does_not_change_what_else_is_delivered(dataset: Dataset, whole: list[Kept]) -> None:
+    transform = Tagging({dataset[13].key: reject})
+    with loader_on(dataset.path, transform=transform, on_bad_record="skip") as loader:
+        batches = epoch_of(loader)
+
+    assert_same(batches[:1] + batches[2:], whole[:1] + whole[2:])
+    rows = [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert_same([batches[1]], [tuple(part[rows] for part in whole[1])])
+
+
+@pytest.mark.slow
+def test_lists_go_without_the_skipped_records_too(copy: Path, dataset: Dataset) -> None:
+    damage(copy, 2)
+    with loader_on(copy, on_bad_record="skip") as loader:
+        images, labels, numbers = next(iter(loader))
+        assert numbers.tolist() == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+        assert images == [dataset[int(n)].image for n in numbers]
+        assert labels.tolist() == [dataset[int(n)].label for n in numbers]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_a_shard_cut_short_under_its_reader_is_an_error_and_the_parent_lives(
+    container: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    shutil.copytree(request.getfixturevalue(f"{container}_shards"), tmp_path / "copy")
+    with open_dataset(tmp_path / "copy") as dataset:
+        key, first = dataset[0].key, dataset.path / dataset.manifest.shards[0].name
+
+    with (
+        loader_on(tmp_path / "copy", transform=Tagging({key: CutShort(first)}), workers=1) as loader,
+        pytest.raises(ShardDamaged) as raised,
+    ):
+        epoch_of(loader)
+
+    assert first.name in str(raised.value)
+    assert loader.stats().restarts == 0
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_replaced_by_an_equal_one_changes_nothing(copy: Path) -> None:
+    with loader_on(copy, transform=Tagging({"": nap}), workers=1, slots=3) as loader:
+        batches = iter(loader)
+        delivered = epoch_of(batches, 2)
+        for shard in copy.glob("shard-*"):
+            shutil.copy(shard, copy / "new")
+            (copy / "new").replace(shard)
+        assert_exactly_once(loader, delivered + epoch_of(batches))
+
+
+@pytest.mark.slow
+def test_a_missing_shard_is_an_error_that_names_it(copy: Path) -> None:
+    with open_dataset(copy) as dataset:
+        last = copy / dataset.manifest.shards[-1].name
+    last.unlink()
+
+    with loader_on(copy, workers=1) as loader, pytest.raises(FileNotFoundError, match=last.name):
+        epoch_of(loader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [die, leave])
+def test_a_worker_that_ends_early_loses_and_repeats_nothing(
+    dataset: Dataset, whole: list[Kept], tmp_path: Path, end: Any
+) -> None:
+    transform = Tagging({dataset[25].key: Once(tmp_path / "once", end)})
+    with loader_on(dataset.path, transform=transform) as loader:
+        batches = epoch_of(loader)
+        assert_exactly_once(loader, batches)
+        assert loader.stats().restarts == 1
+
+    assert_same(batches, whole)
+
+
+def deaths(dataset: Dataset, folder: Path, kills: int) -> Tagging:
+    """A transform that kills its process at so many records, once at each."""
+    keys = random.Random(0).sample([dataset[n].key for n in range(204)], kills)
+    return Tagging({key: Once(folder / key.replace("/", "-"), die) for key in keys})
+
+
+@pytest.mark.parametrize(
+    ("workers", "kills"),
+    [(2, 6), *(pytest.param(workers, 100, marks=pytest.mark.torture) for workers in (1, 2, 4))],
+)
+def test_killed_workers_lose_and_repeat_nothing(
+    dataset: Dataset, whole: list[Kept], tmp_path: Path, workers: int, kills: int
+) -> None:
+    with loader_on(dataset.path, transform=deaths(dataset, tmp_path, kills), workers=workers) as loader:
+        batches = epoch_of(loader)
+        assert_exactly_once(loader, batches)
+        assert loader.stats().restarts == kills
+
+    assert_same(batches, whole)
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.torture)])
+def test_kills_at_any_moment_lose_and_repeat_nothing(dataset: Dataset, whole: list[Kept], kills: int) -> None:
+    chance, left = random.Random(1), kills
+    with loader_on(dataset.path, transform=Tagging({"": nap}), slots=3) as loader:
+        while left:
+            loader.set_epoch(0)
+            batches = []
+            for batch in loader:
+                batches += epoch_of([batch])
+                if left and chance.random() < 0.3 and (workers := sorted(children())):
+                    os.kill(chance.choice(workers), signal.SIGKILL)
+                    left -= 1
+            assert_exactly_once(loader, batches)
+            assert_same(batches, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "cause"), [(die, "SIGKILL"), (leave, "exit code 0"), (hang, "no progress")])
+def test_a_record_that_ends_every_worker_is_named(dataset: Dataset, end: Any, cause: str) -> None:
+    key, deadline = dataset[25].key, 0.3 if end is hang else None
+    with loader_on(dataset.path, transform=Tagging({key: end}), deadline=deadline) as loader:
+        batches = iter(loader)
+        assert numbers_in(epoch_of(batches, 2)) == list(range(20))
+        with pytest.raises(WorkerDied, match=cause) as raised:
+            next(batches)
+        assert raised.value.key == key
+        assert loader.state_dict()["place"] == 20
+
+
+@pytest.mark.slow
+def test_a_transform_that_cannot_be_found_in_a_worker_is_an_error_and_no_hang(lmdb_shards: Path) -> None:
+    with (
+        loader_on(lmdb_shards, transform=Vanishing(), workers=1) as loader,
+        pytest.raises(ModuleNotFoundError, match="no_such_module"),
+    ):
+        next(iter(loader))
+
+
+class Vanishing(Tagging):
+    """A transform that unpickles as a name that workers cannot import."""
+
+    def __reduce__(self) -> Any:
+        return _import, ("no_such_module",)
+
+
+def _import(name: str) -> Any:
+    return __import__(name)

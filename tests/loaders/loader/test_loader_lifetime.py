@@ -1,0 +1,351 @@
+"""However a loader ends, nothing hangs and no process, thread, descriptor, file or memory is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from loader_workers import OwnError, Tagging, fail
+from process_table import children, text_of
+from repository import SUPPORT
+from scripts import Start, scripts, session_of
+from waiting import until
+
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+
+HANG_TIMEOUT_S = 60  # after which a test fails
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+
+
+def finish(loader: Loader) -> None:
+    for _ in loader:
+        pass
+    loader.close()
+
+
+def leave_early(loader: Loader) -> None:
+    for _ in loader:
+        break
+    loader.close()
+
+
+def drop_in_the_middle(loader: Loader) -> None:
+    next(iter(loader))
+
+
+def drop_with_its_iterator_first(loader: Loader) -> None:
+    batches = iter(loader)
+    next(batches)
+    del loader
+    next(batches)
+
+
+def raise_in_the_loop(loader: Loader) -> None:
+    with suppress(ZeroDivisionError):
+        for _ in loader:
+            1 / 0  # noqa: B018
+
+
+def drop_in_a_cycle(loader: Loader) -> None:
+    cycle: list[object] = [loader, iter(loader)]
+    cycle.append(cycle)
+    next(cycle[1])  # type: ignore[call-overload]
+
+
+def never_start(loader: Loader) -> None:
+    iter(loader)
+
+
+ENDINGS = [
+    finish,
+    leave_early,
+    drop_in_the_middle,
+    drop_with_its_iterator_first,
+    raise_in_the_loop,
+    drop_in_a_cycle,
+    never_start,
+]
+
+
+@pytest.mark.slow
+@LINUX
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_processes_threads_and_descriptors_return_to_where_they_were(
+    lmdb_shards: Path, ending: Callable[[Loader], None]
+) -> None:
+    with_everything_imported(lmdb_shards)
+    before = descriptors(), threading.active_count(), children()
+
+    for workers in (0, 2):
+        ending(
+            Loader(
+                lmdb_shards,
+                batch_size=4,
+                transform=Tagging(),
+                shuffle=LocalShuffle(9),
+                workers=workers,
+                slots=3,
+            )
+        )
+        gc.collect()
+
+    until(lambda: (descriptors(), threading.active_count(), children()) == before)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def maps() -> int:
+    return len(text_of(Path("/proc/self/maps")).splitlines())
+
+
+def with_everything_imported(path: Path) -> None:
+    """multiprocessing keeps a descriptor or two once it has started a process."""
+    with Loader(path, workers=1) as loader:
+        iter(loader)
+
+
+@pytest.mark.slow
+@LINUX
+def test_opening_and_closing_many_times_costs_nothing(lmdb_shards: Path) -> None:
+    with_everything_imported(lmdb_shards)
+    descriptors_before, maps_before = descriptors(), maps()
+
+    for turn in range(30):
+        with Loader(lmdb_shards, batch_size=4, shuffle=LocalShuffle(9), workers=turn % 10 == 0) as loader:
+            next(iter(loader))
+        del loader
+    gc.collect()
+
+    assert descriptors() == descriptors_before
+    assert maps() < maps_before + 10
+
+
+def test_a_loader_that_was_dropped_leaves_the_batches_that_are_held(lmdb_shards: Path) -> None:
+    loader = Loader(lmdb_shards, batch_size=4, transform=Tagging(), workers=1)
+    held = next(iter(loader))
+    copies = [part.copy() for part in held]
+    del loader
+    gc.collect()
+
+    assert all((part == copy).all() for part, copy in zip(held, copies, strict=True))
+
+
+def test_a_loader_that_was_never_closed_after_an_error_leaves_nothing(lmdb_shards: Path) -> None:
+    for workers in (0, 1):
+        with pytest.raises(OwnError):
+            next(iter(Loader(lmdb_shards, batch_size=4, transform=Tagging({"": fail}), workers=workers)))
+
+
+@pytest.mark.slow
+def test_a_loader_outlives_the_thread_that_made_it(lmdb_shards: Path) -> None:
+    made: list[Loader] = []
+    maker = threading.Thread(target=lambda: made.append(Loader(lmdb_shards, batch_size=4, workers=1)))
+    maker.start()
+    maker.join()
+
+    with made.pop() as loader:
+        assert sum(1 for _ in loader) == 51
+        assert loader.stats().restarts == 0
+
+
+PRELUDE = """
+import os, signal, sys, time
+from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
+from loader_workers import *
+path = os.environ["SHARDS"]
+"""
+
+
+@pytest.fixture
+def start(lmdb_shards: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start a script with a TensorFlow module that raises on import."""
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    (stubs / "tensorflow.py").write_text(
+        "import os\nif os.environ.get('STRICT'): raise ImportError('imported')\n"
+    )
+    folders = f"{SUPPORT}{os.pathsep}{stubs}"
+    with scripts(tmp_path, PRELUDE, SHARDS=str(lmdb_shards), PYTHONPATH=folders) as start_script:
+        yield start_script
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return exit code and stderr."""
+    _, said = process.communicate(timeout=HANG_TIMEOUT_S)
+    return process.returncode, said
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_main_guard_and_its_workers_no_tensorflow(start: Start) -> None:
+    script = """
+import tensorflow
+os.environ["STRICT"] = "1"
+transforms = TrainTransform(8), Tagging({"": NoTensorflow()})
+for transform in transforms:
+    with Loader(path, batch_size=50, transform=transform, shuffle=LocalShuffle(50), workers=2) as loader:
+        assert sum(1 for batch in loader) == 4
+"""
+    assert outcome(start(script)) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_transform_of_the_main_script_is_found_in_it(start: Start) -> None:
+    script = """
+import numpy as np
+
+def first_bytes(record, rng):
+    return np.frombuffer(record.image, np.uint8)[:2]
+
+if __name__ == "__main__":
+    with Loader(path, batch_size=50, transform=first_bytes, workers=2) as loader:
+        for heads, labels in loader:
+            assert all(head.tolist() in ([0xFF, 0xD8], [0x89, 0x50]) for head in heads)
+"""
+    assert outcome(start(script)) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "ending"),
+    [
+        (0, ""),
+        (2, ""),
+        (2, "sys.exit()"),
+        (2, "del loader"),
+        (2, "cycle = [batches]; cycle.append(cycle)"),
+        (0, "loader.close()"),
+    ],
+)
+def test_an_interpreter_ends_quietly_in_the_middle_of_an_epoch(
+    start: Start, ending: str, workers: int
+) -> None:
+    script = f"""
+report_late_joins()
+loader = Loader(path, batch_size=4, transform=Tagging({{"": nap}}), shuffle=LocalShuffle(50), workers={workers})
+batches = iter(loader)
+held = next(batches)
+{ending}
+"""
+    assert outcome(start(script)) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_shows_its_own_error_only(start: Start) -> None:
+    code, said = outcome(
+        start("""
+for batch in Loader(path, batch_size=4, transform=Tagging(), shuffle=LocalShuffle(50), workers=2):
+    1 / 0
+""")
+    )
+
+    assert code == 1
+    assert said.count("Traceback") == 1
+    assert said.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.slow
+@LINUX
+@pytest.mark.parametrize("moment", ["starting", "waiting"])
+def test_ctrl_c_ends_a_loop_quietly(start: Start, moment: str) -> None:
+    process = start(f"""
+loader = Loader(path, batch_size=4, transform=Tagging({{"": hang}}), shuffle=LocalShuffle(50), workers=2)
+if {moment == "starting"}:
+    print("now", flush=True)
+else:
+    import threading
+    threading.Timer(1, print, ["now"], {{"flush": True}}).start()
+for batch in loader:
+    pass
+""")
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    os.killpg(process.pid, signal.SIGINT)
+    code, said = outcome(process)
+
+    assert code == -signal.SIGINT
+    assert said.count("Traceback") == 1
+    assert said.endswith("KeyboardInterrupt\n")
+    until(lambda: session_of(process.pid) == [])
+
+
+@pytest.mark.slow
+@LINUX
+def test_after_ctrl_c_in_a_notebook_the_loader_goes_on(start: Start) -> None:
+    script = """
+import threading
+loader = Loader(path, batch_size=4, transform=Tagging({"": nap}), shuffle=LocalShuffle(50), workers=2)
+threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+delivered = 0
+try:
+    while True:
+        for batch in loader:
+            delivered = loader.receipt().count
+except KeyboardInterrupt:
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    for batch in loader:
+        pass
+    receipt = loader.receipt()
+    receipt.check(204)
+    assert receipt.epoch == state["epoch"]
+loader.close()
+"""
+    assert outcome(start(script)) == (0, "")
+
+
+@pytest.mark.slow
+@LINUX
+@pytest.mark.parametrize("moment", ["starting", "working"])
+def test_a_killed_process_leaves_no_worker_file_or_socket(start: Start, moment: str) -> None:
+    shared = set(Path("/dev/shm").iterdir())
+    process = start(f"""
+loader = Loader(path, batch_size=4, transform=Tagging({{"": nap}}), shuffle=LocalShuffle(50), workers=2)
+if {moment == "working"}:
+    next(iter(loader))
+print("now", flush=True)
+time.sleep(3600)
+""")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    assert len(session_of(process.pid)) >= 3
+
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=HANG_TIMEOUT_S)
+
+    until(lambda: session_of(process.pid) == [])
+    assert set(Path("/dev/shm").iterdir()) <= shared
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_worker_takes_little_more_memory_than_the_ring(lmdb_shards: Path) -> None:
+    slots, batch = 4, 64
+    with Loader(
+        lmdb_shards,
+        batch_size=batch,
+        transform=TrainTransform(224),
+        shuffle=LocalShuffle(50),
+        workers=2,
+        slots=slots,
+    ) as loader:
+        for _ in range(3):
+            for _ in loader:
+                workers = children()
+                peaks = [
+                    text_of(Path(f"/proc/{pid}/status")).split("VmHWM:")[1].split()[0] for pid in workers
+                ]
+        ring = slots * batch * 224 * 224 * 3
+
+    assert len(peaks) == 2
+    assert max(int(peak) << 10 for peak in peaks) < ring + (150 << 20)

@@ -1,0 +1,252 @@
+"""The verdict: it names the stage that was made slow, every time, and is always consistent."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from datasets import converted
+from hypothesis import given
+from hypothesis import strategies as st
+from verdict_workers import Computing, Nothing, Sleeping, Throttling
+
+from shardprep.formats import make_sample
+from shardprep.loaders import Loader, LoaderStats, Transform
+from shardprep.loaders.loader.bottleneck import STEP, PipelineTimes
+
+EPOCHS = 5
+BUSY = "because other processes use the CPUs"  # also correct, with advice for the case that the workers limit
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """A loader, and a consumer that takes ``step`` seconds for a batch of four, and the stage that limits."""
+
+    transform: Transform
+    workers: int
+    limit: str
+    advice: str
+    step: float = 0.0
+
+
+BOTTLENECKS = {
+    "throttled reader": Bottleneck(Throttling(0.004), 2, "read", "MB/s and the workers wait for it"),
+    "slow transform": Bottleneck(Sleeping(0.004), 2, "augment", "more workers help"),
+    "slow computation": Bottleneck(Computing(0.001), 2, "augment", "more workers do not help"),
+    "slow consumer": Bottleneck(Nothing(), 2, STEP, "your step is slower than the data", step=0.025),
+    "one worker too few": Bottleneck(Sleeping(0.004), 1, "augment", "more workers help", step=0.011),
+    "no workers": Bottleneck(Sleeping(0.004), 0, "augment", "set workers to 1 or more", step=0.005),
+}
+
+
+@pytest.fixture(autouse=True)
+def two_cpus() -> Iterator[None]:
+    """Limit this process to two CPUs: the advice depends on their number."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(usable)[:2])
+    yield
+    os.sched_setaffinity(0, usable)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of forty-eight images."""
+    folder = tmp_path_factory.mktemp("verdict")
+    make_sample(folder / "archives", classes=4, train_per_class=12, val=4, test=1)
+    converted(folder / "archives", folder / "train")
+    return folder / "train"
+
+
+def runs(path: Path, case: Bottleneck, loaders: int = 1) -> Iterator[LoaderStats]:
+    """The verdicts on some epochs of each of some loaders."""
+    for _ in range(loaders):
+        with Loader(path, batch_size=4, transform=case.transform, workers=case.workers) as loader:
+            for _ in range(EPOCHS):
+                before = loader.stats()
+                for _batch in loader:
+                    time.sleep(case.step)
+                yield loader.stats().since(before)
+
+
+@pytest.mark.parametrize("loaders", [1, pytest.param(4, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("name", BOTTLENECKS)
+def test_what_was_made_slow_is_named_in_every_run(name: str, loaders: int, shards: Path) -> None:
+    case = BOTTLENECKS[name]
+
+    verdicts = [stats.verdict for stats in runs(shards, case, loaders)]
+
+    assert len(verdicts) == loaders * EPOCHS
+    for verdict in verdicts:
+        assert verdict is not None
+        assert verdict.limit == case.limit, str(verdict)
+        assert case.advice in str(verdict) or BUSY in str(verdict)
+
+
+@pytest.mark.slow
+def test_with_one_worker_more_it_is_faster_as_the_verdict_said(shards: Path) -> None:
+    cases = [replace(BOTTLENECKS["one worker too few"], workers=workers) for workers in (1, 2)]
+
+    rates = [median(rate_of(stats) for stats in runs(shards, case)) for case in cases]
+
+    assert rates[1] > 1.1 * rates[0]
+
+
+def rate_of(stats: LoaderStats) -> float:
+    assert stats.verdict is not None
+    return stats.verdict.rate
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_is_said_before_the_second_batch(workers: int, shards: Path) -> None:
+    with Loader(shards, batch_size=10, workers=workers) as loader:
+        batches = iter(loader)
+        next(batches)
+        stats = loader.stats()
+        next(batches)
+        assert loader.stats().verdict is not None
+
+    assert stats.verdict is None
+    assert stats.loads == ()
+    assert stats.to_dict()["verdict"] is None
+    assert str(stats) == "nothing is known before an epoch's second batch; make batches smaller"
+
+
+SECONDS = st.just(0.0) | st.floats(1e-6, 1e4)
+
+
+@st.composite
+def flowings(draw: st.DrawFn) -> PipelineTimes:
+    """Any times that clocks can show: they need not be consistent."""
+    timed = draw(st.integers(0, 10**6))
+    return PipelineTimes(
+        images=timed + draw(st.integers(0, 10**4)),
+        timed=timed,
+        elapsed=draw(SECONDS),
+        image_bytes=draw(st.floats(0, 1e6)),
+        workers=draw(st.integers(0, 64)),
+        cpus=draw(st.integers(1, 64)),
+        stages={name: draw(SECONDS) for name in ("read", "decode", "augment")},
+        **{name: draw(SECONDS) for name in ("filling", "cpu", "queued", "blocked", "starved", "handing")},
+    )
+
+
+TIMES = ("elapsed", "filling", "cpu", "queued", "blocked", "starved", "handing")
+
+
+def slower(flowing: PipelineTimes, times: float) -> PipelineTimes:
+    """The same times with all clocks running so many times as fast."""
+    stages = {name: seconds * times for name, seconds in flowing.stages.items()}
+    return replace(flowing, stages=stages, **{name: getattr(flowing, name) * times for name in TIMES})
+
+
+@given(flowing=flowings(), power=st.integers(-8, 8))
+def test_what_takes_longer_in_all_its_parts_is_slower_and_limited_by_the_same(
+    flowing: PipelineTimes, power: int
+) -> None:
+    times = 2.0**power  # exact
+    one, other = flowing.verdict(), slower(flowing, times).verdict()
+
+    assert (one is None) == (other is None)
+    if one and other:
+        assert (one.limit, one.next_limit) == (other.limit, other.next_limit)
+        assert one.rate == other.rate * times
+        assert one.next_rate == other.next_rate * times
+
+
+@given(flowing=flowings())
+def test_every_verdict_is_a_sentence_with_the_limit_and_plain_json(flowing: PipelineTimes) -> None:
+    verdict = flowing.verdict()
+
+    assert (verdict is None) == (not flowing.timed or not flowing.elapsed)
+    if verdict:
+        assert str(verdict).startswith(f"{verdict.limit} limits, at ")
+        assert "inf" not in str(verdict)
+        assert "nan" not in str(verdict)
+        assert verdict.next_rate >= verdict.rate
+        assert json.loads(json.dumps(verdict.to_dict(), allow_nan=False))["sentence"] == str(verdict)
+
+
+@given(flowing=flowings())
+def test_shares_are_between_none_and_all(flowing: PipelineTimes) -> None:
+    for load in flowing.loads():
+        assert all(0 <= share <= 1 for share in (load.utilisation, load.starved, load.blocked))
+        assert load.seconds >= 0
+        assert load.limit > 0
+
+
+def flowing_of(**changes: Any) -> PipelineTimes:
+    """A thousand images in ten seconds, by two workers on two CPUs that decode all the time."""
+    whole = PipelineTimes(
+        images=1000,
+        timed=1000,
+        elapsed=10.0,
+        image_bytes=1e5,
+        workers=2,
+        cpus=2,
+        filling=20.0,
+        cpu=19.0,
+        queued=0.5,
+        stages={"read": 1.0, "decode": 16.0, "augment": 2.0},
+        blocked=0.0,
+        starved=9.5,
+        handing=0.1,
+    )
+    return replace(whole, **changes)
+
+
+READING = {"read": 18.0, "decode": 1.0, "augment": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "says"),
+    [
+        ({}, "decode", "all 2 CPUs are in use, more workers do not help"),
+        ({"cpus": 8}, "decode", "more workers help: 8 instead of 2 would reach about 400 images/s"),
+        ({"cpu": 9.0, "queued": 10.0}, "decode", "wait for a CPU 53% of the time"),
+        ({"stages": READING, "cpu": 2.0, "queued": 0.1}, "read", "the storage delivers 10 MB/s"),
+        ({"starved": 0.2}, STEP, "nothing to gain in the loader"),
+        ({"starved": 0.2, "handing": 9.0}, "hand-over", "make batches larger"),
+        ({"workers": 0, "filling": 9.5}, "decode", "set workers to 1 or more"),
+        ({"cpu": 10.0, "queued": 1.0}, "decode", "more workers help: 3 instead of 2 would reach about 150"),
+        ({"cpu": 4.0, "queued": 9.0}, "decode", "wait for a CPU 69% of the time"),
+        ({"cpu": 3.0}, "decode", "the workers wait in this stage instead of computing; more workers help"),
+        ({"stages": {"read": 1.0, "decode": 2.0, "augment": 1.0}}, "transport", "more workers do not help"),
+    ],
+)
+def test_the_figures_lead_to_the_advice(changes: dict[str, Any], limit: str, says: str) -> None:
+    verdict = flowing_of(**changes).verdict()
+
+    assert verdict is not None
+    assert (verdict.limit, says in verdict.advice) == (limit, True), str(verdict)
+
+
+def test_a_stage_that_takes_no_time_has_no_limit() -> None:
+    loads = {load.name: load for load in flowing_of(handing=0.0).loads()}
+
+    assert math.isinf(loads["hand-over"].limit)
+    assert loads["decode"].limit == pytest.approx(125)
+    assert loads["decode"].utilisation == pytest.approx(0.8)
+
+
+def test_first_batches_take_no_time_and_count_in_no_rate() -> None:
+    one, other = flowing_of().verdict(), flowing_of(images=1500).verdict()
+
+    assert one is not None
+    assert other is not None
+    assert one.rate == other.rate == 100
+
+
+def test_what_would_limit_next_is_the_other_side_as_a_whole() -> None:
+    verdict = flowing_of(starved=5.0, handing=1.0).verdict()
+
+    assert verdict is not None
+    assert (verdict.next_limit, verdict.next_rate) == (STEP, pytest.approx(200))

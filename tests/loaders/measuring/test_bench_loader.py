@@ -1,0 +1,242 @@
+"""``prep bench-loader`` and its output: figures that are consistent, of any size."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import converted, prep, prep_here
+from disk_profiles import full_profile, names_in, paths_of, table
+from loaded import assert_same, epoch_of
+from loader_speeds import DECODING, speed_of
+from repository import ROOT
+from verdict_workers import Computing, Sleeping
+
+from shardprep.cli.commands.loader_report import sweep_lines
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from shardprep.loaders.measuring import loader_bench
+from shardprep.loaders.measuring.loader_bench import LoaderBench, Sweep, SweepRun, bench, sweep
+from shardprep.loaders.measuring.loader_speed import CacheShares, measure
+from shardprep.loaders.measuring.progress_bar import watched
+
+
+@pytest.fixture(scope="module")
+def dataset(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench") / "train"
+    converted(archives, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_is_measured_over_as_many_epochs_as_it_takes(dataset: Path, workers: int) -> None:
+    make = partial(
+        Loader,
+        dataset,
+        batch_size=5,
+        transform=TrainTransform(32),
+        shuffle=LocalShuffle(10),
+        workers=workers,
+        drop_last=False,
+    )
+
+    speed = measure(make, seconds=0.3)
+
+    assert speed.seconds >= 0.3
+    assert speed.images > 24  # more than an epoch
+    assert speed.images <= 5 * speed.batches
+    assert speed.images_per_second > 0
+    assert speed.gap_p50 <= speed.gap_p99
+    assert set(speed.stages) == {"read", "decode", "augment"}
+    assert speed.stages["decode"] > 0
+    assert (speed.restarts, speed.skipped) == (0, 0)
+    assert speed.verdict == speed.stats.verdict
+    assert speed.verdict is not None
+    assert speed.stats.rows == speed.images
+
+
+@pytest.mark.slow
+def test_cpu_memory_and_page_cache_are_measured(dataset: Path) -> None:
+    make = partial(Loader, dataset, batch_size=8, transform=Computing(0.002), workers=1)
+
+    speed = measure(make, seconds=0.3)
+
+    assert speed.cpu >= 0.9 * 0.002
+    assert speed.main_cpu < speed.cpu
+    assert speed.memory.ring >= 9 * 8 * 8  # slots of eight rows of eight bytes
+    for peak in (speed.memory.main_peak, speed.memory.worker_peak):
+        assert peak is not None
+        assert peak > 10 << 20
+    assert speed.page_cache == CacheShares(1.0, 1.0)
+
+
+def test_without_workers_there_is_no_memory_of_theirs(dataset: Path) -> None:
+    speed = measure(partial(Loader, dataset, batch_size=8, workers=0), seconds=0.1)
+
+    assert (speed.memory.ring, speed.memory.worker_peak, speed.memory.worker_own) == (0, None, None)
+    assert speed.cpu == speed.main_cpu
+
+
+@pytest.mark.slow
+def test_a_sweep_finds_the_fastest(dataset: Path) -> None:
+    make = partial(Loader, dataset, batch_size=8, transform=Sleeping(0.004))
+
+    found = sweep(make, "workers", (1, 3), seconds=0.3)
+
+    assert [run.value for run in found.runs] == [1, 3]
+    assert found.fastest.value == 3
+    assert found.to_json()["fastest"] == 3
+
+
+def test_the_bar_of_a_sweep_is_as_long_as_its_rate() -> None:
+    slow, fast = speed_of(DECODING), replace(speed_of(DECODING), images_per_second=200.0)
+
+    lines = list(sweep_lines(Sweep("batch_size", (SweepRun(64, slow), SweepRun(128, fast)))))
+
+    assert [line.count("█") + line.count("#") for line in lines[1:3]] == [20, 40]
+    assert "batch-size" in lines[0]
+    assert lines[3] == "Fastest with batch-size=128."
+
+
+@pytest.fixture(scope="module")
+def everything(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
+    """The text and JSON that the command prints with all options, and the trace that it writes."""
+    folder = tmp_path_factory.mktemp("everything")
+    full_profile().save(folder / "disk.json")
+    words = ["bench-loader", dataset, "--seconds", "0.2", "--batch-size", "4", "--size", "32", "--explain"]
+    words += ["--sweep", "workers=1,2", "--disk", folder / "disk.json", "--trace", folder / "trace.json"]
+    found: list[LoaderBench] = []
+
+    def once(*args: Any, **options: Any) -> LoaderBench:
+        found.extend([] if found else [bench(*args, **options)])
+        return found[0]
+
+    with pytest.MonkeyPatch.context() as patch:  # values measured once are printed twice
+        patch.setattr(loader_bench, "bench", once)
+        text = prep_here(*words).stdout
+        figures = json.loads(prep_here(*words, "--json").stdout)
+    return text, figures, json.loads((folder / "trace.json").read_text())
+
+
+def test_all_that_was_asked_for_is_told_and_the_verdict_last(everything: tuple[str, Any, Any]) -> None:
+    text, _, trace = everything
+
+    for word in (
+        "workers",
+        "Fastest with",
+        "images/s",
+        "page cache",
+        "µs/image",
+        "hand-over",
+        "without decoding",
+    ):
+        assert word in text
+    assert "this disk reads 200 MB/s cold" in text
+    assert re.match(r"[a-z -]+ limits, at [\d,]+ images/s: ", text.splitlines()[-1])
+    assert {event["name"] for event in trace["traceEvents"]} >= {"waiting", "decode", "ready batches"}
+
+
+def test_the_documented_keys_are_those_that_are_printed(everything: tuple[str, Any, Any]) -> None:
+    _, figures, _ = everything
+
+    assert documented_keys() == set(paths_of(figures))
+
+
+@pytest.mark.slow
+def test_what_was_not_asked_for_is_null(dataset: Path) -> None:
+    asked = prep(
+        "bench-loader",
+        dataset,
+        "--seconds",
+        "0.1",
+        "--transform",
+        "none",
+        "--shuffle",
+        "global",
+        "--json",
+        check=True,
+    )
+    figures = json.loads(asked.stdout)
+
+    assert [figures[name] for name in ("sweep", "probes", "disk")] == [None, None, None]
+    assert figures["images"] > 0
+    assert figures["bytes_per_second"] > figures["images_per_second"]
+
+
+def documented_keys() -> set[str]:
+    """The first column of the tables of docs/bench-loader.md; the keys of a verdict wherever one is."""
+    text = (ROOT / "docs" / "bench-loader.md").read_text()
+    objects, verdict = text.split("## `--json`")[1].split("A verdict:")
+    inside = [name for line in table(verdict) for name in names_in(line)]
+    found: set[str] = set()
+    for line in table(objects):
+        parts = inside if line.split("|")[2].strip() == "verdict" else [""]
+        found |= {f"{name}.{part}".rstrip(".") for name in names_in(line) for part in parts}
+    return found
+
+
+@pytest.mark.slow
+def test_without_explaining_the_verdict_is_last_as_well(dataset: Path) -> None:
+    text = prep(
+        "bench-loader", dataset, "--seconds", "0.1", "--batch-size", "4", "--workers", "1", check=True
+    ).stdout
+
+    assert " limits, at " in text.splitlines()[-1]
+    assert "first batch" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--shuffle", "much"], "much"),
+        (["--sweep", "workers"], "such as workers=1,2,4"),
+        (["--sweep", "batch-size=0"], "such as workers=1,2,4"),
+        (["--sweep", "seed=1"], "workers, batch-size, slots"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_wrong_usage(dataset: Path, words: list[str], says: str) -> None:
+    done = prep_here("bench-loader", dataset, *words)
+
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(dataset: Path) -> None:
+    done = prep("bench-loader", dataset, "--trace", dataset / "no" / "trace.json")
+
+    assert done.returncode == 3
+    assert "name another place" in done.stderr
+
+
+@pytest.mark.slow
+def test_watching_a_loader_changes_nothing(dataset: Path) -> None:
+    with Loader(dataset, batch_size=5, workers=1) as loader:
+        plain = epoch_of(loader)
+        loader.set_epoch(0)
+        assert_same(plain, epoch_of(watched(loader)))
+
+
+@pytest.mark.slow
+def test_a_terminal_is_shown_the_rate_and_what_limits(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardprep.loaders.measuring.progress_bar.WINDOW_S", 0.0)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with Loader(dataset, batch_size=5, transform=Sleeping(0.05), workers=1) as loader:
+        for _ in watched(loader, title="train"):
+            pass
+
+    assert "train:" in terminal.getvalue()
+    assert "images/s, augment limits" in terminal.getvalue()
+
+
+class Terminal(io.StringIO):
+    """A stream that reports to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True

@@ -1,0 +1,142 @@
+"""Probes: the parts that they leave out, and the conclusions from the rates of the rest."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import cv2
+import pytest
+from loader_speeds import DECODING, READING, speed_of
+from verdict_workers import Computing
+
+from shardprep.loaders import Loader, TrainTransform
+from shardprep.loaders.buffers.slots import Field, SlotLayout
+from shardprep.loaders.measuring.ceilings import hand_over_rate, one_core_rate
+from shardprep.loaders.measuring.loader_bench import AgainstDisk
+from shardprep.loaders.measuring.loader_speed import LoaderSpeed, measure
+from shardprep.loaders.measuring.probes import _Measured, probe
+
+HANDING = {"handing": 9.5, "starved": 0.1}
+
+
+@pytest.mark.slow
+def test_a_slow_transform_is_confirmed_by_runs_without_it(lmdb_shards: Path) -> None:
+    transform = Computing(0.005)
+    make = partial(Loader, lmdb_shards, batch_size=10, transform=transform, workers=1)
+    speed = measure(make, seconds=0.3)
+
+    probes = probe(make, speed, transform, seconds=0.2)
+
+    assert probes.limit == "augment"
+    assert [run.name for run in probes.runs] == ["hand-over", "encoded", "again", "one core"]
+    found = {run.name: run for run in probes.runs}
+    assert found["encoded"].images_per_second > 2 * speed.images_per_second
+    assert found["hand-over"].images_per_second > 2 * speed.images_per_second
+    assert (found["encoded"].confirms, found["hand-over"].confirms) == (True, True)
+    assert json.loads(json.dumps(probes.to_json()))["confirmed"] is probes.confirmed
+
+
+def test_without_a_transform_there_is_less_to_leave_out(lmdb_shards: Path) -> None:
+    make = partial(Loader, lmdb_shards, batch_size=10, workers=0)
+
+    probes = probe(make, measure(make, seconds=0.1), None, seconds=0.1)
+
+    assert [run.name for run in probes.runs] == ["hand-over", "again"]
+    assert "from memory as before" in probes.runs[1].sentence
+
+
+@pytest.mark.parametrize(
+    ("speed", "rate", "confirms", "says"),
+    [
+        (speed_of(DECODING), 900.0, True, "without decoding 900 images/s, 9.0 times as many"),
+        (speed_of(DECODING), 105.0, False, "do not take the time"),
+        (speed_of(READING), 105.0, True, "do not take the time"),
+        (speed_of(READING), 900.0, False, "augmenting take the time"),
+        (speed_of({"read": 10.0, "decode": 5.0, "augment": 0.0}), 130.0, None, "1.3 times"),
+        (speed_of(DECODING, **HANDING), 105.0, None, "do not take the time"),
+    ],
+)
+def test_leaving_decoding_out_helps_as_much_as_it_costs(
+    speed: LoaderSpeed, rate: float, confirms: bool | None, says: str
+) -> None:
+    found = _Measured(speed).encoded(rate)
+
+    assert found.confirms is confirms
+    assert says in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("stages", "rate", "confirms"),
+    [(DECODING, 55.0, True), (DECODING, 500.0, False), (READING, 500.0, True), (READING, 55.0, False)],
+)
+def test_a_core_that_decodes_tells_whether_the_workers_do(
+    stages: dict[str, float], rate: float, confirms: bool
+) -> None:
+    found = _Measured(speed_of(stages)).one_core(rate)
+
+    assert found.confirms is confirms
+    assert f"2 could make {2 * rate:,.0f}" in found.sentence
+
+
+def test_handing_over_that_is_no_faster_is_what_limits() -> None:
+    limited = _Measured(speed_of(DECODING, **HANDING))
+
+    assert limited.limit == "hand-over"
+    assert limited.hand_over(105.0).confirms is True
+    assert limited.hand_over(9000.0).confirms is False
+    assert _Measured(speed_of(DECODING)).hand_over(9000.0).confirms is True
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "says"),
+    [
+        (0.0, 1.0, "so the storage takes the time"),
+        (1.0, 1.0, "the storage was not read"),
+        (0.0, 0.2, "not all in memory"),
+        (None, None, "not all in memory"),
+    ],
+)
+def test_the_page_cache_tells_what_the_second_reading_was(
+    before: float | None, then: float | None, says: str
+) -> None:
+    first, second = (speed_of(READING, cached=share) for share in (before, then))
+    faster = LoaderSpeed(**{**vars(second), "images_per_second": 300.0})
+
+    assert says in _Measured(first).again(first, faster).sentence
+
+
+def test_ceilings_are_measured_and_leave_opencv_as_it_was(lmdb_shards: Path) -> None:
+    threads = cv2.getNumThreads()
+    with Loader(lmdb_shards, workers=0) as loader:
+        small = one_core_rate(loader.dataset, TrainTransform(16), seconds=0.1)
+        slow = one_core_rate(loader.dataset, Computing(0.02), seconds=0.1)
+
+    assert 0 < slow < small
+    assert cv2.getNumThreads() == threads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_with_nothing_in_them_are_handed_over(workers: int) -> None:
+    layout = SlotLayout(10, (Field("image", (4,), "uint8"),))
+
+    assert hand_over_rate(layout, workers=workers, slots=4, seconds=0.05) > 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "cold", "says"),
+    [
+        ("read", 260e6, "Disk-bound at 245 MB/s; this disk reads 260 MB/s cold."),
+        ("read", 2600e6, "but this disk reads 2,600 MB/s cold"),
+        ("decode", 2600e6, "Not disk-bound: the loader delivers 245 MB/s; this disk reads 2,600 MB/s cold"),
+        ("decode", 100e6, "which would limit a cold epoch"),
+        ("read", None, "from this disk is not known"),
+    ],
+)
+def test_a_disk_is_what_limits_only_where_reading_does(limit: str, cold: float | None, says: str) -> None:
+    found = AgainstDisk(245e6, cold, 4e9, limit)
+
+    assert says in found.sentence
+    assert found.to_json()["sentence"] == found.sentence

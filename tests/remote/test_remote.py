@@ -1,0 +1,882 @@
+"""Batches from other machines are those of local iteration, each exactly once, whatever machines fail."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import itertools
+import json
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from key_files import KeyFolder
+from remote_ends import (
+    ANY_PORT,
+    SOURCES,
+    TIMEOUT_S,
+    large_row,
+    line_of,
+    loader,
+    locally,
+    numbers,
+    odd_ones,
+    program,
+    programs,
+    row,
+    same,
+    serving,
+    slow_numbers,
+    wired,
+)
+
+from shardprep.formats.errors import OperationError, UsageError
+from shardprep.loaders import EvalTransform, Loader
+from shardprep.loaders.buffers.memory import ALIGNMENT
+from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.frames.receiver import SenderFailed
+from shardprep.loaders.remote import (
+    NotAdmitted,
+    PlaintextWire,
+    Refused,
+    RemoteSource,
+    WrongReceiver,
+    serve,
+)
+from shardprep.loaders.remote import (
+    receiver as reception,
+)
+
+ALL = ["loader", "loader_with_workers", "dropping_loader", "numbers", "joined", "odd_ones"]
+
+
+def made_by(name: str, path: Path) -> Callable[[], Any]:
+    return lambda: SOURCES[name](path)
+
+
+# Batches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("senders", [1, 2, 3])
+@pytest.mark.parametrize("name", ALL)
+def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_shards: Path) -> None:
+    expected = locally(name, lmdb_shards, passes=2)
+    with wired(made_by(name, lmdb_shards), senders=senders) as source:
+        for batches in expected:
+            assert same(list(source), batches)
+            records = 204 if "loader" in name else len(batches)
+            source.receipt().check(records)
+        stats = source.stats()
+    assert stats.batches == sum(map(len, expected))
+    assert (stats.rejected, stats.stale, stats.repeated, stats.refused) == (0, 0, 0, ())
+
+
+@pytest.mark.parametrize("name", ["loader", "odd_ones"])
+def test_unordered_batches_come_each_once_and_resume(name: str, lmdb_shards: Path) -> None:
+    (expected,) = locally(name, lmdb_shards)
+    with wired(made_by(name, lmdb_shards), senders=3, ordered=False) as source:
+        began = iter(source)
+        some = [next(began) for _ in range(4)]
+        state = json.loads(json.dumps(source.state_dict()))
+    with wired(made_by(name, lmdb_shards), senders=2, ordered=False) as source:
+        source.load_state_dict(state)
+        rest = list(source)
+        source.receipt().check(204 if name == "loader" else len(expected))
+    assert same(sorted([*some, *rest], key=repr), sorted(expected, key=repr))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 5, "all", "all and more"])
+@pytest.mark.parametrize("name", ["loader", "joined", "odd_ones"])
+def test_a_state_goes_on_where_it_was_taken(name: str, steps: int | str, lmdb_shards: Path) -> None:
+    expected = locally(name, lmdb_shards, passes=2)
+    whole = len(expected[0])
+    count = steps if isinstance(steps, int) else whole + (steps == "all and more")
+    with wired(made_by(name, lmdb_shards), senders=2) as source:
+        assert same(list(itertools.islice(source, count)), expected[0][:count])
+        state = json.loads(json.dumps(source.state_dict()))
+    with wired(made_by(name, lmdb_shards)) as source:
+        source.load_state_dict(state)
+        if count < whole:
+            assert same(list(source), expected[0][count:])
+            source.receipt().check(204 if name == "loader" else whole)
+        elif count == whole and name == "odd_ones":
+            assert list(source) == []  # the end of the pass was not known yet
+        assert same(list(source), expected[1])
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("senders", [1, 2])
+@pytest.mark.parametrize("name", ["loader_with_workers", "slow_numbers", "slow_odd_ones"])
+def test_going_back_within_a_pass_rejects_no_frame_of_the_senders(
+    name: str, senders: int, ordered: bool, lmdb_shards: Path
+) -> None:
+    (_, expected) = locally(name, lmdb_shards, passes=2)
+    with wired(made_by(name, lmdb_shards), senders=senders, ordered=ordered) as source:
+        began = source.state_dict()
+        first = iter(source)
+        for _ in range(6):
+            next(first)
+        source.load_state_dict(source.state_dict())
+        assert len(list(source)) == len(expected) - 6
+        for _ in zip(range(4), source, strict=False):
+            within = source.state_dict()
+        for state in (within, began):
+            source.load_state_dict(state)
+            for _ in zip(range(3), source, strict=False):
+                pass
+        source.load_state_dict(within)
+        rest = list(source)
+
+        assert len(rest) == len(expected) - 4
+        assert not ordered or same(rest, expected[4:])
+        source.receipt().check(204 if name.startswith("loader") else len(expected))
+        stats = source.stats()
+        assert (stats.rejected, stats.refused) == (0, ())
+
+
+def test_a_state_from_before_the_first_sender_is_the_beginning(lmdb_shards: Path) -> None:
+    (expected,) = locally("loader", lmdb_shards)
+    with RemoteSource(ANY_PORT) as source:
+        state = source.state_dict()
+    with wired(lambda: loader(lmdb_shards)) as source:
+        source.load_state_dict(state)
+        assert same(list(source), expected)
+
+
+def test_the_length_is_known_once_a_sender_has_told_it(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source:
+        with pytest.raises(TypeError, match="no sender"):
+            len(source)
+        with serving(lambda: loader(lmdb_shards), source.endpoint), source:
+            next(began := iter(source))
+            assert (len(source), source.batches_per_epoch) == (21, 21)
+            source.load_state_dict(source.state_dict())
+            assert len(source) == 20
+            with pytest.raises(UsageError, match="another iteration"):
+                next(began)
+    with wired(lambda: odd_ones(lmdb_shards)) as source:
+        next(iter(source))
+        with pytest.raises(TypeError, match="do not know"):
+            len(source)
+
+
+def test_a_pass_that_is_left_is_followed_by_the_next_one(lmdb_shards: Path) -> None:
+    expected = locally("loader", lmdb_shards, passes=3)
+    with wired(lambda: loader(lmdb_shards), senders=2) as source:
+        first = iter(source)
+        next(first)
+        second = iter(source)
+        assert same([next(second) for _ in range(3)], expected[1][:3])
+        with pytest.raises(UsageError, match="another iteration"):
+            next(first)
+        assert same(list(source), expected[2])
+
+
+@pytest.mark.slow
+def test_arrays_lie_where_tensorflow_takes_them_and_never_change(lmdb_shards: Path) -> None:
+    def make() -> Flow:
+        return Flow.from_iterable(range(8)).map(large_row)
+
+    with wired(make) as source:
+        held = list(source)
+        for _ in source:
+            pass
+    assert all(batch.ctypes.data % ALIGNMENT == 0 and batch.flags.writeable for batch in held)
+    assert [set(batch[:: 1 << 20].tolist()) for batch in held] == [{n} for n in range(8)]
+    assert source.batches_never_change
+
+
+def test_encoded_images_come_as_bytes(lmdb_shards: Path) -> None:
+    def make() -> Loader:
+        return loader(lmdb_shards, transform=None, with_numbers=False)
+
+    with make() as own:
+        expected = [[bytes(image) for image in images] for images, _ in own]
+    with wired(make) as source:
+        assert [images for images, _ in source] == expected
+
+
+def test_a_remote_source_is_a_source_of_flows(lmdb_shards: Path) -> None:
+    (expected,) = locally("loader", lmdb_shards)
+    with wired(lambda: loader(lmdb_shards)) as source:
+        flow = Flow.from_iterable(source).map(len)
+        assert list(flow) == [len(expected[0])] * 21
+
+
+def test_a_remote_source_is_a_source_of_inputs(lmdb_shards: Path) -> None:
+    pytest.importorskip("tensorflow")
+    queue_input = importlib.import_module("shardprep.loaders.tf_inputs").QueueInput
+    (expected, following) = locally("loader", lmdb_shards, passes=2)
+    with wired(lambda: loader(lmdb_shards), senders=2) as source:
+        with queue_input(source) as batches:
+            came = [tuple(part.numpy() for part in batch) for batch in batches]
+            state = batches.state_dict()
+        source.load_state_dict(state)
+        assert same(came, expected)
+        assert same(list(source), following)
+
+
+def test_a_dataset_of_less_than_a_batch_is_all_left_out(lmdb_shards: Path) -> None:
+    def make() -> Loader:
+        return loader(lmdb_shards, batch_size=1000, drop_last=True)
+
+    with wired(make) as source:
+        assert [list(source), list(source)] == [[], []]
+        source.receipt().check(204)
+        assert source.receipt().count == 0
+
+
+def test_skipped_records_are_in_the_receipt(lmdb_shards: Path) -> None:
+    def make() -> Loader:
+        return loader(lmdb_shards, transform=EvalTransform(8, resize=9), on_bad_record="skip", shuffle=None)
+
+    with wired(make) as source:
+        rows = sum(len(batch[-1]) for batch in source)
+        receipt = source.receipt()
+        receipt.check(204)
+        assert rows == receipt.count == 204 - len(receipt.skipped)
+
+
+# Senders and receivers that start and stop
+
+
+def busiest(source: RemoteSource, senders: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """The sender with the most leased steps."""
+    most = max(source.stats().senders, key=lambda sender: sender.lag)
+    (found,) = [process for process in senders if most.name.endswith(f":{process.pid}")]
+    return found
+
+
+@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones"])
+def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
+    (expected,) = locally(name, lmdb_shards)
+    with (
+        RemoteSource(ANY_PORT) as source,
+        programs(3, "serve", name, lmdb_shards, source.endpoint) as senders,
+    ):
+        for process in senders:
+            assert line_of(process) == "ready"
+        came = []
+        for number, batch in enumerate(source):
+            came.append(batch)
+            if number in (3, 9):
+                busiest(source, senders).kill()
+        assert same(came, expected)
+        source.receipt().check(len(expected))
+        assert source.stats().rejected == 0
+        assert source.stats().leases_given_again > 0
+
+
+@pytest.mark.slow
+def test_a_sender_killed_in_the_middle_of_a_batch_loses_none(lmdb_shards: Path) -> None:
+    with (
+        RemoteSource(ANY_PORT) as source,
+        programs(3, "serve", "large_ones", "-", source.endpoint) as senders,
+    ):
+        came = []
+        for number, batch in enumerate(source):
+            came.append(set(batch[::1000].tolist()))
+            if number in (0, 10):
+                senders[number // 10].kill()
+        assert came == [{n} for n in range(30)]
+        assert source.stats().rejected == 0
+
+
+@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones"])
+def test_a_stopped_sender_is_replaced_and_may_continue(name: str, lmdb_shards: Path) -> None:
+    (expected,) = locally(name, lmdb_shards)
+    with (
+        RemoteSource(ANY_PORT, lease_seconds=0.5) as source,
+        program("serve", name, lmdb_shards, source.endpoint) as sleeper,
+    ):
+        began = iter(source)
+        came = [next(began), next(began)]
+        sleeper.send_signal(signal.SIGSTOP)
+        with serving(made_by(name, lmdb_shards), source.endpoint), source:
+            came += [next(began) for _ in range(16)]
+            assert source.stats().leases_given_again > 0
+            sleeper.send_signal(signal.SIGCONT)
+            came += list(began)
+            assert same(came, expected)
+            source.receipt().check(len(expected))
+            assert same(list(source), expected)
+            assert source.stats().rejected == 0
+        assert sleeper.wait(TIMEOUT_S) == 0
+
+
+@contextmanager
+def breaking_network(
+    endpoint: str, *, lasting: float = TIMEOUT_S, flips: threading.Event | None = None
+) -> Iterator[str]:
+    """A tunnel to ``endpoint`` that cuts each connection after ``lasting`` seconds.
+
+    Once ``flips`` is set, one byte from the endpoint is changed.
+    """
+    stop = threading.Event()
+    target = "127.0.0.1", int(endpoint.rpartition(":")[2])
+
+    def pass_on(one: socket.socket, other: socket.socket, until: float) -> None:
+        with suppress(OSError):
+            while time.monotonic() < until and not stop.is_set():
+                for ready in select.select([one, other], [], [], 0.05)[0]:
+                    if not (data := ready.recv(100_000)):
+                        return
+                    if flips and flips.is_set() and ready is other:
+                        flips.clear()
+                        data = flipped(data)
+                    (other if ready is one else one).sendall(data)
+
+    def connect() -> None:
+        with server:
+            while not stop.is_set():
+                if select.select([server], [], [], 0.05)[0]:
+                    with (
+                        suppress(OSError),
+                        server.accept()[0] as one,
+                        socket.create_connection(target) as other,
+                    ):
+                        pass_on(one, other, time.monotonic() + lasting)
+
+    server = socket.create_server(("127.0.0.1", 0))
+    address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    thread = threading.Thread(target=connect)
+    thread.start()
+    try:
+        yield address
+    finally:
+        stop.set()
+        thread.join()
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x41]) + data[middle + 1 :]
+
+
+@pytest.mark.slow
+def test_a_sender_goes_on_after_damage_on_the_way(keys: KeyFolder) -> None:
+    flips = threading.Event()
+    with (
+        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
+        breaking_network(source.endpoint, flips=flips) as endpoint,
+        serving(made_by("slow_numbers", Path()), endpoint, keys=keys.sender(), patience=1) as (sent,),
+        source,
+    ):
+        for place, _ in enumerate(source):
+            if place in (5, 15):
+                flips.set()
+        source.receipt().check(30)
+        source.close()
+        assert sent.result(TIMEOUT_S).connections > 1
+
+
+@pytest.mark.slow
+def test_connections_that_break_lose_no_batch() -> None:
+    (expected,) = locally("middling_ones", Path())
+    with (
+        RemoteSource(ANY_PORT) as source,
+        breaking_network(source.endpoint, lasting=0.1) as endpoint,
+        serving(made_by("middling_ones", Path()), endpoint, patience=1) as (sent,),
+    ):
+        assert same(list(source), expected)
+        source.receipt().check(len(expected))
+        assert source.stats().rejected == 0
+        source.close()
+        with suppress(OperationError):  # it may be between two connections, and then finds no receiver
+            assert sent.result(TIMEOUT_S).connections > 1
+
+
+@pytest.mark.torture
+def test_a_sender_that_missed_its_heartbeats_reconnects(lmdb_shards: Path) -> None:
+    with (
+        RemoteSource(ANY_PORT) as source,
+        program("serve", "slow_numbers", lmdb_shards, source.endpoint) as sleeper,
+    ):
+        began = iter(source)
+        came = [next(began), next(began)]
+        sleeper.send_signal(signal.SIGSTOP)
+        waker = threading.Timer(25, sleeper.send_signal, [signal.SIGCONT])
+        waker.start()
+        came += list(began)
+        waker.join()
+        assert same(came, locally("slow_numbers", lmdb_shards)[0])
+        assert source.stats().rejected == 0
+        source.close()
+        said, _ = sleeper.communicate(timeout=TIMEOUT_S)
+        assert json.loads(said.splitlines()[-1])["connections"] == 2
+
+
+@pytest.mark.slow
+def test_a_slow_sender_alone_makes_nothing_twice(lmdb_shards: Path) -> None:
+    with wired(lambda: slow_numbers(lmdb_shards), lease_seconds=0.001) as source:
+        assert len(list(source)) == 30
+        assert source.stats().repeated == 0
+
+
+@pytest.mark.slow
+def test_a_sender_that_comes_later_takes_part(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source, serving(lambda: slow_numbers(lmdb_shards), source.endpoint):
+        began = iter(source)
+        next(began)
+        with serving(lambda: slow_numbers(lmdb_shards), source.endpoint, name="late"), source:
+            list(began)
+            list(source)
+            assert {s.name: s.batches > 5 for s in source.stats().senders}["late"]
+
+
+@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones", "loader"])
+def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_shards: Path) -> None:
+    expected = locally(name, lmdb_shards, passes=2)
+    with RemoteSource(ANY_PORT) as first:
+        endpoint = first.endpoint
+        with serving(made_by(name, lmdb_shards), endpoint, senders=2, patience=TIMEOUT_S) as sent:
+            with suppress(ZeroDivisionError), first:
+                began = iter(first)
+                came = [next(began) for _ in range(5)]
+                state = first.state_dict()
+                raise ZeroDivisionError  # the training fails
+            time.sleep(0.3)
+            with RemoteSource(endpoint) as second:
+                second.load_state_dict(state)
+                assert same([*came, *second], expected[0])
+                second.receipt().check(204 if name == "loader" else len(expected[0]))
+                assert same(list(second), expected[1])
+                while len(second.stats().senders) < 2:  # or a late one would wait for a third receiver
+                    list(second)
+            assert {future.result(TIMEOUT_S).connections for future in sent} == {2}
+
+
+@pytest.mark.slow
+def test_senders_may_be_there_before_their_receiver(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source:
+        endpoint = source.endpoint
+    with serving(lambda: numbers(lmdb_shards), endpoint, patience=TIMEOUT_S) as (sent,):
+        time.sleep(0.3)
+        assert not sent.done()
+        with RemoteSource(endpoint) as source:
+            assert len(list(source)) == 15
+        assert sent.result(TIMEOUT_S).batches == 15
+
+
+@pytest.mark.slow
+def test_a_sender_waits_for_a_receiver_as_long_as_it_was_told(lmdb_shards: Path) -> None:
+    with pytest.raises(OperationError, match="no receiver"):
+        serve(numbers(lmdb_shards), "tcp://127.0.0.1:9", patience=0.3)
+
+
+@pytest.mark.slow
+def test_without_senders_the_log_says_so_once(
+    lmdb_shards: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception, "NO_SENDER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(reception, "POLL_INTERVAL_S", 0.05)
+    with RemoteSource(ANY_PORT) as source:
+        assert "no sender is connected" in str(source.stats())
+        with serving(lambda: (time.sleep(1), numbers(lmdb_shards))[1], source.endpoint), source:
+            assert len(list(source)) == 15
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        "no sender is connected; waiting for one"
+    ]
+
+
+# Keys
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFolder:
+    return KeyFolder(tmp_path)
+
+
+def test_with_keys_the_same_comes_and_each_sender_is_known_by_its_key(
+    keys: KeyFolder, lmdb_shards: Path
+) -> None:
+    (expected,) = locally("loader", lmdb_shards)
+    with (
+        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
+        serving(lambda: loader(lmdb_shards), source.endpoint, keys=keys.sender("data1")),
+        serving(lambda: loader(lmdb_shards), source.endpoint, keys=keys.sender("data2")),
+        source,
+    ):
+        assert same(list(source), expected)
+        while {sender.key for sender in source.stats().senders} != {"data1", "data2"}:
+            assert len(list(source)) == 21
+
+
+@pytest.mark.slow
+def test_a_sender_without_an_allowed_key_is_not_admitted_and_raises(
+    keys: KeyFolder, lmdb_shards: Path
+) -> None:
+    with (
+        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
+        serving(lambda: loader(lmdb_shards), source.endpoint, keys=keys.sender()),
+        source,
+    ):
+        for given in (keys.sender("stranger"), None):
+            with loader(lmdb_shards) as own, pytest.raises(NotAdmitted):
+                serve(own, source.endpoint, keys=given)
+        with loader(lmdb_shards) as own, pytest.raises(WrongReceiver):
+            serve(own, source.endpoint, keys=keys.sender(receiver="data2"))
+        assert len(list(source)) == 21
+        assert source.stats().not_admitted >= 2
+
+
+@pytest.mark.slow
+def test_a_sender_with_a_removed_key_is_refused(keys: KeyFolder, lmdb_shards: Path) -> None:
+    with (
+        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
+        serving(lambda: slow_numbers(lmdb_shards), source.endpoint, keys=keys.sender("data1")) as (removed,),
+    ):
+        began = iter(source)
+        came = [next(began), next(began)]
+        keys.disallow("data1")
+        source.reload_keys()
+        with serving(lambda: slow_numbers(lmdb_shards), source.endpoint, keys=keys.sender("data2")), source:
+            came += list(began)
+            assert same(came, locally("slow_numbers", lmdb_shards)[0])
+            assert [sender.key for sender in source.stats().senders] == ["data2"]
+            with pytest.raises(Refused, match="allow-list"):
+                removed.result(TIMEOUT_S)
+
+
+def test_without_keys_the_wire_stays_on_this_machine(lmdb_shards: Path) -> None:
+    with pytest.raises(UsageError, match="prep keygen"):
+        RemoteSource("tcp://0.0.0.0:*")
+    with numbers(lmdb_shards) as flow, pytest.raises(UsageError, match="prep keygen"):
+        serve(flow, "tcp://192.0.2.1:5555")
+    with pytest.warns(PlaintextWire):
+        RemoteSource("tcp://0.0.0.0:*", insecure=True).close()
+
+
+# Refused senders
+
+
+OTHERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "batch size": (lambda path: loader(path, batch_size=9), "batch size is '9' instead of '10'"),
+    "seed": (lambda path: loader(path, seed=1), "seed is '1' instead of '0'"),
+    "shuffle": (lambda path: loader(path, shuffle=None), "shuffle is 'null'"),
+    "transform": (
+        lambda path: loader(path, transform=EvalTransform(8, resize=9)),
+        "transform is 'EvalTransform",
+    ),
+    "labels": (lambda path: loader(path, labels="sorted_wnid1_bg"), "labels is"),
+    "flow": (numbers, "identity is"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_sender_with_other_batches_is_refused_with_a_reason(other: str, lmdb_shards: Path) -> None:
+    make, reason = OTHERS[other]
+    with wired(lambda: loader(lmdb_shards)) as source:
+        began = iter(source)
+        next(began)
+        with serving(lambda: make(lmdb_shards), source.endpoint, name="wrong") as (sent,):
+            while not sent.done() and next(began, None):
+                time.sleep(0.02)
+            with pytest.raises(Refused, match=reason):
+                sent.result(TIMEOUT_S)
+        ((name, told),) = source.stats().refused
+        assert name == "wrong"
+        assert reason in told
+
+
+def test_a_state_determines_which_senders_are_admitted(lmdb_shards: Path) -> None:
+    with wired(lambda: loader(lmdb_shards)) as source:
+        next(iter(source))
+        state = source.state_dict()
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(lambda: numbers(lmdb_shards), source.endpoint, senders=1),
+        source,
+    ):
+        next(iter(source))
+        with pytest.raises(UsageError, match="identity is"):
+            source.load_state_dict(state)
+    with RemoteSource(ANY_PORT) as source, serving(lambda: loader(lmdb_shards), source.endpoint) as _, source:
+        source.load_state_dict(state)
+        with serving(lambda: numbers(lmdb_shards), source.endpoint) as (sent,):
+            assert len(list(source)) == 20
+            assert len(list(source)) == 21
+            with pytest.raises(Refused):
+                sent.result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"version": 2},
+        {"version": 1, "pass": -1, "step": 0, "taken": []},
+        {"version": 1, "pass": 0, "step": 0, "taken": None},
+        {"version": 1, "pass": 0, "step": 0, "taken": [], "receipt": {}},
+        {"version": 1, "pass": 0, "step": 0, "taken": [], "terms": {"facts": 1}},
+        {"version": 1, "pass": True, "step": 0, "taken": []},
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with RemoteSource(ANY_PORT) as source, pytest.raises(UsageError):
+        source.load_state_dict(state)
+
+
+def test_the_same_identity_is_given_where_code_differs(lmdb_shards: Path) -> None:
+    def other() -> Flow:
+        return Flow.from_iterable(range(100)).shuffle(20).map(lambda n: row(n)).batch(7)
+
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(lambda: numbers(lmdb_shards), source.endpoint, identity="numbers"),
+        serving(other, source.endpoint, identity="numbers"),
+        source,
+    ):
+        assert len(list(source)) == 15
+        assert source.receipt().dataset == "numbers"
+        assert source.stats().refused == ()
+
+
+# Errors of the source
+
+
+def test_an_error_of_the_work_is_raised_where_it_is_due_and_on_all_machines(lmdb_shards: Path) -> None:
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(made_by("failing", lmdb_shards), source.endpoint, senders=2) as sent,
+    ):
+        began = iter(source)
+        assert [int(next(began)[1][0]) for _ in range(17)] == list(range(17))
+        with pytest.raises(SenderFailed, match="seventeen does not decode"):
+            next(began)
+        assert source.state_dict()["step"] == 17
+        for future in sent:
+            with pytest.raises(ValueError, match="seventeen"):
+                future.result(TIMEOUT_S)
+
+
+def test_a_batch_that_cannot_be_sent_raises_on_both_sides(lmdb_shards: Path) -> None:
+    for make, says in (
+        (lambda: Flow.from_iterable(["text"]), "cannot be sent"),
+        (lambda: Flow.from_iterable([np.zeros(1001, np.uint8)]), "limit of 1,000"),
+    ):
+        with RemoteSource(ANY_PORT, limit_bytes=1000) as source, serving(make, source.endpoint) as (sent,):
+            with pytest.raises(SenderFailed, match=says):
+                next(iter(source))
+            with pytest.raises(UsageError, match=says):
+                sent.result(TIMEOUT_S)
+
+
+# Closing
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> None:
+    with (
+        RemoteSource(ANY_PORT, lease_seconds=3600) as source,
+        programs(2, "serve", "slow_numbers", lmdb_shards, source.endpoint) as (one, other),
+    ):
+        for process in (one, other):
+            line_of(process)
+        came = []
+        for _, number in source:
+            came.append(int(number[0]))
+            if len(came) == 5:
+                one.send_signal(signal.SIGINT)
+        assert came == list(range(30))
+        _, errors = one.communicate(timeout=TIMEOUT_S)
+        assert "KeyboardInterrupt" in errors
+        source.close()
+        assert other.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_sender_that_waits_for_a_receiver() -> None:
+    with program("serve", "numbers", "-", "tcp://127.0.0.1:9") as process:
+        line_of(process)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_receiver_that_waits() -> None:
+    with program("receive", ANY_PORT) as process:
+        line_of(process)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+
+
+def test_closing_ends_senders_with_an_unread_hello() -> None:
+    with (
+        RemoteSource(ANY_PORT) as source,
+        serving(made_by("numbers", Path()), source.endpoint) as (sent,),
+        ExitStack() as stack,
+        source,
+    ):
+        assert len(list(source)) == 15
+        (late,) = stack.enter_context(serving(made_by("numbers", Path()), source.endpoint))
+        assert source._reception._socket._socket.poll(TIMEOUT_S * 1000)  # the HELLO has arrived
+        source.close()
+        assert late.result(TIMEOUT_S).batches == 0
+        assert sent.result(TIMEOUT_S).batches == 15
+
+
+def test_a_closed_receiver_ends_its_senders_and_cannot_be_iterated(lmdb_shards: Path) -> None:
+    with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(lmdb_shards), source.endpoint) as (sent,):
+        assert len(list(source)) == 15
+        source.close()
+        assert sent.result(TIMEOUT_S).batches == 15
+        with pytest.raises(UsageError, match="closed"):
+            iter(source)
+        source.close()
+
+
+def test_close_wakes_a_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "POLL_INTERVAL_S", 3600.0)
+    with RemoteSource(ANY_PORT) as source, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(list, source)
+        time.sleep(0.2)
+        with pytest.raises(UsageError, match="another thread"):
+            iter(source)
+        source.close()
+        with pytest.raises(UsageError, match="closed"):
+            waiting.result(TIMEOUT_S)
+
+
+def test_a_closed_or_dropped_receiver_frees_its_endpoint() -> None:
+    source = RemoteSource(ANY_PORT)
+    endpoint = source.endpoint
+    for _ in range(3):
+        source.close()
+        source = RemoteSource(endpoint)
+    with pytest.raises(OperationError, match="in use"):
+        RemoteSource(endpoint)
+    del source
+    gc.collect()
+    RemoteSource(endpoint).close()
+
+
+def test_nothing_is_left_open(lmdb_shards: Path) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def run() -> None:
+        with wired(lambda: numbers(lmdb_shards), senders=2) as source:
+            assert len(list(source)) == 15
+
+    run()  # pyzmq opens what it keeps
+    before = open_files()
+    for _ in range(5):
+        run()
+    assert open_files() <= before
+
+
+@pytest.mark.slow
+def test_a_loader_s_slots_come_back_while_it_is_served(lmdb_shards: Path) -> None:
+    def make() -> Loader:
+        return loader(lmdb_shards, workers=1, slots=4, transform=EvalTransform(64, resize=72))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a held slot would be copied with a warning
+        with wired(make) as source:
+            assert len(list(source)) == 21
+
+
+def test_a_report_that_fails_is_not_an_error_of_the_source() -> None:
+    def fail(stats: object) -> None:
+        raise OSError("the terminal is gone")
+
+    with wired(made_by("numbers", Path())) as source:
+        batches = iter(source)
+        with serving(made_by("numbers", Path()), source.endpoint, report=fail, senders=3) as senders:
+            for sent in senders:
+                with pytest.raises(OSError, match="terminal"):
+                    sent.result(TIMEOUT_S)
+        assert len(list(batches)) == 15
+
+
+def test_expected_values_bind_even_the_first_sender(lmdb_shards: Path) -> None:
+    def left_over() -> Loader:
+        return loader(lmdb_shards, seed=1)
+
+    with (
+        RemoteSource(ANY_PORT, expected={"seed": 2, "batch size": 10}) as source,
+        serving(left_over, source.endpoint) as (refused,),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        drawn = pool.submit(list, source)
+        with pytest.raises(Refused, match="seed is '1' instead of '2'"):
+            refused.result(TIMEOUT_S)
+        with serving(lambda: loader(lmdb_shards, seed=2), source.endpoint), source:
+            assert len(drawn.result(TIMEOUT_S)) == 21
+
+
+def test_a_receiver_on_a_path_keeps_it(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/wire"
+    with wired_at(endpoint) as source:
+        with pytest.raises(OperationError, match="listens there already"):
+            RemoteSource(endpoint)
+        assert len(list(source)) == 15
+    with wired_at(endpoint) as source:
+        assert len(list(source)) == 15
+
+
+@contextmanager
+def wired_at(endpoint: str) -> Iterator[RemoteSource]:
+    with RemoteSource(endpoint) as source, serving(made_by("numbers", Path()), endpoint), source:
+        yield source
+
+
+def test_a_receiver_is_true_before_its_length_is_known() -> None:
+    with RemoteSource(ANY_PORT) as source:
+        assert source
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"ahead": 0}, {"patience": -1}, {"name": ""}, {"name": "x" * 257}, {"endpoint": "udp://x"}),
+        *({"endpoint": "tcp://127.0.0.1:99999"}, {"identity": ""}, {"identity": "\u00e9" * 3000}),
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_arguments_that_are_not_valid_are_refused_by_a_sender(
+    given: dict[str, Any], lmdb_shards: Path
+) -> None:
+    with pytest.raises(UsageError):
+        serve(numbers(lmdb_shards), **{"endpoint": "tcp://127.0.0.1:9", **given})
+
+
+@pytest.mark.parametrize(
+    "given", [{"ahead": 0}, {"lease_seconds": 0}, {"limit_bytes": "much"}, {"endpoint": "udp://x"}], ids=str
+)
+def test_arguments_that_are_not_valid_are_refused_by_a_receiver(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        RemoteSource(**{"endpoint": ANY_PORT, **given})
+
+
+def test_what_is_neither_loader_nor_flow_cannot_be_served() -> None:
+    with pytest.raises(UsageError, match="not a list"):
+        serve([1, 2], "tcp://127.0.0.1:9")  # type: ignore[arg-type]
+
+
+def test_a_loader_of_a_part_cannot_be_served(lmdb_shards: Path) -> None:
+    with loader(lmdb_shards, world_size=2) as part, pytest.raises(UsageError, match="world_size=1"):
+        serve(part, "tcp://127.0.0.1:9")

@@ -1,0 +1,619 @@
+"""Frames of peers that are not valid: dropped and counted, and never an error in the training loop."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import zmq
+from remote_ends import ANY_PORT, TIMEOUT_S, numbers, serving, slow_numbers
+
+from shardprep.loaders.frames import codec
+from shardprep.loaders.frames.codec import FrameKind, pack_batch, pack_note, read_head
+from shardprep.loaders.frames.frame_socket import Message
+from shardprep.loaders.remote import RemoteSource
+from shardprep.loaders.remote.auth.receiver_auth import ReceiverAuth
+from shardprep.loaders.remote.leasing.ledger import StepLease
+from shardprep.loaders.remote.leasing.step_tracker import Steps
+from shardprep.loaders.remote.messages import (
+    VERSION,
+    Delivery,
+    Hello,
+    StepRef,
+    Welcome,
+    pack_delivery,
+    read_lease,
+)
+from shardprep.loaders.remote.receiver import Reception
+from shardprep.loaders.remote.sender_registry import MAX_BAD_FRAMES
+from shardprep.loaders.remote.source_terms import SourceTerms
+
+STEPS = 40
+TERMS = SourceTerms({"dataset": "sha256:1", "seed": "0"}, STEPS, STEPS, picks=True)
+LIMIT = 100_000
+
+
+def hello(name: str = "peer", terms: SourceTerms = TERMS) -> Hello:
+    return Hello(name, name, terms, 12)
+
+
+def batch_of(step: int) -> Any:
+    return np.full((2, 3), step), {"label": np.array([step, -step])}
+
+
+def delivery_of(step: int) -> Delivery:
+    return Delivery(batch_of(step), np.array([step]))
+
+
+Parts = list[bytes]
+
+
+def wired(parts: Any) -> Parts:
+    return [bytes(part) for part in parts]
+
+
+class Room:
+    """A reception with peers that the test plays: what it sends to each, and the batches it took."""
+
+    def __init__(self) -> None:
+        self.said: dict[bytes, list[Any]] = {}
+        socket = SimpleNamespace(send=self._say, events=lambda: (), receive=lambda: None, endpoint="here")
+        self.reception = Reception(socket, ReceiverAuth(None), ahead=12, lease_seconds=60, limit=LIMIT)  # type: ignore[arg-type]
+        self.reception.begin(0, Steps(total=None))
+        self.came: list[Any] = []
+        self.session = 0
+
+    def _say(self, parts: Any, *, peer: bytes) -> bool:
+        self.said.setdefault(peer, []).append(read_head(parts[0]))
+        return True
+
+    def hear(self, peer: bytes, parts: Any) -> None:
+        """Handle a message of the peer."""
+        self.reception._handle(Message(peer, [zmq.Frame(bytes(part)) for part in parts]))
+        self.reception._grant()
+        while made := self.reception.take():
+            self.came.append(made[0].batch)
+
+    def enter(self, peer: bytes, **given: Any) -> None:
+        self.hear(peer, hello(str(peer), **given).pack())
+        for head in self.said[peer]:
+            if head.kind is FrameKind.WELCOME:
+                self.session = Welcome.read(head).session
+
+    def leases(self, peer: bytes) -> list[StepLease]:
+        """Return the new leases of this peer."""
+        heads = self.said.pop(peer, [])
+        return [read_lease(head) for head in heads if head.kind is FrameKind.LEASE]
+
+    def good_frames(self, lease: StepLease) -> Iterator[Parts]:
+        for step in range(lease.start, lease.stop):
+            yield wired(pack_delivery(StepRef(self.session, lease.id, 0, step), delivery_of(step)))
+
+    def is_dropped(self, peer: bytes) -> bool:
+        return self.reception.senders.is_dropped(peer)
+
+    @property
+    def stats(self) -> Any:
+        return self.reception.stats()
+
+    def finish(self) -> None:
+        """Let an honest peer make the missing steps, and check that each was delivered once."""
+        self.enter(b"honest")
+        while leases := self.leases(b"honest"):
+            for lease in leases:
+                for frame in self.good_frames(lease):
+                    self.hear(b"honest", frame)
+        assert self.reception.steps.is_over
+        assert len(self.came) == STEPS
+        for step, batch in enumerate(self.came):
+            assert frames_equal(batch, batch_of(step))
+
+
+def frames_equal(one: Any, other: Any) -> bool:
+    return bool(wired(pack_batch(one)) == wired(pack_batch(other)))
+
+
+# Mutations of a good frame
+
+
+def crafted(head: bytes, **changes: Any) -> bytes:
+    """Return a header with other fields, or another description, and a matching checksum."""
+    values = list(codec.HEAD.unpack_from(head))
+    text = head[codec.HEAD.size + 4 :]
+    if "description" in changes:
+        text = json.dumps(changes.pop("description")).encode()
+        values[6] = len(text)
+    names = ("magic", "version", "kind", "zero", "number", "parts", "length")
+    for name, value in changes.items():
+        values[names.index(name)] = value
+    fixed = codec.HEAD.pack(*values)
+    return fixed + struct.pack("<I", google_crc32c.value(fixed + text)) + text
+
+
+def description_of(head: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(head[codec.HEAD.size + 4 :])
+    return found
+
+
+def flip_a_bit(frame: Parts, chance: random.Random) -> Parts:
+    place = chance.randrange(len(frame))
+    data = bytearray(frame[place] or b"\0")
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return [*frame[:place], bytes(data), *frame[place + 1 :]]
+
+
+def cut_a_part(frame: Parts, chance: random.Random) -> Parts:
+    place = chance.randrange(len(frame))
+    return [*frame[:place], frame[place][: chance.randrange(len(frame[place]))], *frame[place + 1 :]]
+
+
+def lengthen_a_part(frame: Parts, chance: random.Random) -> Parts:
+    place = chance.randrange(len(frame))
+    return [*frame[:place], frame[place] + chance.randbytes(chance.randrange(1, 30)), *frame[place + 1 :]]
+
+
+def drop_a_part(frame: Parts, chance: random.Random) -> Parts:
+    place = chance.randrange(len(frame))
+    return frame[:place] + frame[place + 1 :]
+
+
+def add_a_part(frame: Parts, chance: random.Random) -> Parts:
+    place = chance.randrange(1, len(frame) + 1)
+    return [*frame[:place], chance.randbytes(chance.randrange(40)), *frame[place:]]
+
+
+def swap_parts(frame: Parts, chance: random.Random) -> Parts:
+    one, other = chance.sample(range(len(frame)), 2)
+    swapped = list(frame)
+    swapped[one], swapped[other] = frame[other], frame[one]
+    return swapped
+
+
+def change_the_head(frame: Parts, chance: random.Random) -> Parts:
+    name, width = chance.choice(
+        [("version", 8), ("kind", 8), ("zero", 16), ("number", 64), ("parts", 32), ("length", 32)]
+    )
+    return [crafted(frame[0], **{name: chance.getrandbits(width)}), *frame[1:]]
+
+
+def change_the_description(frame: Parts, chance: random.Random) -> Parts:
+    description = description_of(frame[0])
+    leaf = chance.choice(list(leaves_of(description)))
+    name = chance.choice(list(leaf))
+    others = [
+        None,
+        -1,
+        0,
+        1,
+        2**31,
+        2**63,
+        2**100,
+        1.5,
+        "x",
+        "|O",
+        [],
+        [1] * 40,
+        [2**40, 2**40],
+        {},
+        True,
+    ]
+    leaf[name] = chance.choice([value for value in others if value != leaf[name]])
+    return [crafted(frame[0], description=description), *frame[1:]]
+
+
+def leaves_of(description: Any) -> Iterator[dict[str, Any]]:
+    if "dtype" in description:
+        yield description
+    for part in description.get("tuple", ()):
+        yield from leaves_of(part)
+    for part in description.get("dict", {}).values():
+        yield from leaves_of(part)
+
+
+def say_other_numbers(frame: Parts, chance: random.Random) -> Parts:
+    """Change session, lease, pass or step, with a matching checksum."""
+    meta = np.frombuffer(frame[1], np.int64).copy()
+    meta[chance.randrange(4)] += chance.choice([-(2**40), -1, 1, 2, 40, 2**40])
+    return with_part(frame, 0, meta.tobytes())
+
+
+def say_other_records(frame: Parts, chance: random.Random) -> Parts:
+    return with_part(frame, 1, np.array([chance.choice([-1, STEPS, 2**62])]).tobytes())
+
+
+def with_part(frame: Parts, place: int, data: bytes) -> Parts:
+    description = description_of(frame[0])
+    description["tuple"][place]["crc32c"] = google_crc32c.value(data)
+    return [crafted(frame[0], description=description), *frame[1 : place + 1], data, *frame[place + 2 :]]
+
+
+def say_something_else(frame: Parts, chance: random.Random) -> Parts:
+    """Return a frame without arrays, with valid or other values."""
+    values: list[Any] = [-1, 0, 1, 2**63, 2**70, "", "text" * 3000, [1], None, True, {"a": {}}, 1.5]
+    names = (
+        "session",
+        "lease",
+        "pass_number",
+        "text",
+        "name",
+        "instance",
+        "terms",
+        "wants",
+        "start",
+        "stop",
+        "limit",
+    )
+    notes = {name: chance.choice(values) for name in names if chance.random() < 0.5}
+    kind = chance.choice([kind for kind in FrameKind if kind not in (FrameKind.STOP, FrameKind.CREDIT)])
+    return wired(pack_note(kind, chance.choice([0, 1, VERSION, 2**63, STEPS]), **notes))
+
+
+def say_done_with_what_never_was(frame: Parts, chance: random.Random) -> Parts:
+    return wired(pack_note(FrameKind.CREDIT, chance.choice([2**20, 2**63, 2**64 - 1])))
+
+
+MUTATIONS: list[Callable[[Parts, random.Random], Parts]] = [
+    flip_a_bit,
+    cut_a_part,
+    lengthen_a_part,
+    drop_a_part,
+    add_a_part,
+    swap_parts,
+    change_the_head,
+    change_the_description,
+    say_other_numbers,
+    say_other_records,
+    say_something_else,
+    say_done_with_what_never_was,
+]
+
+
+def attack(room: Room, codec: int, mutated: Callable[[Parts, random.Random], Parts]) -> None:
+    """Send such frames from a peer, and where it is dropped, from the next one."""
+    chance, peers, peer, lease = random.Random(1), 0, b"", StepLease(0, 0, 0, 0)
+    for _ in range(codec):
+        if peer not in room.reception.senders.present:
+            peers += 1
+            peer = b"evil %d" % peers
+            room.enter(peer)
+            (lease, *_) = room.leases(peer)
+        good = list(room.good_frames(lease))[chance.randrange(lease.stop - lease.start)]
+        bad = mutated(good, chance)
+        if bad != good:
+            room.hear(peer, bad)
+    assert peers >= room.stats.rejected // MAX_BAD_FRAMES
+    room.reception._forget(peer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+def test_no_mutated_frame_is_delivered_or_does_harm(mutate: Callable[[Parts, random.Random], Parts]) -> None:
+    room = Room()
+    attack(room, 1000, mutate)
+    assert room.stats.rejected > 250
+    room.finish()
+
+
+def several(frame: Parts, chance: random.Random) -> Parts:
+    for mutate in chance.choices(MUTATIONS, k=chance.randrange(1, 4)):
+        with suppress(ValueError, IndexError, KeyError, TypeError, struct.error, AttributeError):
+            frame = mutate(frame, chance)  # while the frame still has what is changed
+    return frame
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.torture)])
+def test_no_frame_of_many_mutations_is_delivered_or_does_harm(count: int) -> None:
+    room = Room()
+    attack(room, count, several)
+    room.finish()
+
+
+# Single faults
+
+
+def bad_frame() -> Parts:
+    return [b"garbage"]
+
+
+def test_a_peer_with_too_many_bad_frames_gets_the_reason_and_is_ignored() -> None:
+    room = Room()
+    room.enter(b"evil")
+    (lease, *_) = room.leases(b"evil")
+    for _ in range(MAX_BAD_FRAMES):
+        assert not room.is_dropped(b"evil")
+        room.hear(b"evil", bad_frame())
+
+    (told,) = [head for head in room.said[b"evil"] if head.kind is FrameKind.STOP]
+    assert "8 frames of it were bad" in told.description["text"]
+    assert room.stats.refused == ((str(b"evil"), told.description["text"]),)
+    for frame in (*room.good_frames(lease), hello().pack(), bad_frame()):
+        room.hear(b"evil", frame)
+    assert room.stats.rejected == MAX_BAD_FRAMES
+    assert room.came == []
+    room.finish()
+
+
+def test_a_frame_of_an_earlier_session_is_rejected() -> None:
+    earlier, room = Room(), Room()
+    for each in (earlier, room):
+        each.enter(b"peer")
+    (lease, *_) = earlier.leases(b"peer")
+    for frame in earlier.good_frames(lease):
+        room.hear(b"peer", frame)
+
+    assert room.came == []
+    assert room.stats.rejected == lease.stop - lease.start
+
+
+def test_a_repeated_frame_is_counted_and_not_bad() -> None:
+    room = Room()
+    room.enter(b"peer")
+    (lease, *_) = room.leases(b"peer")
+    frame = next(room.good_frames(lease))
+    for _ in range(5):
+        room.hear(b"peer", frame)
+
+    assert (len(room.came), room.stats.repeated, room.stats.rejected) == (1, 4, 0)
+
+
+def test_a_gap_is_filled_by_others_at_once() -> None:
+    room = Room()
+    room.enter(b"one")
+    (lease, *_) = room.leases(b"one")
+    first, _, third, *_ = room.good_frames(lease)
+    room.hear(b"one", first)
+    room.hear(b"one", third)
+    room.enter(b"other")
+
+    assert 1 in [lease.start for lease in room.leases(b"one") + room.leases(b"other")]
+
+
+def test_a_damaged_frame_s_step_is_made_again() -> None:
+    room = Room()
+    room.enter(b"one")
+    for lease in room.leases(b"one"):
+        for number, frame in enumerate(room.good_frames(lease)):
+            room.hear(b"one", flip_a_bit(frame, random.Random(1)) if number == 2 else frame)
+
+    assert room.stats.rejected == 1
+    assert 2 in {lease.start for lease in room.leases(b"one")}
+
+
+def test_frames_under_the_lease_of_another_sender_are_rejected() -> None:
+    room = Room()
+    room.enter(b"one")
+    (lease, *_) = room.leases(b"one")
+    room.enter(b"other")
+    for frame in room.good_frames(lease):
+        room.hear(b"other", frame)
+
+    assert room.came == []
+    assert room.stats.rejected == lease.stop - lease.start
+
+
+def test_the_batch_of_a_pass_that_is_over_is_stale_and_not_bad() -> None:
+    room = Room()
+    room.enter(b"peer")
+    (lease, *_) = room.leases(b"peer")
+    frame = next(room.good_frames(lease))
+    room.reception.begin(1, Steps(total=None))
+    room.hear(b"peer", frame)
+
+    assert (room.came, room.stats.stale, room.stats.rejected) == ([], 1, 0)
+
+
+def test_frames_of_a_peer_without_hello_are_ignored() -> None:
+    room = Room()
+    for kind in (
+        FrameKind.END,
+        FrameKind.ERROR,
+        FrameKind.STOP,
+        FrameKind.CREDIT,
+        FrameKind.DONE,
+        FrameKind.LEASE,
+    ):
+        room.hear(b"stranger", pack_note(kind))
+    room.hear(b"stranger", pack_batch(np.zeros(3)))
+
+    assert (room.stats.stale, room.stats.senders, room.said) == (7, (), {})
+    room.finish()
+
+
+def test_other_versions_and_datasets_are_refused_with_a_reason() -> None:
+    room = Room()
+    room.enter(b"right")
+    (head,) = wired(hello().pack())
+    room.hear(b"future", [crafted(head, number=VERSION + 1)])
+    room.hear(b"other", hello(terms=replace(TERMS, facts={"dataset": "sha256:2", "seed": "0"})).pack())
+    room.hear(b"longer", hello(terms=replace(TERMS, steps=STEPS + 1)).pack())
+
+    reasons = [reason for _, reason in room.stats.refused]
+    assert reasons[0] == "it uses version 2 of the protocol, and not 1"
+    assert "dataset is 'sha256:2' instead of 'sha256:1'" in reasons[1]
+    assert "steps is '41' instead of '40'" in reasons[2]
+    assert [room.said[peer][-1].description["text"] for peer in (b"future", b"other", b"longer")] == reasons
+    assert room.stats.rejected == 0
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {},
+        {"name": ""},
+        {"name": "x" * 300},
+        {"wants": 0},
+        {"terms": "[]"},
+        {"terms": "{"},
+        {"terms": "[" * 15_000},
+        {"terms": json.dumps(TERMS.to_json() | {"steps": -2})},
+        {"terms": json.dumps(TERMS.to_json() | {"steps": -1})},
+        {"terms": json.dumps(TERMS.to_json() | {"facts": {}})},
+        {"terms": json.dumps(TERMS.to_json() | {"facts": {"dataset": 1}})},
+        {"terms": json.dumps(TERMS.to_json() | {"more": 1})},
+    ],
+    ids=str,
+)
+def test_a_hello_that_is_not_valid_is_rejected(notes: dict[str, Any]) -> None:
+    (head,) = wired(hello().pack())
+    given = description_of(head) | notes if notes else {}
+    room = Room()
+    room.hear(b"peer", pack_note(FrameKind.HELLO, VERSION, **given))
+
+    assert (room.stats.rejected, room.stats.senders) == (1, ())
+
+
+def test_a_refusal_is_short_however_much_differs() -> None:
+    room = Room()
+    room.enter(b"one")
+    facts = {"dataset": "other"} | {chr(0x4E00 + n): "" for n in range(2240)}
+    terms = json.dumps(replace(TERMS, facts=facts).to_json(), ensure_ascii=False, separators=(",", ":"))
+    room.hear(b"other", pack_note(FrameKind.HELLO, VERSION, name="o", instance="o", terms=terms, wants=1))
+
+    ((_, reason),) = room.stats.refused
+    assert reason.endswith("more")
+    assert room.said[b"other"][-1].kind is FrameKind.STOP
+
+
+def test_a_sender_that_reconnects_loses_its_earlier_leases() -> None:
+    room = Room()
+    room.enter(b"before")
+    assert [lease.start for lease in room.leases(b"before")] == [0]
+    room.hear(b"after", hello(str(b"before")).pack())
+
+    assert [lease.start for lease in room.leases(b"after")] == [0]
+    assert len(room.stats.senders) == 1
+    room.hear(b"after", hello(str(b"before")).pack())
+    assert room.stats.rejected == 1, "a second HELLO on one connection is bad"
+
+
+@pytest.mark.slow
+def test_the_numbers_of_senders_and_of_remembered_addresses_are_bounded() -> None:
+    room = Room()
+    for number in range(300):
+        room.enter(b"%d" % number)
+    assert len(room.stats.senders) == 256
+    assert "256 senders" in room.stats.refused[-1][1]
+    for number in range(3000):
+        room.hear(b"stranger %d" % number, bad_frame())
+    assert len(room.reception.senders._bad) <= 1000
+    assert len(room.reception.senders._dropped) <= 1000
+
+
+def test_a_text_of_a_sender_is_shown_without_control_characters() -> None:
+    room = Room()
+    room.hear(b"peer", hello("\x1b[2Jname\x07").pack())
+
+    assert room.stats.senders[0].name == "?[2Jname?"
+
+
+def test_a_batch_above_the_limit_is_rejected() -> None:
+    room = Room()
+    room.enter(b"peer")
+    (lease, *_) = room.leases(b"peer")
+    large = Delivery(np.zeros(LIMIT, np.uint8), np.array([0]))
+    room.hear(b"peer", pack_delivery(StepRef(room.session, lease.id, 0, 0), large))
+
+    assert room.stats.rejected == 1
+
+
+# Over real sockets
+
+
+@contextmanager
+def peer_of(source: RemoteSource) -> Iterator[zmq.Socket[bytes]]:
+    """A sender that the test plays."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.setsockopt(zmq.SNDHWM, 0)
+        peer.setsockopt(zmq.RCVTIMEO, int(TIMEOUT_S * 1000))
+        peer.connect(source.endpoint)
+        yield peer
+
+
+def memory() -> int:
+    """Return the bytes that this process has in memory."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+@pytest.mark.slow
+def test_the_training_loop_goes_on_whatever_a_peer_sends() -> None:
+    chance = random.Random(1)
+    with RemoteSource(ANY_PORT) as source, serving(lambda: slow_numbers(Path()), source.endpoint), source:
+        began = iter(source)
+        came = [next(began)]
+        terms = source.state_dict()["terms"]
+        with peer_of(source) as peer:
+            peer.send_multipart(hello(terms=SourceTerms.from_json(terms)).pack())
+            heads = []
+            while not [head for head in heads if head.kind is FrameKind.LEASE]:
+                came.append(next(began))
+                while peer.poll(0):
+                    heads.append(read_head(peer.recv_multipart()[0]))
+            lease = read_lease(next(head for head in heads if head.kind is FrameKind.LEASE))
+            session = heads[0].description["session"]
+            good = wired(pack_delivery(StepRef(session, lease.id, 0, lease.start), delivery_of(lease.start)))
+            for _ in range(MAX_BAD_FRAMES):
+                peer.send_multipart(flip_a_bit(good, chance))
+            came += list(began)
+            while (head := read_head(peer.recv_multipart()[0])).kind is not FrameKind.STOP:
+                pass
+            assert "were bad" in head.description["text"]
+        assert [int(number[0]) for _, number in came] == list(range(30))
+        source.receipt().check(30)
+        assert source.stats().rejected == MAX_BAD_FRAMES
+        assert len(list(source)) == 30
+
+
+def test_an_oversized_buffer_ends_its_connection_only() -> None:
+    with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(Path()), source.endpoint), source:
+        with peer_of(source) as peer:
+            peer.monitor("inproc://events", zmq.EVENT_DISCONNECTED)
+            with zmq.Context.instance(peer.context).socket(zmq.PAIR) as events:
+                events.connect("inproc://events")
+                peer.send(bytes(codec.PIECE + 100))  # a few are for encryption
+                assert events.poll(int(TIMEOUT_S * 1000))
+                peer.disable_monitor()
+        assert len(list(source)) == 15
+
+
+@pytest.mark.slow
+def test_messages_of_very_many_buffers_are_dropped_and_their_memory_is_used_again() -> None:
+    with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(Path()), source.endpoint), source:
+        sizes = []
+        for attacks in range(1, 5):
+            with peer_of(source) as peer:
+                peer.send_multipart([bytes(100_000)] * 1000)
+                peer.send_multipart([b""] * 10_000)
+                while source.stats().rejected < 2 * attacks:
+                    assert len(list(source)) == 15
+            sizes.append(memory())
+        assert sizes[-1] < sizes[0] + 100e6
+
+
+@pytest.mark.slow
+def test_a_flood_of_frames_that_were_not_leased_is_held_back() -> None:
+    with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(Path()), source.endpoint), source:
+        began = iter(source)
+        next(began)
+        before = memory()
+        with peer_of(source) as peer:
+            for _ in range(2):
+                peer.send(bytes(1000))
+            flood = bytes(codec.PIECE)
+            for _ in range(500):
+                peer.send(flood, copy=False)
+            time.sleep(1.0)  # in which half a gigabyte would have come
+            assert memory() < before + 200e6
+            assert len(list(began)) == 14

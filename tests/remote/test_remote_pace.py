@@ -1,0 +1,120 @@
+"""Senders of different speeds: none delays the others. The time is simulated, the ledger is real."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from shardprep.loaders.remote.leasing.ledger import AHEAD, Ledger
+from shardprep.loaders.remote.leasing.sender_window import FIRST_SIZE, SLOW_GROWTH, SenderWindow
+from shardprep.loaders.remote.leasing.step_tracker import Steps
+
+STEPS = 2_000
+
+
+class Simulated:
+    """Peers that take ``seconds`` each for a step, and a consumer."""
+
+    def __init__(self, seconds: Sequence[float], *, jitter: float = 0.0, ordered: bool = True) -> None:
+        self.seconds = {bytes([n]): each for n, each in enumerate(seconds)}
+        self.made = dict.fromkeys(self.seconds, 0)
+        self._jitter, self._dice = jitter, random.Random(1)
+        self._ledger: Ledger[int] = Ledger(ahead=AHEAD, lease_seconds=1e9)
+        self._ledger.begin(0, Steps(total=STEPS, ordered=ordered), in_any_order=True)
+        self._queues: dict[bytes, list[tuple[int, int]]] = {peer: [] for peer in self.seconds}
+        self._events: list[tuple[float, bytes]] = []
+        self._now = 0.0
+        for peer in self.seconds:
+            self._ledger.join(peer, wants=AHEAD, now=0.0)
+
+    def run(self, step: float = 0.0) -> float:
+        """Return how long a consumer that needs ``step`` seconds for each step takes for all."""
+        free = 0.0
+        self._grant()
+        while not self._ledger.steps.is_over:
+            self._now, peer = heapq.heappop(self._events)
+            if peer:
+                self._make(peer)
+            while self._ledger.steps.has_next and free <= self._now:
+                self._ledger.steps.take()
+                free = self._now + step
+                heapq.heappush(self._events, (free, b""))
+                self._grant()
+            self._grant()
+        return self._now
+
+    def _make(self, peer: bytes) -> None:
+        lease, step = self._queues[peer].pop(0)
+        self._ledger.arrive(peer, lease, 0, step, step, now=self._now)
+        self.made[peer] += 1
+        if self._queues[peer]:
+            self._begin(peer)
+
+    def _grant(self) -> None:
+        for peer, lease in self._ledger.grant(self._now):
+            was_idle = not self._queues[peer]
+            self._queues[peer] += [(lease.id, step) for step in range(lease.start, lease.stop)]
+            if was_idle:
+                self._begin(peer)
+
+    def _begin(self, peer: bytes) -> None:
+        seconds = self.seconds[peer] * self._dice.uniform(1 - self._jitter, 1 + self._jitter)
+        heapq.heappush(self._events, (self._now + seconds, peer))
+
+
+UNEQUAL = ([1, 1], [1, 2], [1, 4], [1, 10], [1, 20], [1, 40], [1, 1, 1, 10], [1, 2, 3, 4, 5], [1, 10, 10, 10])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("jitter", [0.0, 0.5])
+@pytest.mark.parametrize("seconds", UNEQUAL)
+def test_together_they_make_nearly_what_they_make_alone(
+    seconds: list[float], jitter: float, ordered: bool
+) -> None:
+    rates = [1 / each for each in seconds]
+
+    took = Simulated(seconds, jitter=jitter, ordered=ordered).run()
+
+    assert STEPS / took >= 0.9 * sum(rates)
+
+
+@pytest.mark.parametrize("seconds", [[1, 1], [1, 2], [1, 10]])
+def test_where_all_wait_for_the_consumer_no_window_shrinks(seconds: list[float]) -> None:
+    peers = Simulated(seconds)
+
+    took = peers.run(step=12.0)
+
+    assert took >= 12.0 * (STEPS - 1)
+    assert min(peers.made.values()) > 0.3 * STEPS
+
+
+def test_the_window_of_a_peer_that_was_slow_grows_back() -> None:
+    window = SenderWindow(wants=12, last_arrival=0.0)
+    window.grow(1)
+
+    for _ in range(9):
+        window.shrink()
+    assert window.size == 1
+
+    window.grow(11 * SLOW_GROWTH - 1)
+    assert window.size == 11
+    window.grow(1)
+    window.grow(100 * SLOW_GROWTH)
+    assert window.size == 12
+
+
+def test_a_window_grows_until_others_wait_for_its_sender() -> None:
+    window = SenderWindow(wants=12, last_arrival=0.0)
+    assert window.size == FIRST_SIZE
+
+    window.shrink()  # it still starts its workers
+    assert window.size == FIRST_SIZE
+
+    window.grow(6)
+    assert window.size == FIRST_SIZE + 6
+    window.shrink()
+    assert window.size == (FIRST_SIZE + 6) // 2

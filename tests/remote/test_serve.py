@@ -1,0 +1,123 @@
+"""``prep serve`` as a user runs it: it makes the batches that a local loader makes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import prep_here
+from key_files import KeyFolder
+
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from shardprep.loaders.remote import RemoteSource
+
+OPTIONS = ("--batch-size", 8, "--size", 224, "--shuffle", 10, "--seed", 3, "--workers", 1)
+
+
+@contextmanager
+def serving(*words: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "shardprep.cli", "serve", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path, tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path)
+    with RemoteSource("tcp://127.0.0.1:*", keys=keys.receiver) as source:
+        ends = ("--to", source.endpoint, "--key", tmp_path / "data1.key_secret")
+        with serving(
+            lmdb_shards, *ends, "--receiver", tmp_path / "train.key", *OPTIONS, "--name", "one", "--json"
+        ) as process:
+            served = list(source)
+            assert [sender.name for sender in source.stats().senders] == ["one"]
+            source.close()
+            said, complained = process.communicate(timeout=60)
+
+    with Loader(
+        lmdb_shards,
+        batch_size=8,
+        transform=TrainTransform(224),
+        shuffle=LocalShuffle(10),
+        seed=3,
+        workers=0,
+    ) as loader:
+        np.testing.assert_equal(served, list(loader))
+    assert (process.returncode, complained) == (0, "")
+    told = json.loads(said)
+    assert told["batches"] == len(served) > 0
+    assert told["bytes"] >= sum(images.nbytes for images, _ in served)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_at_once_and_gives_back_what_was_asked_for(lmdb_shards: Path) -> None:
+    with RemoteSource("tcp://127.0.0.1:*") as source:
+        with serving(lmdb_shards, "--to", source.endpoint, *OPTIONS) as process:
+            batches = iter(source)
+            first = next(batches)
+            process.send_signal(signal.SIGINT)
+            said, complained = process.communicate(timeout=60)
+        assert (process.returncode, said) == (130, "")
+        assert complained.startswith("prep: interrupted")
+        with serving(lmdb_shards, "--to", source.endpoint, *OPTIONS):
+            rest = list(batches)
+        source.receipt().check(204)
+    assert sum(len(labels) for _, labels in (first, *rest)) == 200  # in whole batches
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--to", "tcp://10.1.2.3:8877"], "prep keygen"),
+        (["--to", "tcp://127.0.0.1:1", "--key", "x.key_secret"], "belong together"),
+        (["--to", "nonsense"], "tcp://"),
+        ([], "--to"),
+        (["--to", "tcp://127.0.0.1:1", "--patience", -1], "--patience"),
+    ],
+    ids=["other machine without keys", "one key", "no endpoint", "nowhere", "patience"],
+)
+def test_wrong_arguments_are_reported_before_anything_begins(
+    lmdb_shards: Path, words: list[object], complaint: str
+) -> None:
+    done = prep_here("serve", lmdb_shards, "--workers", 0, *words)
+
+    assert done.returncode == 2
+    assert complaint in done.stderr
+
+
+@pytest.mark.slow
+def test_without_a_receiver_it_ends_with_an_error(lmdb_shards: Path) -> None:
+    done = prep_here("serve", lmdb_shards, "--to", "tcp://127.0.0.1:1", "--patience", 0.1, "--workers", 0)
+
+    assert done.returncode == 3
+    assert "no receiver was there for 0.1 s" in done.stderr
+
+
+@pytest.mark.slow
+def test_another_dataset_than_the_first_sender_s_is_refused_with_what_differs(lmdb_shards: Path) -> None:
+    with (
+        RemoteSource("tcp://127.0.0.1:*") as source,
+        serving(lmdb_shards, "--to", source.endpoint, *OPTIONS),
+    ):
+        next(iter(source))
+        with serving(lmdb_shards, "--to", source.endpoint, *OPTIONS, "--seed", 4) as process:
+            give_up = time.monotonic() + 60
+            while process.poll() is None and time.monotonic() < give_up:
+                for _ in source:  # the receiver reads HELLO while it is iterated
+                    time.sleep(0.02)
+            _, complained = process.communicate(timeout=10)
+
+    assert process.returncode == 2
+    assert "seed is '4' instead of '3'" in complained

@@ -1,0 +1,35 @@
+"""Calls to make in a separate process."""
+
+import os
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+
+
+def killed_by(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def killed_in_the_middle_of_its_answer() -> None:
+    """Write the beginning of a message on the channel of the answer."""
+    channel = sys._getframe(1).f_locals["channel"]
+    os.write(channel.fileno(), struct.pack("<Q", 1000) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises(error: BaseException) -> None:
+    raise error
+
+
+def imported(*names: str) -> list[str]:
+    return [name for name in names if name in sys.modules]
+
+
+def sleeps(noted: Path) -> None:
+    """Note the process's id, then sleep without end."""
+    part = noted.with_suffix(".part")
+    part.write_text(str(os.getpid()))
+    part.rename(noted)
+    time.sleep(3600)

@@ -1,0 +1,145 @@
+"""Transforms for the tests of the loader, defined here so that worker processes can import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import BadImage
+from shardprep.loaders import ArraySpec, TransformInput
+
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Tagging:
+    """Return three arrays that depend on record and epoch; act first at some keys (or all, at "")."""
+
+    actions: Mapping[str, Action] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> tuple[ArraySpec, ...]:
+        return (
+            ArraySpec("crc", (), "uint32"),
+            ArraySpec("draw", (2,), "float64"),
+            ArraySpec("seen", (), "int64"),
+        )
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> tuple[Any, ...]:
+        if action := self.actions.get(record.key, self.actions.get("")):
+            action()
+        return np.uint32(zlib.crc32(record.image)), rng.random(2), np.int64(record.label)
+
+
+def prefix(record: TransformInput, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Return a random number of the first bytes; declares no outputs."""
+    return np.frombuffer(record.image, np.uint8)[: rng.integers(1, 100)]
+
+
+def nothing(record: TransformInput, rng: np.random.Generator) -> None:
+    """Return None, as a function without a return statement."""
+
+
+def described(record: TransformInput, rng: np.random.Generator) -> dict[str, object]:
+    return {"key": record.key, "label": record.label}
+
+
+@dataclass(frozen=True)
+class Misdeclared:
+    """Return other arrays than it declares."""
+
+    outputs: tuple[ArraySpec, ...] = (ArraySpec("image", (3,), "uint8"),)
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> npt.NDArray[Any]:
+        return np.zeros(4, np.uint8)
+
+
+class OwnError(Exception):
+    """An error that only this module has."""
+
+
+def fail() -> None:
+    raise OwnError("this one not")
+
+
+def reject() -> None:
+    raise BadImage("does not decode")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    os._exit(0)
+
+
+def nap() -> None:
+    time.sleep(0.002)
+
+
+def hang() -> None:
+    time.sleep(3600)
+
+
+@dataclass(frozen=True)
+class Once:
+    """Do ``action`` on the first call, in any process."""
+
+    marker: Path
+    action: Action
+
+    def __call__(self) -> None:
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        self.action()
+
+
+@dataclass(frozen=True)
+class CutShort:
+    """Truncate a file in the middle of an epoch."""
+
+    path: Path
+
+    def __call__(self) -> None:
+        self.path.chmod(0o644)
+        os.truncate(self.path, 4096)
+
+
+@dataclass(frozen=True)
+class NoTensorflow:
+    """Fail where the process has a module that no worker needs."""
+
+    def __call__(self) -> None:
+        if found := {"tensorflow", "scipy", "h5py"} & set(sys.modules):
+            raise OwnError(f"a worker has imported {found}")
+
+
+def report_late_joins() -> None:
+    """Report on stderr when a thread is joined while the interpreter ends: a daemon may never run again."""
+    join, too_late, say = threading.Thread.join, sys.is_finalizing, os.write
+
+    def reporting(thread: threading.Thread, timeout: float | None = None) -> None:
+        if too_late():
+            say(2, b"joined too late")
+        join(thread, timeout)
+
+    threading.Thread.join = reporting  # type: ignore[assignment, method-assign]
+
+
+def exit_program(record: TransformInput, rng: np.random.Generator) -> None:
+    """A transform that ends its process, like a program."""
+    raise SystemExit(2)

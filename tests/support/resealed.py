@@ -1,0 +1,56 @@
+"""A dataset published again with something untrue in it, as an attacker or a later release could."""
+
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import writable
+
+from shardprep.formats.records.canonical_json import canonical_json, sha256_of
+
+Json = dict[str, Any]
+
+
+def reseal(dataset: Path, change: Callable[[Json], object] = lambda _: None) -> None:
+    """Change the manifest; sizes, hashes and the root are those of the current files."""
+    path = writable(dataset / "manifest.json")
+    manifest = json.loads(path.read_bytes())
+    for entry in [*manifest["tables"], *manifest["shards"]]:
+        data = (dataset / entry["name"]).read_bytes()
+        entry |= {"size": len(data), "sha256": "sha256:" + sha256(data).hexdigest()}
+    change(manifest)
+    del manifest["root"]
+    path.write_bytes(canonical_json(manifest | {"root": sha256_of(manifest)}))
+
+
+def in_part(part: str, **changes: object) -> Callable[[Json], object]:
+    return lambda manifest: manifest[part].update(changes)
+
+
+def with_rows(dataset: Path, name: str, change: Callable[[np.ndarray], np.ndarray | None]) -> None:
+    """Publish a table with other rows."""
+    path = writable(dataset / name)
+    rows = np.load(path)
+    changed = change(rows)
+    np.save(path, rows if changed is None else changed)
+    reseal(dataset)
+
+
+def with_header(dataset: Path, name: str, header: str) -> None:
+    """Publish a table with another header, padded as numpy does."""
+    path = writable(dataset / name)
+    data = path.read_bytes()
+    body = data[10 + int.from_bytes(data[8:10], "little") :]
+    text = (header + " " * (-(len(header) + 11) % 64) + "\n").encode("latin-1")
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body)
+    reseal(dataset)
+
+
+def listed(dataset: Path, name: str) -> Json:
+    """The manifest's entry of a file."""
+    manifest = json.loads((dataset / "manifest.json").read_bytes())
+    entries: list[Json] = [*manifest["tables"], *manifest["shards"]]
+    return next(entry for entry in entries if entry["name"] == name)

@@ -1,0 +1,226 @@
+"""Training with Keras: exact epochs and validation, known steps, occupancy in the logs, original errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import converted
+from loader_workers import OwnError
+from tf_devices import tf
+from tf_members import Numbered
+
+from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders.tf_inputs import (
+    DatasetInput,
+    FeedInput,
+    Input,
+    InputMonitor,
+    QueueInput,
+    StagingInput,
+    original_errors,
+    to_dataset,
+)
+
+MAKERS: dict[str, Callable[[Any], Input]] = {
+    "feed": FeedInput,
+    "queue": QueueInput,
+    "staging": lambda source: StagingInput(QueueInput(source), depth=2),
+    "dataset": lambda source: DatasetInput(to_dataset(source)),
+}
+
+
+class Counting(tf.keras.Model):
+    """A model that trains, and records the labels that it gets, within the compiled step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = tf.keras.layers.Dense(4)
+        self.seen: dict[str, list[int]] = {"train": [], "test": []}
+
+    def call(self, images: Any) -> Any:
+        return self.dense(tf.reduce_mean(tf.cast(images, tf.float32), axis=(1, 2)) / 255.0)
+
+    def train_step(self, data: Any) -> Any:
+        self._note("train", data[1])
+        return super().train_step(data)
+
+    def test_step(self, data: Any) -> Any:
+        self._note("test", data[1])
+        return super().test_step(data)
+
+    def _note(self, kind: str, labels: Any) -> None:
+        tf.numpy_function(lambda values: self.seen[kind].extend(values.tolist()), [labels], [])
+
+
+def model() -> Counting:
+    made = Counting()
+    made.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+
+@pytest.fixture(scope="module")
+def val_shards(lmdb_shards: Path) -> Path:
+    converted(lmdb_shards.parent / "archives", lmdb_shards.parent / "val", split="val")
+    return lmdb_shards.parent / "val"
+
+
+@pytest.fixture(scope="module")
+def train(lmdb_shards: Path) -> Iterator[Loader]:
+    with Loader(
+        lmdb_shards,
+        batch_size=40,
+        transform=TrainTransform(16),
+        shuffle=LocalShuffle(60),
+        workers=1,
+        drop_last=False,
+    ) as loader:
+        yield loader
+
+
+@pytest.fixture(scope="module")
+def validate(val_shards: Path) -> Iterator[Loader]:
+    with Loader(
+        val_shards, batch_size=4, transform=EvalTransform(16, resize=18), workers=0, drop_last=False
+    ) as loader:
+        yield loader
+
+
+def labels_of(loader: Loader) -> list[int]:
+    return sorted(int(loader.dataset[number].label) for number in range(len(loader.dataset)))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_three_epochs_of_fit_with_exact_validation(
+    make: Callable[[Any], Input], train: Loader, validate: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.set_epoch(0)
+    fitted = model()
+    with make(train) as inputs, make(validate) as held_out:
+        history = fitted.fit(
+            inputs.as_dataset(),
+            validation_data=held_out.as_dataset(),
+            epochs=3,
+            shuffle=False,
+            verbose=1,
+            callbacks=[InputMonitor(train=inputs, val=held_out)],
+        )
+
+    assert sorted(fitted.seen["train"]) == sorted(labels_of(train) * 3)
+    assert sorted(fitted.seen["test"]) == sorted(labels_of(validate) * 3)
+    assert "6/6" in capsys.readouterr().out
+    assert train.epoch == 3
+    train.receipt().check(204)
+    for name in ("train/level", "train/starved", "train/blocked", "val/starved", "loss", "val_loss"):
+        assert len(history.history[name]) == 3
+        assert np.isfinite(history.history[name]).all()
+    if make is MAKERS["feed"]:
+        assert history.history["train/starved"] == [1, 1, 1]
+
+
+def test_steps_are_known_before_the_first_epoch(train: Loader) -> None:
+    train.set_epoch(0)
+    steps: list[Any] = []
+
+    class Note(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            steps.append(self.params["steps"])
+
+    with QueueInput(train) as inputs:
+        model().fit(inputs.as_dataset(), epochs=1, shuffle=False, verbose=0, callbacks=[Note()])
+
+    assert steps == [6]
+
+
+def test_evaluate_and_predict_see_every_sample_once(validate: Loader) -> None:
+    fitted = model()
+    with QueueInput(validate) as inputs:
+        dataset = inputs.as_dataset()
+        fitted.evaluate(dataset, verbose=0)
+        assert sorted(fitted.seen["test"]) == labels_of(validate)
+        assert len(fitted.predict(dataset, verbose=0)) == 10
+
+
+def test_a_strategy_trains_on_every_sample(train: Loader, validate: Loader) -> None:
+    train.set_epoch(0)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        fitted = model()
+    with QueueInput(train) as inputs, QueueInput(validate) as held_out:
+        fitted.fit(
+            inputs.as_dataset(), validation_data=held_out.as_dataset(), epochs=2, shuffle=False, verbose=0
+        )
+
+    assert sorted(fitted.seen["train"]) == sorted(labels_of(train) * 2)
+    assert sorted(fitted.seen["test"]) == sorted(labels_of(validate) * 2)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_an_error_within_fit_comes_as_itself(make: Callable[[Any], Input]) -> None:
+    def fail(step: int) -> None:
+        if step == 3 and source.passes == 2:
+            raise OwnError("at 3 of the second epoch")
+
+    source = Numbered(before=fail)
+    fitted = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    fitted.compile("sgd", "mse")
+    steps: list[int] = []
+    note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: steps.append(step))
+    with (
+        make(lambda: ((x, x[:, :1]) for x, _ in source())) as inputs,
+        pytest.raises(OwnError, match="second epoch") as caught,
+        original_errors(),
+    ):
+        fitted.fit(
+            inputs.as_dataset().apply(tf.data.experimental.assert_cardinality(6)),
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[note],
+        )
+
+    assert isinstance(caught.value.__cause__, tf.errors.OpError)
+    assert steps == [0, 1, 2, 3, 4, 5, 0, 1, 2]
+
+
+def test_a_callback_that_fails_leaves_nothing_behind(train: Loader) -> None:
+    def fail(step: int, logs: Any) -> None:
+        if step == 2:
+            raise OwnError
+
+    callback = tf.keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+    with pytest.raises(OwnError), QueueInput(train) as inputs:
+        model().fit(inputs.as_dataset(), shuffle=False, verbose=0, callbacks=[callback])
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "shardprep-feeder"]
+
+
+def test_occupancy_is_written_where_tensorboard_reads_it(tmp_path: Path) -> None:
+    source = Numbered(last=3)
+    fitted = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    fitted.compile("sgd", "mse")
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with QueueInput(lambda: ((x, x[:, :1]) for x, _ in source())) as inputs:
+        history = fitted.fit(
+            inputs.as_dataset().apply(tf.data.experimental.assert_cardinality(6)),
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[InputMonitor(writer=writer, queue=inputs)],
+        ).history
+    writer.close()
+
+    (file,) = tmp_path.iterdir()
+    found: dict[str, list[float]] = {}
+    for event in tf.compat.v1.train.summary_iterator(str(file)):
+        for value in event.summary.value:
+            assert value.metadata.plugin_data.plugin_name == "scalars"
+            assert event.step == len(found.setdefault(value.tag, []))
+            found[value.tag].append(float(tf.make_ndarray(value.tensor)))
+    assert found.keys() == {"queue/level", "queue/starved", "queue/blocked"}
+    for name, values in found.items():
+        np.testing.assert_allclose(values, history[name], rtol=1e-6)
+        assert all(0 <= value <= 2 for value in values)

@@ -1,0 +1,206 @@
+"""The end of programs with an open input: in any state, at once, with a correct exit code, nothing left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repository import SUPPORT
+from scripts import Start, scripts, session_of
+from tensorflow_log import without_tensorflow_log
+
+TEST_TIMEOUT_S = 60
+
+PRELUDE = """
+import os, signal, sys, threading, time
+from tf_devices import tf
+import numpy as np
+from loader_workers import Tagging, nap, report_late_joins
+from shardprep.loaders import Loader, LocalShuffle
+from shardprep.loaders.tf_inputs import *
+
+report_late_joins()
+
+def loader(**options):
+    options = {"batch_size": 4, "transform": Tagging(), "shuffle": LocalShuffle(50), "workers": 1} | options
+    return Loader(os.environ["SHARDS"], **options)
+
+def endless(seconds=0.0):
+    while True:
+        time.sleep(seconds)
+        yield np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32)
+
+def full(each):
+    while each.stats().level < each.stats().capacity:
+        time.sleep(0.01)
+
+def interrupt(seconds=0.5, number=signal.SIGINT):
+    threading.Timer(seconds, os.kill, [os.getpid(), number]).start()
+"""
+
+
+@pytest.fixture
+def start(lmdb_shards: Path, tmp_path: Path) -> Iterator[Start]:
+    with scripts(tmp_path, PRELUDE, SHARDS=str(lmdb_shards), PYTHONPATH=str(SUPPORT)) as start_script:
+        yield start_script
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code and the program's own stderr, after all processes of its session have ended."""
+    _, said = process.communicate(timeout=TEST_TIMEOUT_S)
+    deadline = time.monotonic() + TEST_TIMEOUT_S
+    while session_of(process.pid):
+        assert time.monotonic() < deadline, "a process outlived its program"
+        time.sleep(0.01)
+    return process.returncode, without_tensorflow_log(said)
+
+
+STATES = {
+    "feeder waits for room": "each = QueueInput(loader()); it = iter(each); next(it); full(each)",
+    "stage waits for room": "each = StagingInput(QueueInput(loader()), depth=2); it = iter(each); next(it); full(each)",
+    "source is slow": """
+each = QueueInput(lambda: endless(0.3), signature=(tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1])))
+it = iter(each)
+""",
+    "dataset of a queue": "each = QueueInput(loader()); it = iter(each.as_dataset()); next(it)",
+    "dataset of a loader": "each = DatasetInput(to_dataset(loader(), prefetch=3)); it = iter(each); next(it)",
+    "graph": """
+each = StagingInput(QueueInput(loader()), depth=2)
+@tf.function
+def step():
+    return each.dequeue()
+step()
+""",
+    "graph over a dataset": """
+each = DatasetInput(to_dataset(loader()))
+@tf.function
+def step():
+    return each.dequeue()
+step()
+""",
+    "replicas": """
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+each = StagingInput(QueueInput(loader()), strategy=strategy, depth=2)
+@tf.function
+def step():
+    return strategy.run(each.dequeue)
+step()
+""",
+    "session": """
+tf.compat.v1.disable_eager_execution()
+each = StagingInput(QueueInput(loader()))
+batch = each.dequeue()
+session = tf.compat.v1.Session()
+each.start(session)
+session.run(batch)
+""",
+}
+QUICK = ["feeder waits for room", "dataset of a queue"]
+
+
+@pytest.mark.parametrize(
+    "states",
+    [QUICK, *(pytest.param([state], marks=pytest.mark.torture) for state in STATES if state not in QUICK)],
+    ids=", ".join,
+)
+def test_an_interpreter_ends_quietly(start: Start, states: list[str]) -> None:
+    processes = [
+        start(STATES[state]) for state in states
+    ]  # in parallel, because importing TensorFlow takes most of the time
+    assert [outcome(process) for process in processes] == [(0, "")] * len(states)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("state", STATES)
+def test_an_interpreter_ends_quietly_after_closing(start: Start, state: str) -> None:
+    assert outcome(start(STATES[state] + "\neach.close()")) == (0, "")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("state", STATES)
+def test_a_program_that_fails_shows_its_own_error_only(start: Start, state: str) -> None:
+    code, said = outcome(start(STATES[state] + "\n1 / 0"))
+
+    assert code == 1
+    assert said.count("Traceback") == 1
+    assert said.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("state", STATES)
+def test_a_terminated_program_leaves_nothing(start: Start, state: str) -> None:
+    process = start(STATES[state] + "\nprint('now', flush=True)\ntime.sleep(3600)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    process.terminate()
+
+    assert outcome(process)[0] == -signal.SIGTERM
+
+
+def test_sys_exit_within_fit_is_its_exit_code(start: Start) -> None:
+    script = """
+class Leave(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, step, logs=None):
+        if step == 3:
+            sys.exit(5)
+
+made = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+made.compile("sgd", "mse")
+each = QueueInput(lambda: endless())
+made.fit(each.as_dataset(), verbose=0, shuffle=False, callbacks=[Leave()])
+"""
+    assert outcome(start(script)) == (5, "")
+
+
+LOOPS = {
+    "iterating": "for batch in QueueInput(lambda: endless(0.001)): pass",
+    "waiting": """
+for batch in StagingInput(QueueInput(lambda: endless(2), signature=tf.TensorSpec([4, 3]))):
+    pass
+""",
+    "waiting for ever": """
+for batch in StagingInput(QueueInput(lambda: endless(3600), signature=tf.TensorSpec([4, 3]))):
+    pass
+""",
+    "dequeuing": """
+each = QueueInput(lambda: endless(0.001))
+while True:
+    each.dequeue()
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "loop",
+    ["waiting", *(pytest.param(loop, marks=pytest.mark.torture) for loop in LOOPS if loop != "waiting")],
+)
+def test_ctrl_c_is_heard(start: Start, loop: str) -> None:
+    code, said = outcome(start("interrupt()\n" + LOOPS[loop]))
+
+    assert code == -signal.SIGINT
+    assert said.count("Traceback") == 1
+    assert said.endswith("KeyboardInterrupt\n")
+
+
+def test_ctrl_c_leaves_an_input_that_goes_on(start: Start) -> None:
+    script = """
+made = loader(with_numbers=True, drop_last=False, transform=Tagging({"": nap}))
+with StagingInput(QueueInput(made)) as each:
+    interrupt()
+    try:
+        while True:
+            for batch in each:
+                pass
+    except KeyboardInterrupt:
+        state = each.state_dict()
+    each.load_state_dict(state)
+    for batch in each:
+        pass
+    made.receipt().check(204)
+made.close()
+"""
+    assert outcome(start(script)) == (0, "")

@@ -1,0 +1,290 @@
+"""Inputs in the graphs and sessions of TensorFlow 1: epochs, errors, and closing in any state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from loaded import assert_same, epoch_of
+from loader_workers import OwnError, Tagging
+from tf_devices import tf
+from tf_members import (
+    Aside,
+    Made,
+    Numbered,
+    Stop,
+    assert_whole,
+    batch_queue,
+    dataset_input,
+    forever,
+    members,
+    numbers_of,
+    staging_over_queue,
+    woken_by_closing,
+)
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders import Loader, LocalShuffle
+from shardprep.loaders.tf_inputs import (
+    DatasetInput,
+    FeedInput,
+    QueueInput,
+    StagingInput,
+    original_errors,
+)
+
+v1 = tf.compat.v1
+
+
+FED: dict[str, Made] = {
+    "queue": QueueInput,
+    "batch-queue": partial(batch_queue, rows=3),
+    "staging-over-queue": partial(staging_over_queue, depth=1),
+    "deep-staging-over-queue": partial(staging_over_queue, depth=3),
+}
+MEMBERS = FED | {"dataset": dataset_input}
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[Any]:
+    with tf.Graph().as_default() as made:
+        yield made
+
+
+def until_the_end(run: Callable[[], Any], steps: int | None = None) -> list[Any]:
+    out: list[Any] = []
+    try:
+        while steps is None or len(out) < steps:
+            out.append(run())
+    except tf.errors.OutOfRangeError:
+        pass
+    return out
+
+
+@members(MEMBERS)
+def test_three_epochs_are_the_loaders_bit_for_bit(make: Made, lmdb_shards: Path) -> None:
+    with Loader(
+        lmdb_shards,
+        batch_size=30,
+        transform=Tagging(),
+        shuffle=LocalShuffle(60),
+        workers=1,
+        with_numbers=True,
+        drop_last=False,
+    ) as loader:
+        epochs = [epoch_of(loader) for _ in range(3)]
+        loader.set_epoch(0)
+        with make(loader, **({"rows": 30} if make is FED["batch-queue"] else {})) as each:
+            batch = each.dequeue()
+            with v1.Session() as session:
+                each.start(session)
+                for expected in epochs:
+                    got = until_the_end(lambda: session.run(batch))
+                    assert_same(got, expected)
+                    assert sorted(numbers_of(got)) == list(range(204))
+                each.close()
+
+
+@members(MEMBERS)
+def test_a_monitored_session_trains_for_its_steps(make: Made) -> None:
+    source = Numbered()
+    with make(source) as each:
+        values, numbers = each.dequeue()
+        step = v1.train.get_or_create_global_step()
+        with tf.control_dependencies([values]):
+            train = v1.assign_add(step, 1)
+        got = []
+        with v1.train.MonitoredTrainingSession(hooks=[v1.train.StopAtStepHook(last_step=4)]) as session:
+            each.start(session)
+            while not session.should_stop():
+                got.append(session.run([numbers, train])[0])
+            each.close()
+
+    assert np.concatenate(got).tolist() == source.numbers()[:12]
+
+
+@members(MEMBERS)
+def test_a_monitored_session_ends_with_the_epoch(make: Made) -> None:
+    source = Numbered()
+    with make(source) as each:
+        _, numbers = each.dequeue()
+        v1.train.get_or_create_global_step()
+        got = []
+        with v1.train.MonitoredTrainingSession() as session:
+            each.start(session)
+            while not session.should_stop():
+                got.append(session.run(numbers))
+
+    assert np.concatenate(got).tolist() == source.numbers()
+
+
+@members(MEMBERS)
+def test_an_error_comes_as_itself_after_all_batches_before_it(make: Made) -> None:
+    def fail(step: int) -> None:
+        if step == 4:
+            raise OwnError("at 4")
+
+    source = Numbered(before=fail)
+    with make(source) as each:
+        batch = each.dequeue()
+        with v1.Session() as session:
+            each.start(session)
+            for _ in range(1 if isinstance(each, DatasetInput) else 3):
+                got: list[Any] = []
+                with pytest.raises(OwnError, match="at 4") as caught, original_errors():
+                    got.extend(forever(lambda: session.run(batch)))
+                assert numbers_of(got) == source.numbers()[:12]
+                assert isinstance(caught.value.__cause__, tf.errors.OpError)
+            each.close()
+
+
+@members(FED)
+def test_an_epoch_may_be_left(make: Made) -> None:
+    source = Numbered()
+    with make(source) as each:
+        batch = each.dequeue()
+        with v1.Session() as session:
+            each.start(session)
+            for steps in (1, 5, 6):
+                assert (
+                    numbers_of(until_the_end(lambda: session.run(batch), steps))
+                    == source.numbers()[: steps * 3]
+                )
+                each.reset()  # type: ignore[attr-defined]
+                assert_whole(source, until_the_end(lambda: session.run(batch)))
+            each.close()
+
+
+@members(FED)
+def test_a_step_that_waits_is_woken_by_closing(make: Made) -> None:
+    stop = Stop()
+    with make(stop.source()) as each:
+        batch = each.dequeue()
+        with v1.Session() as session:
+            each.start(session)
+            error = woken_by_closing(each, lambda: session.run(batch), stop)
+
+    assert isinstance(error, tf.errors.OutOfRangeError | tf.errors.CancelledError)
+
+
+@members(MEMBERS)
+def test_session_and_input_may_be_closed_in_any_order(make: Made) -> None:
+    for steps in (0, 1, 6):
+        for first in ("session", "input"):
+            closed_in_order(make, steps, first)
+
+
+def closed_in_order(make: Made, steps: int, first: str) -> None:
+    each = make(Numbered(batches=20, last=3))
+    batch = each.dequeue()
+    session = v1.Session()
+    each.start(session)
+    for _ in range(steps):
+        session.run(batch)
+    time.sleep(0.05)  # its thread waits for room
+    for close in (session.close, each.close) if first == "session" else (each.close, session.close):
+        closing = Aside(close)
+        closing.join()
+        assert closing.error is None
+    each.close()
+
+
+@members(MEMBERS)
+def test_an_input_that_was_never_started_may_be_closed(make: Made) -> None:
+    with make(Numbered()) as each:
+        each.dequeue()
+    with make(Numbered()):
+        pass
+
+
+@members(FED)
+def test_it_is_no_iterable(make: Made) -> None:
+    with make(Numbered()) as each, pytest.raises(UsageError, match="v1 graph"):
+        iter(each)
+
+
+@members(FED)
+def test_after_closing_no_graph_dequeues(make: Made) -> None:
+    each = make(Numbered())
+    each.close()
+    with pytest.raises(UsageError, match="closed"):
+        each.dequeue()
+
+
+def test_feeding_goes_without_a_thread() -> None:
+    source = Numbered()
+    with FeedInput(source) as each:
+        values, numbers = each.dequeue()
+        total = tf.reduce_sum(values), numbers + 0
+        with v1.Session() as session:
+            for epoch in range(3):
+                got = [session.run(total, feed) for feed in each]
+                assert np.concatenate([numbers for _, numbers in got]).tolist() == source.numbers()
+                assert sum(float(total) for total, _ in got) == epoch * 2 * len(source.numbers())
+            for feed in each:
+                session.run(total, feed)
+                break
+            assert sum(1 for _ in each) == 6
+        assert each.stats().epochs == 4
+
+
+def test_feeding_from_a_loader_is_exact(lmdb_shards: Path) -> None:
+    with (
+        Loader(
+            lmdb_shards, batch_size=30, transform=Tagging(), workers=1, with_numbers=True, drop_last=False
+        ) as loader,
+        FeedInput(loader) as each,
+        v1.Session() as session,
+    ):
+        doubled = [part * 2 for part in each.dequeue()]
+        got = [session.run(doubled, feed) for feed in each]
+        loader.receipt().check(204)
+
+    assert [number for batch in got for number in batch[-1].tolist()] == [2 * n for n in range(204)]
+
+
+def test_an_error_while_feeding_is_the_sources() -> None:
+    def fail(step: int) -> None:
+        if step == 2:
+            raise OwnError("at 2")
+
+    with FeedInput(Numbered(before=fail)) as each:
+        feeds = iter(each)
+        assert [len(next(feeds)) for _ in range(2)] == [2, 2]
+        with pytest.raises(OwnError):
+            next(feeds)
+
+
+def test_a_stage_wraps_an_input_and_has_one_device() -> None:
+    with pytest.raises(UsageError, match="wraps another input"):
+        StagingInput([np.zeros(3)])
+
+
+def test_a_stage_keeps_only_what_the_step_needs_of_two_inputs() -> None:
+    train, other = Numbered(), Numbered(batches=4, last=2)
+    with StagingInput(QueueInput(train)) as left, QueueInput(other) as right:
+        both = left.dequeue()[1], right.dequeue()[1]
+        with v1.Session() as session:
+            left.start(session)
+            right.start(session)
+            got = [session.run(both) for _ in range(4)]
+            left.close()
+            right.close()
+    assert np.concatenate([x for x, _ in got]).tolist() == train.numbers()[:12]
+    assert np.concatenate([x for _, x in got]).tolist() == other.numbers()
+
+
+def test_another_input_after_a_closed_one_is_its_own() -> None:
+    for batches in (3, 5):
+        source = Numbered(batches=batches)
+        with tf.Graph().as_default(), StagingInput(QueueInput(source), depth=2) as each:
+            batch = each.dequeue()
+            with v1.Session() as session:
+                each.start(session)
+                assert_whole(source, until_the_end(lambda s=session, b=batch: s.run(b)))
+                each.close()

@@ -1,0 +1,116 @@
+"""Every program in the documents runs as it stands, in a copy of the folder that ``prep demo`` leaves."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import prep
+from documents import PAGES, Block, blocks_of
+from tensorflow_log import without_tensorflow_log
+
+pytestmark = pytest.mark.slow
+
+LANGUAGES = {"python", "sh", "console", "text"}  # the first two are run
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PROGRAMS = [block for block in BLOCKS if block.language == "python"]
+# An installation is run by .ci/run.
+SHELL = [block for block in BLOCKS if block.language == "sh" and not block.text.startswith("pip install")]
+
+Ending = tuple[int, str]
+
+
+def missing(block: Block) -> list[str]:
+    """The frameworks that a block imports, and that are not installed: the tests do not bring them."""
+    names = re.findall(r"^(?:from|import) (?:shardprep\.loaders\.)?(torch|jax)", block.text, re.M)
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def is_run_elsewhere(block: Block) -> bool:
+    """Whether test_from_tensorpack.py runs the block in its own process, with TensorFlow imported."""
+    return block.page.name == "from-tensorpack.md" and "\nimport tensorflow" in block.text
+
+
+def parameter(block: Block) -> Any:
+    marks = [pytest.mark.skipif(bool(missing(block)), reason=f"no {missing(block)}")]
+    if is_run_elsewhere(block):
+        marks.append(pytest.mark.torture)
+    return pytest.param(block, marks=marks, id=str(block))
+
+
+def runs_of(folder: Path, blocks: Iterable[Block], environ: dict[str, str]) -> dict[Block, Ending]:
+    """Exit code and stderr of a page's blocks, one after the other in one folder."""
+    return {block: run(folder, block, environ) for block in blocks}
+
+
+def run(folder: Path, block: Block, environ: dict[str, str]) -> Ending:
+    program = folder / f"line{block.line}.{'py' if block.language == 'python' else 'sh'}"
+    program.write_text(block.text)
+    command = [sys.executable] if block.language == "python" else ["sh", "-eu"]
+    try:
+        done = subprocess.run(
+            [*command, program.name], cwd=folder, env=environ, capture_output=True, text=True, timeout=120
+        )
+    except subprocess.TimeoutExpired as error:
+        return -1, str(error)
+    return done.returncode, without_tensorflow_log(done.stderr)
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A user's environment: ``prep`` is a command, and the extra cloudpickle is not installed."""
+    folder = tmp_path_factory.mktemp("environment")
+    (folder / "cloudpickle.py").write_text("raise ImportError('not installed')\n")
+    (folder / "prep").write_text(f'#!/bin/sh\nexec {sys.executable} -m shardprep.cli "$@"\n')
+    (folder / "prep").chmod(0o755)
+    return os.environ | {"PYTHONPATH": str(folder), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.fixture(scope="module")
+def endings(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]
+) -> dict[Block, Ending]:
+    """How each block that is to be tested ended; two pages run at a time."""
+    folder = tmp_path_factory.mktemp("documents")
+    prep("demo", folder / "demo", check=True)
+    chosen = {
+        item.callspec.params["block"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and "endings" in item.fixturenames
+    }
+    in_order = [block for block in BLOCKS if block in chosen and not missing(block)]
+    pages = [(page, list(blocks)) for page, blocks in groupby(in_order, key=lambda block: block.page)]
+    pages.sort(key=lambda each: -len(each[1]))  # the longest page first
+    found: dict[Block, Ending] = {}
+    with ThreadPoolExecutor(2) as pool:
+        for each in pool.map(lambda page: runs_of(copied(folder, page[0]), page[1], environ), pages):
+            found |= each
+    return found
+
+
+def copied(folder: Path, page: Path) -> Path:
+    """A folder for a page, with the demo's files: they are read-only, so links will do."""
+    return Path(shutil.copytree(folder / "demo", folder / page.stem, copy_function=os.link))
+
+
+@pytest.mark.parametrize("block", [parameter(block) for block in BLOCKS if block in PROGRAMS + SHELL])
+def test_a_program_in_the_documents_runs(block: Block, endings: dict[Block, Ending]) -> None:
+    assert endings[block] == (0, ""), block.text
+
+
+def test_every_block_says_what_it_is_and_none_is_overlooked() -> None:
+    fences = sum(page.read_text().count("```") for page in PAGES)
+    assert len(BLOCKS) == fences // 2
+    assert {block.language for block in BLOCKS} <= LANGUAGES
+    assert len(PROGRAMS) >= 28
+    assert len(SHELL) >= 3

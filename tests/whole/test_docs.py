@@ -1,0 +1,173 @@
+"""What the documentation says holds: docstrings, transcripts, commands, links, words."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from datasets import prep
+from documents import DOCS, INDEX, PAGES, README, ROOT, anchors_of, block_after, blocks_of, links_of, prose_of
+
+import shardprep.cli
+import shardprep.formats
+import shardprep.loaders
+from shardprep.cli.app import cli
+
+PACKAGES = (shardprep.cli, shardprep.formats, shardprep.loaders)
+NEEDS = {"shardprep.loaders.torch_data": "torch", "shardprep.loaders.jax_data": "jax"}
+CONVERTING = ROOT / "docs" / "converting.md"
+
+
+def modules_of(folder: Path, package: str) -> Iterator[tuple[str, Path]]:
+    """The names and files of a package's modules, at any depth."""
+    for path in sorted(folder.rglob("*.py")):
+        name = ".".join((package, *path.relative_to(folder).with_suffix("").parts))
+        if not name.endswith(".__main__"):
+            yield name.removesuffix(".__init__"), path
+
+
+MODULES = {
+    name: path
+    for package in PACKAGES
+    for name, path in modules_of(Path(package.__path__[0]), package.__name__)
+}
+
+
+def examples_in(path: Path) -> int:
+    """How many lines of a file begin an example."""
+    return len(re.findall(r"^\s*>>> ", path.read_text(), re.M))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_docstring_examples_hold(name: str) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    done = doctest.testmod(importlib.import_module(name))
+    assert (done.attempted, done.failed) == (examples_in(MODULES[name]), 0)
+
+
+def test_examples_are_searched_for_in_every_folder_and_found() -> None:
+    pytest.importorskip("tensorflow")
+    walked = {
+        module.name
+        for package in PACKAGES
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+        if not module.name.endswith(".__main__")
+    }
+    assert walked == set(MODULES) - {package.__name__ for package in PACKAGES}
+    assert sum(examples_in(path) > 0 for path in MODULES.values()) >= 3
+
+
+@pytest.mark.parametrize("package", [shardprep.formats, shardprep.loaders], ids=lambda p: p.__name__)
+def test_the_public_names_are_there_and_listed_once(package: object) -> None:
+    names = getattr(package, "__all__", [])
+    assert len(names) == len(set(names)) > 0
+    assert all(hasattr(package, name) for name in names)
+
+
+def masked(transcript: str) -> list[str]:
+    """Lines without what differs from machine to machine: digests, sizes, the temporary folder."""
+    for pattern in (r"[0-9a-f]{64}", r"prep-demo-\w+", r"\d[\d,.]* [KM]?B\b", r" +(?=\d|#)"):
+        transcript = re.sub(pattern, "#", transcript)
+    return transcript.splitlines()
+
+
+@pytest.mark.slow
+def test_the_demo_prints_what_the_documents_show_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    shown = block_after(CONVERTING, "demo transcript").text
+
+    printed = prep("demo", check=True, env=os.environ | {"TMPDIR": str(tmp_path)}).stdout
+
+    assert masked(printed.replace(str(tmp_path), "/tmp")) == masked(shown)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_readme_shows_parts_of_that_transcript_line_by_line() -> None:
+    whole = block_after(CONVERTING, "demo transcript").text
+    parts = block_after(README, "demo excerpt").text.split("...\n")
+
+    places = [whole.find("\n" + part) for part in parts]
+
+    assert len(parts) >= 4
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_the_readme_is_a_page_that_is_read_at_once() -> None:
+    assert README.stat().st_size <= 12_000
+
+
+def test_the_html_has_every_page() -> None:
+    listed = re.findall(
+        r"^(?:.*<)?([A-Za-z0-9_/*-]+)>?$", INDEX.read_text().split("```{toctree}", 1)[1], re.M
+    )
+    shown = {
+        path.relative_to(ROOT / "docs") for name in listed for path in (ROOT / "docs").glob(f"{name}.md")
+    }
+    assert shown == {path.relative_to(ROOT / "docs") for path in DOCS}
+
+
+GUIDES = {"converting", "training", "flow", "tensorflow", "pytorch-and-jax", "several-machines", "measuring"}
+REFERENCES = {"format", "promises", "from-tensorpack", "tensorpack-lmdb", "frames", "wire", "benchmarks"}
+
+
+def test_the_table_of_the_documents_has_every_page_once() -> None:
+    listed = re.findall(r"^\| \[.*?\]\((.*?)\)", (ROOT / "docs" / "README.md").read_text(), re.M)
+    there = {str(page.relative_to(ROOT / "docs")) for page in DOCS} - {"README.md"}
+    assert sorted(listed) == sorted(there | {"api.rst"})
+    assert {f"{name}.md" for name in GUIDES | REFERENCES} <= there
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_is_in_the_readme(name: str) -> None:
+    assert f"prep {name}" in README.read_text()
+
+
+def commands_in(page: Path) -> list[str]:
+    """What follows ``prep`` on the command lines of a page."""
+    return [
+        words
+        for block in blocks_of(page)
+        if block.language in ("sh", "console")
+        for words in re.findall(r"^(?:\$ )?prep ([a-z-]+.*)$", block.text, re.M)
+    ]
+
+
+@pytest.mark.parametrize("words", sorted({words for page in PAGES for words in commands_in(page)}))
+def test_every_option_that_the_documents_use_exists(words: str) -> None:
+    words = words.partition(" #")[0]
+    command = cli.commands[words.split()[0]]
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    known = {name for option in options for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+    assert set(re.findall(r"(?<!\S)\[?(--[a-z0-9-]+)", words)) <= known
+
+
+def test_every_option_of_convert_is_in_its_table() -> None:
+    listed = re.findall(r"^\| `(--[a-z0-9-]+)", CONVERTING.read_text(), re.M)
+    options = [p.opts[0] for p in cli.commands["convert"].params if isinstance(p, click.Option)]
+    assert sorted(listed) == sorted(set(options) - {"--json"})
+
+
+LINKS = [(page, link) for page in PAGES for link in links_of(page)]
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS, ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
+def test_every_link_of_the_documentation_leads_somewhere(page: Path, link: str) -> None:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    assert target.exists()
+    assert not anchor or anchor in anchors_of(target)
+
+
+PERSONS = r"\b(who|whom|whoever|he|him|his|she|her|(?:no|some|any|every)(?:body|one))\b(?!-)"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_subject_of_a_sentence_is_an_object_of_the_code(page: Path) -> None:
+    assert re.findall(PERSONS, prose_of(page), re.I) == []

@@ -1,0 +1,81 @@
+"""The examples do what they say, run as a new user runs them."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+from scripts import session_of
+from tensorflow_log import without_tensorflow_log
+
+from shardprep.formats import convert, make_sample
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *words: object, temporary: Path) -> str:
+    """What an example prints; it warns of nothing, and leaves neither a file nor a process."""
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, EXAMPLES / name, *map(str, words)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        cwd=temporary.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    printed, said = process.communicate(timeout=240)
+    assert (process.returncode, without_tensorflow_log(said)) == (0, "")
+    assert list(temporary.iterdir()) == []
+    eventually_none_of(process.pid)
+    temporary.rmdir()
+    return printed
+
+
+def eventually_none_of(session: int) -> None:
+    """No process of the session is alive, or will be when multiprocessing's own has noticed the end."""
+    deadline = time.monotonic() + 30
+    while found := session_of(session):
+        assert time.monotonic() < deadline, f"processes are left: {found}"
+        time.sleep(0.05)
+
+
+def stopped_and_going_on(folder: Path) -> str:
+    """What a training prints that is stopped after three epochs and goes on for three more."""
+    make_sample(folder / "archives")
+    convert(folder / "archives", folder / "shards", workers=0)  # equal to what the example makes itself
+    options = ("--checkpoints", folder / "checkpoints", "--epochs")
+    first = run("train_tensorflow.py", *options, 3, temporary=folder / "first")
+    return first + run("train_tensorflow.py", folder / "shards", *options, 6, temporary=folder / "second")
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the examples print, both at once."""
+    folder = tmp_path_factory.mktemp("examples")
+    with ThreadPoolExecutor(2) as pool:
+        stopped = pool.submit(stopped_and_going_on, folder)
+        keras = pool.submit(run, "train_keras.py", temporary=folder / "keras")
+        return {"train_tensorflow.py": stopped.result(), "train_keras.py": keras.result()}
+
+
+@pytest.mark.parametrize("name", ["train_tensorflow.py", "train_keras.py"])
+def test_the_loss_falls(name: str, printed: dict[str, str]) -> None:
+    losses = [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed[name])]
+
+    assert len(losses) == 6
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_stopped_training_goes_on_where_it_was(printed: dict[str, str]) -> None:
+    epochs = [line.split(":")[0] for line in printed["train_tensorflow.py"].splitlines()]
+
+    assert epochs == [f"epoch {number}" for number in range(6)]

@@ -1,0 +1,116 @@
+"""Odd files of every kind are read, or refused with a documented error; no crash, hang or flood of memory."""
+
+import subprocess
+import sys
+import zlib
+from itertools import pairwise
+from pathlib import Path
+
+import cv2
+import fuzz_targets
+import numpy as np
+import pytest
+from datasets import converted
+from fuzz_targets import TARGETS
+from image_files import chunk, encoded, pixels, png, tiff, with_exif
+from pictures import cmyk_jpeg
+from source_builders import Miniature
+from test_boxes import WNID, box_object, xml
+from test_png import TWO
+from test_tensorpack_lmdb import SERIALIZERS, key_of, save
+
+MINI = Miniature()
+
+
+@pytest.fixture(scope="module")
+def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Honest files of every kind."""
+    folder = tmp_path_factory.mktemp("fuzz") / "base"
+    MINI.write_tars(folder / "tars")
+    MINI.write_kaggle(folder / "kaggle")
+    MINI.write_caffe(folder / "kaggle")
+    images = {
+        "still.png": encoded(pixels(12, 17, 3), ".png"),
+        "animated.png": TWO,
+        "palette.png": png(9, 6, 3, chunk(b"PLTE", bytes(6)), chunk(b"tRNS", bytes(2))),
+        "baseline.jpg": encoded(pixels(12, 17, 3)),
+        "progressive.jpg": encoded(pixels(12, 17, 3), ".jpg", cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+        "exif.jpg": with_exif(encoded(pixels(6, 9, 3)), tiff("<", (0x010F, 2, 7), (0x0112, 3, 6))),
+        "cmyk.jpg": cmyk_jpeg(),
+        "line.jpg": encoded(pixels(1, 300, 3)),
+    }
+    others = {
+        "meta.mat": MINI.meta(),
+        "plain.mat": MINI.meta()[:128] + zlib.decompress(MINI.meta()[136:]),
+        "truth.txt": "".join(f"{number}\n" for number in MINI.truth).encode(),
+        "box.xml": b'<?xml version="1.0" encoding="utf-8"?>'
+        + xml(box_object(WNID, 1, 2, 30, 40), box_object("dog", -5, 2, 130, 20)),
+    }
+    for name, data in (images | others).items():
+        (folder / name).write_bytes(data)
+    for name, serializer in (("pickle", "pickle 5"), ("text", "pickle 2"), ("msgpack", "msgpack")):
+        dumps = SERIALIZERS[serializer]
+        points = [*images.values(), np.frombuffer(images["baseline.jpg"], np.uint8)]
+        records = {key_of(at): dumps([image, np.int64(at)]) for at, image in enumerate(points)}
+        save(folder / f"{name}.mdb", records, dumps(list(records)), map_size=1 << 20)
+    for container in ("lmdb", "hdf5"):
+        converted(archives, folder / container, split="val", container=container, shard_size=150_000)
+    return folder
+
+
+def findings(base: Path, log: Path, cases: list[str]) -> list[str]:
+    """What was wrong in which case: a process at a time works through what the one before it left."""
+    found, left = [], list(cases)
+    while left:
+        command = [sys.executable, fuzz_targets.__file__, str(base), str(log), *left]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        begun = [line for line in lines if not line.startswith(" ")]
+        found += [f"{at}{line}" for at, line in pairwise(lines) if line.startswith(" ")]
+        if done.returncode == 0:
+            break
+        assert begun, done.stderr
+        name, seed = begun[-1].split(":")
+        found.append(f"{name}:{seed} ended its process with {done.returncode}: {done.stderr[-300:]}")
+        left = after(left, name, int(seed))
+    return found
+
+
+def after(cases: list[str], name: str, seed: int) -> list[str]:
+    """The cases behind that one."""
+    at = next(at for at, case in enumerate(cases) if case.startswith(f"{name}:"))
+    rest = f"{name}:{seed + 1}:{cases[at].split(':')[2]}"
+    return [rest, *cases[at + 1 :]]
+
+
+SMOKE = {name: 2 if name == "verified" else 6 for name in TARGETS}
+MANY = {
+    "devkit": 3000,
+    "annotation": 5000,
+    "val_tar": 2500,
+    "train_tar": 2500,
+    "lists": 800,
+    "tensorpack": 2500,
+    "png": 6000,
+    "jpeg": 6000,
+    "manifest": 1500,
+    "table": 1500,
+    "lmdb_shard": 600,
+    "hdf5_shard": 1500,
+    "verified": 60,
+}
+
+
+@pytest.mark.slow
+def test_some_odd_files_of_every_kind_are_read_or_refused(base: Path, tmp_path: Path) -> None:
+    cases = [f"{name}:0:{count}" for name, count in SMOKE.items()]
+
+    assert findings(base, tmp_path / "log", cases) == []
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", TARGETS)
+def test_many_odd_files_are_read_or_refused(base: Path, tmp_path: Path, name: str) -> None:
+    assert findings(base, tmp_path / "log", [f"{name}:1000:{1000 + MANY[name]}"]) == []

@@ -1,0 +1,153 @@
+"""What users import: the names, what they cost, and what is said of them."""
+
+import enum
+import importlib
+import importlib.metadata
+import inspect
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import shardprep
+from shardprep import formats, loaders
+
+DOCUMENTED = {
+    "shardprep.loaders.flow": ["Flow", "Length"],
+    "shardprep.loaders.frames": [
+        "FrameDamaged", "FrameReceiver", "ReceiverGone", "SenderFailed", "read_head", "send_batches", "unpack_batch",
+    ],
+    "shardprep.loaders.measuring": ["measure", "tracing", "watched"],
+    "shardprep.loaders.measuring.disk": [
+        "BlockReads", "DepthReads", "DiskProfile", "Measurement", "Missing", "Reads", "SmallFileReads", "measure_disk",
+    ],
+    "shardprep.loaders.remote": [
+        "NotAdmitted", "PlaintextWire", "ReceiverKeys", "Refused", "RemoteSource", "RemoteStats", "SenderKeys",
+        "SenderReport", "SenderStats", "WrongReceiver", "serve",
+    ],
+    "shardprep.loaders.tf_inputs": [
+        "BatchQueueInput", "DatasetInput", "DummyConstantInput", "FeedInput", "Input", "InputFailed", "InputMonitor",
+        "InputStats", "QueueInput", "StagingInput", "TensorInput", "ZMQInput", "original_errors", "to_dataset",
+    ],
+    "shardprep.loaders.transforms": [
+        "IMAGENET_MEAN", "IMAGENET_STD", "ArraySpec", "ColorJitter", "EvalTransform", "TrainTransform", "Transform",
+        "TransformInput", "decode_rgb",
+    ],
+}  # fmt: skip
+"""The public names of each documented module; a change here is a change for users."""
+
+INSTALLED = [name for name in DOCUMENTED if name != "shardprep.loaders.tf_inputs" or find_spec("tensorflow")]
+
+
+def run(program: str) -> str:
+    """What a program prints in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout
+
+
+def test_the_package_gives_what_formats_and_loaders_do() -> None:
+    assert set(shardprep.__all__) == {"__version__", *formats.__all__, *loaders.__all__}
+
+
+@pytest.mark.parametrize("name", shardprep.__all__)
+def test_a_name_of_the_package_is_the_one_of_its_home(name: str) -> None:
+    home: ModuleType | None = next((m for m in (formats, loaders) if name in m.__all__), None)
+
+    assert getattr(shardprep, name) == (
+        getattr(home, name) if home else importlib.metadata.version("shardprep")
+    )
+
+
+@pytest.mark.parametrize("module", INSTALLED)
+def test_a_documented_module_has_the_names_that_users_know(module: str) -> None:
+    found = importlib.import_module(module)
+
+    assert sorted(found.__all__) == sorted(DOCUMENTED[module])
+    assert all(hasattr(found, name) for name in DOCUMENTED[module])
+
+
+def test_importing_the_package_imports_next_to_nothing() -> None:
+    heavy = {
+        "cv2",
+        "h5py",
+        "lmdb",
+        "numpy",
+        "tensorflow",
+        "zmq",
+        "click",
+        "shardprep.formats",
+        "shardprep.loaders",
+    }
+
+    assert run(f"import sys, shardprep\nprint(sorted({heavy!r} & set(sys.modules)))") == "[]\n"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Loadr'"):
+        _ = shardprep.Loadr  # type: ignore[attr-defined]
+
+
+def test_help_on_the_package_tells_what_is_in_it() -> None:
+    assert {"Loader", "Flow", "convert", "verify"} <= set(dir(shardprep))
+    assert "``convert``" in (shardprep.__doc__ or "")
+
+
+def test_the_types_of_the_package_are_there_for_type_checkers(tmp_path: Path) -> None:
+    assert (Path(shardprep.__file__).parent / "py.typed").exists()
+
+
+def stated(call: Any) -> str:
+    """All docstrings that say what a callable's parameters are: its own, and those of its bases."""
+    kinds = call.__mro__ if inspect.isclass(call) else ()
+    inherited = [kind for kind in kinds if kind.__module__.startswith("shardprep")]
+    return "\n".join(
+        found.__doc__ or ""
+        for found in (call, *inherited, *([call.__init__] if inspect.isclass(call) else []))
+    )
+
+
+CALLS = sorted(
+    {
+        f"{value.__module__}.{value.__qualname__}": value
+        for module in (shardprep, *map(importlib.import_module, INSTALLED))
+        for name in module.__all__
+        if callable(value := getattr(module, name)) and value.__module__.startswith("shardprep")
+        if not (inspect.isclass(value) and issubclass(value, BaseException | enum.Enum))
+    }.items()
+)
+
+
+@pytest.mark.parametrize("call", [call for _, call in CALLS], ids=[name for name, _ in CALLS])
+def test_a_public_callable_documents_every_parameter(call: Any) -> None:
+    names = [name for name in inspect.signature(call).parameters if name not in ("args", "kwargs")]
+
+    assert [name for name in names if not re.search(rf"\b{name}\b", stated(call))] == []
+
+
+PROGRAM = """
+from shardprep import Loader, open_dataset
+
+with Loader("shards", batch_size=4) as loader:
+    number: int = loader.dataset
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_a_type_checker_finds_the_types_without_an_option(tmp_path: Path, checker: str) -> None:
+    pytest.importorskip(checker, reason=f"{checker} is not installed")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", checker, "train.py"]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+
+    assert done.returncode == 1
+    assert '"Dataset"' in done.stdout
+    assert "1 error" in done.stdout

@@ -1,0 +1,88 @@
+"""The size of the real thing: 1,281,167 entries, without their images."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IMAGES = 1_281_167
+
+OPEN = """
+import re, sys
+from shardprep.formats import open_dataset
+ds = open_dataset(sys.argv[1])
+assert len(ds) == int(sys.argv[2])
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])  # ru_maxrss counts the parent, too
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The index and manifest of a dataset of ImageNet's size; its shards are not there."""
+    import numpy as np
+
+    from shardprep.formats.conversion.plan import PlanOptions
+    from shardprep.formats.dataset.index import index_dtype, write_table
+    from shardprep.formats.dataset.manifest import Manifest
+    from shardprep.formats.dataset.published_file import FileEntry
+    from shardprep.formats.records.labels import LabelSpace, official_words
+    from shardprep.formats.system.atomic_write import hash_file
+
+    folder = tmp_path_factory.mktemp("large")
+    rows = np.zeros(IMAGES, index_dtype(25))
+    rows["key"] = np.char.add("n01440764/n01440764_", np.arange(IMAGES).astype(str)).astype("S25")
+    rows["label"] = np.arange(IMAGES) % 1000
+    rows["shard"] = np.arange(IMAGES) // 2334
+    rows["ordinal"] = np.arange(IMAGES) % 2334
+    rows["length"] = 115_400
+    with (folder / "index.npy").open("wb") as file:
+        write_table(file, rows)
+    counts = np.bincount(rows["shard"]).tolist()
+    shards = [
+        FileEntry(f"shard-{n:05d}.lmdb", c * 115_500, "sha256:" + "0" * 64, c) for n, c in enumerate(counts)
+    ]
+    index = FileEntry(
+        "index.npy", (folder / "index.npy").stat().st_size, hash_file(folder / "index.npy"), IMAGES
+    )
+    manifest = Manifest(
+        split="train",
+        records=IMAGES,
+        image_bytes=IMAGES * 115_400,
+        partial=False,
+        class_sorted=False,
+        skipped=0,
+        labels=LabelSpace.of(official_words()),
+        source={"layout": "official-tars"},
+        plan=PlanOptions().__dict__ | {"sha256": "sha256:" + "0" * 64},
+        container="lmdb",
+        writer={},
+        tables=(index,),
+        shards=tuple(shards),
+        content_root="",
+    )
+    (folder / "manifest.json").write_bytes(manifest.to_bytes())
+    return folder
+
+
+@pytest.mark.slow
+def test_opening_takes_little_time_and_memory(large: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(large), str(IMAGES)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert int(done.stdout) < 50_000 + (large / "index.npy").stat().st_size / 1000  # KB
+
+
+def test_summing_up_reads_the_index_only(large: Path) -> None:
+    from shardprep.formats import open_dataset, summarise
+
+    with open_dataset(large) as ds:
+        summary = summarise(ds)
+
+    assert summary.records == IMAGES
+    assert summary.classes_present == 1000
