@@ -29,6 +29,7 @@ from rates import Rate, measure
 CONTENDERS = {
     "one core, plain loop": "own_contenders.one_core",
     "Loader, LMDB": "own_contenders.loader_lmdb",
+    "Loader, crop-ready": "own_contenders.loader_crop_ready",
     "Loader, HDF5": "own_contenders.loader_hdf5",
     "torch DataLoader, files": "peer_torch.files",
     "torch DataLoader, LMDB": "peer_torch.shards",
@@ -37,7 +38,7 @@ CONTENDERS = {
     "read + constant, one core": "own_contenders.read_and_fill",
     "Loader, constant": "own_contenders.loader_constant",
 }
-CORE, LOADER, HDF5, FILES, SHARDS, TENSORPACK, TF_DATA, NO_TRANSPORT, TRANSPORT = CONTENDERS
+CORE, LOADER, CROP_READY, HDF5, FILES, SHARDS, TENSORPACK, TF_DATA, NO_TRANSPORT, TRANSPORT = CONTENDERS
 ROUND_TIMEOUT_S = 120.0
 
 Rounds = dict[str, list[Rate]]

@@ -68,6 +68,10 @@ def loader_lmdb(data: Data) -> Iterator[int]:
     return _batches(data.lmdb, data, TrainTransform(data.size))
 
 
+def loader_crop_ready(data: Data) -> Iterator[int]:
+    return _batches(data.crop_ready, data, TrainTransform(data.size))
+
+
 def loader_hdf5(data: Data) -> Iterator[int]:
     return _batches(data.hdf5, data, TrainTransform(data.size))
 

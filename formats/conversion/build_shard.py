@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import Rows, index_dtype, index_row, write_table
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
+from shardprep.formats.images.crop_ready import NotCropReady, crop_ready
 from shardprep.formats.images.decode_check import check_decodes, crashes_decoder
-from shardprep.formats.images.header import ImageInfo, read_image_header
+from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.records.record import content_digest, record_crc
@@ -201,7 +202,7 @@ def _images(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[_Image]:
             try:
                 if done in job.crashes:
                     raise BadImage(crashes_decoder(job.crashes[done]))
-                yield _checked(reader.read(entry), entry, decode=job.options.decode_check)
+                yield _checked(reader.read(entry), entry, job.options)
             except BadImage as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
@@ -221,10 +222,15 @@ def _place(entry: np.void) -> str:
     return entry["path"].decode() or f"at byte {entry['offset']}"
 
 
-def _checked(image: bytes, entry: np.void, *, decode: bool) -> _Image:
+def _checked(image: bytes, entry: np.void, options: PlanOptions) -> _Image:
     info = read_image_header(image)
-    if decode:
+    if options.decode_check:
         check_decodes(image)
+    if options.crop_ready:
+        with suppress(NotCropReady):
+            image = crop_ready(image, info)
+            made = read_image_header(image)
+            info = replace(made, flags=made.flags | ImageFlag.CROP_READY)
     key, label = entry["key"].item(), int(entry["label"])
     return _Image(Stored(key, label, record_crc(key, label, image), image), info)
 

@@ -39,6 +39,7 @@ class PlanOptions:
     seed: int = 0
     on_bad_image: str = "fail"
     decode_check: bool = False
+    crop_ready: bool = False
 
     def __post_init__(self) -> None:
         choices = {"container": CONTAINERS, "order": ORDERS, "on_bad_image": BAD_IMAGE_POLICIES}

@@ -35,6 +35,7 @@ class ImageFlag(IntFlag):
     ADOBE = 4
     TRAILING_BYTES = 8
     CORRUPT_EXIF = 16
+    CROP_READY = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _read_jpeg(image: bytes) -> ImageInfo:
     flags = ImageFlag(0)
     orientation = 1
     frame: tuple[int, int, int] | None = None
-    for marker, start, stop in _segments(image):
+    for marker, start, stop in marker_segments(image):
         if marker in STARTS_OF_FRAME and frame is None:
             frame = _frame(image[start:stop])
             if marker in PROGRESSIVE_FRAMES:
@@ -112,7 +113,21 @@ def _read_jpeg(image: bytes) -> ImageInfo:
     return ImageInfo(width, height, components, flags, orientation)
 
 
-def _segments(image: bytes) -> Iterator[tuple[int, int, int]]:
+def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
+    """Return width and height from a JPEG's first frame; None if there is none, or no size in it."""
+    if image[:3] != b"\xff\xd8\xff":
+        return None
+    try:
+        for marker, start, stop in marker_segments(image):
+            if marker in STARTS_OF_FRAME:
+                height, width, _ = _frame(image[start:stop])
+                return (width, height) if width and height else None
+    except BadImage:
+        return None
+    return None
+
+
+def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, start, stop) of each segment's payload, up to and including the first scan's header."""
     at = 2
     for _ in range(MAX_MARKERS):
@@ -138,7 +153,7 @@ def _segments(image: bytes) -> Iterator[tuple[int, int, int]]:
     raise BadImage(f"a JPEG of more than {MAX_MARKERS} markers before its first scan")
 
 
-def _frame(payload: bytes) -> tuple[int, int, int]:
+def _frame(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
     """Return (height, width, components) of a start of frame."""
     if len(payload) < 6 or len(payload) < 6 + 3 * payload[5]:
         raise BadImage("a JPEG frame header that is too short")

@@ -31,6 +31,21 @@ class Record(NamedTuple):
     label: int
     image: bytes
 
+    @property
+    def crop_ready(self) -> bool:
+        """Whether the image has a table of segments that was made by the conversion of its dataset."""
+        return False
+
+
+class CropReadyRecord(Record):
+    """A record of which a crop is decoded without the rest of the image."""
+
+    __slots__ = ()
+
+    @property
+    def crop_ready(self) -> bool:
+        return True
+
 
 def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> int:
     """Return the CRC-32C (Castagnoli, as in RFC 3720) over key, label and image.

@@ -17,8 +17,9 @@ from shardprep.formats.dataset.index import Rows
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.dataset.shard_cache import OpenShards
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.images.header import ImageFlag
 from shardprep.formats.images.opencv import cv2
-from shardprep.formats.records.record import Record
+from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.loaders.buffers.memory import keep_freed_memory
 from shardprep.loaders.buffers.slots import Arrays
 from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
@@ -33,18 +34,19 @@ STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode
 
 def item_dtype(key_bytes: int) -> np.dtype[np.void]:
     """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
-    place = [("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4")]
+    place = [("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
     indexed = [("key", f"S{key_bytes}"), ("label", "<i4"), ("crc32c", "<u4")]
     return np.dtype([("epoch", "<u8"), *place, *indexed])
 
 
 class Item(NamedTuple):
-    """One record to deliver: its number in the dataset, its shard and ordinal, and its row of the index."""
+    """One record to deliver: its number in the dataset, its place and kind, and its columns in the index."""
 
     epoch: int
     number: int
     shard: int
     ordinal: int
+    crop_ready: bool
     key: bytes
     label: int
     crc32c: int
@@ -61,6 +63,7 @@ def items_of(index: Rows, numbers: Records, epoch: int) -> Items:
     rows = index[numbers]
     for column in ("shard", "ordinal", "key", "label", "crc32c"):
         items[column] = rows[column]
+    items["crop_ready"] = rows["flags"] & ImageFlag.CROP_READY != 0
     return items
 
 
@@ -158,7 +161,8 @@ class _ShardWorkspace:
 
     def _read(self, reader: ShardReader, item: Item) -> Record:
         record = reader.read(item.ordinal, indexed=item.indexed)
-        return record._replace(label=self._work.label_map[record.label])
+        kind = CropReadyRecord if item.crop_ready else Record
+        return kind(record.key, self._work.label_map[record.label], record.image)
 
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int

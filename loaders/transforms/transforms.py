@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from shardprep.formats.images.opencv import cv2
 
 from .augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop
 from .contract import Array, ArraySpec, TransformInput
-from .decode import Orientation, Pixels, decode_rgb
+from .decode import EncodedImage, Orientation, Reduction
 from .pixel_format import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -28,6 +29,8 @@ from .windows import window_of
 
 Interpolation = Literal["auto", "linear", "area", "cubic"]
 
+REDUCTIONS: tuple[Reduction, ...] = (8, 4, 2)
+LEAST_RATIO = 0.85  # of a crop's shorter side to that of the reduced result: a crop of aspect 4/3 has 0.866
 MAX_SIDE = 4096  # of a result: then no intermediate image takes more than 805 MB
 METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
 
@@ -82,8 +85,15 @@ class ImageTransform(ABC):
     def _format(self) -> PixelFormat:
         return PixelFormat(self.layout, self.dtype, self.mean, self.std)
 
-    def _decode(self, record: TransformInput) -> Pixels:
-        return decode_rgb(record.image, orientation=self.orientation, key=record.key)
+    def _encoded(self, record: TransformInput) -> EncodedImage:
+        return EncodedImage(record, orientation=self.orientation)
+
+    def _reduction(self, image: EncodedImage, source: tuple[int, int], result: int) -> Reduction:
+        """At which part of its size an image is decoded, of which ``source`` pixels become ``result`` squared."""
+        if self.interpolation != "auto" or not image.is_reducible:
+            return 1
+        ratio, least = math.sqrt(source[0] * source[1]) / result, min(source) / result
+        return next((by for by in REDUCTIONS if ratio >= by and least >= LEAST_RATIO * by), 1)
 
 
 @dataclass(frozen=True)
@@ -116,15 +126,15 @@ class TrainTransform(ImageTransform):
             raise UsageError(f"ratio must be two aspects, 1/{MAX_SIDE} <= low <= high, not {self.ratio}")
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
-        pixels = self._decode(record)
+        encoded = self._encoded(record)
         coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
-        height, width = pixels.shape[:2]
-        x, y, w, h = random_crop(width, height, scale=self.scale, ratio=self.ratio, draws=draws)
+        crop = random_crop(*encoded.size, scale=self.scale, ratio=self.ratio, draws=draws)
+        reduction = self._reduction(encoded, crop[2:], self.size)
         image = cv2.resize(
-            pixels[y : y + h, x : x + w],
+            encoded.pixels(crop.aligned(reduction), reduction=reduction),
             (self.size, self.size),
             dst=out if self._format.is_plain else None,
-            interpolation=self._method(w * h),
+            interpolation=self._method(crop.width * crop.height),
         )
         if self.flip and coin < 0.5:
             cv2.flip(image, 1, dst=image)
@@ -171,8 +181,10 @@ class EvalTransform(ImageTransform):
             )
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
-        pixels = self._decode(record)
-        height, width = pixels.shape[:2]
+        encoded = self._encoded(record)
+        shorter = min(encoded.size)
+        reduction = self._reduction(encoded, (shorter, shorter), self.resize)
+        width, height = (-(-side // reduction) for side in encoded.size)
         shorter = min(width, height)
         w, h = (self.resize * side // shorter for side in (width, height))
         x, y = round((w - self.size) / 2), round((h - self.size) / 2)
@@ -180,7 +192,7 @@ class EvalTransform(ImageTransform):
         across = window_of(width, w, first=x, size=self.size, most=most)
         down = window_of(height, h, first=y, size=self.size, most=most)
         image = cv2.resize(
-            pixels[down.start : down.stop, across.start : across.stop],
+            encoded.window(across, down, reduction=reduction),
             None,
             fx=w / width,
             fy=h / height,
