@@ -64,7 +64,7 @@ def crop_ready(image: bytes, info: ImageInfo) -> bytes:
     """
     if not image.startswith(b"\xff\xd8") or info.components not in (1, 3):
         raise NotCropReady("not a JPEG of gray or colour")
-    interval = _frame(image).interval(len(image))
+    interval = grid_interval(image)
     try:
         made = with_grid(
             transcode(without_grid(image), interval=interval),
@@ -78,6 +78,11 @@ def crop_ready(image: bytes, info: ImageInfo) -> bytes:
     if not _same_pixels(image, made):
         raise NotCropReady("of other pixels when coded anew")
     return made
+
+
+def grid_interval(image: bytes) -> int:
+    """Return the number of MCUs in a segment for a JPEG. Raises NotCropReady, BadImage."""
+    return _frame(image).interval(len(image))
 
 
 def _same_pixels(image: bytes, made: bytes) -> bool:

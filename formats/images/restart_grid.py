@@ -28,7 +28,7 @@ TABLE = struct.Struct("<10sB32sHHBBBHHHH")
 MAX_SEGMENTS = (65_533 - TABLE.size) // 2  # the payload of a marker segment has at most 65,533 bytes
 MARGIN = 2  # pixels beside a crop that chroma upsampling reads, for each pixel of the decoded size
 
-EOI, COM, APP0, APP15 = 0xD9, 0xFE, 0xE0, 0xEF
+EOI, COM, APP0, APP14, APP15 = 0xD9, 0xFE, 0xE0, 0xEE, 0xEF
 SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1})  # baseline and extended; both Huffman-coded
 APPLICATION = frozenset({COM, *range(APP0, APP15 + 1)})
 _RESTARTS = np.resize(np.arange(0xD0, 0xD8, dtype=np.uint8), MAX_SEGMENTS)

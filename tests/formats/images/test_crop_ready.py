@@ -1,4 +1,4 @@
-"""Crop-ready images: the pixels of any crop are those of the whole image, for any decoder; damage is refused."""
+"""Crop-ready images: a crop has the pixels of the whole image, for any decoder; damage is refused."""
 
 import hashlib
 import io
