@@ -89,7 +89,7 @@ class ImageTransform(ABC):
         return EncodedImage(record, orientation=self.orientation)
 
     def _reduction(self, image: EncodedImage, source: tuple[int, int], result: int) -> Reduction:
-        """The part of its size at which an image is decoded if its ``source`` pixels become ``result`` squared."""
+        """The part of an image's size at which it is decoded if ``source`` becomes ``result`` squared."""
         if self.interpolation != "auto" or not image.is_reducible:
             return 1
         ratio, least = math.sqrt(source[0] * source[1]) / result, min(source) / result
