@@ -57,8 +57,8 @@ class Loader(Owned):
     start, but at least 30 s, and 120 s without a deadline. ``slots`` batches fit the shared memory.
     ``read_ahead`` bytes are read before they are needed, in the order of storage; 0 for none.
 
-    Raises ShardprepError; errors of a transform are raised unchanged, with the record's key. Not copyable or
-    picklable. One thread and one iterator at a time: a new one ends the one before. Close or drop it.
+    Raises ShardprepError, also for epochs without a batch; errors of a transform unchanged, with the key. Not
+    copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop it.
     """
 
     instead = "pass the path and the options to where the Loader is needed, and make it there"
