@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.index import Rows
@@ -64,6 +64,11 @@ def key_of(index: Rows, number: int) -> str:
     """The key of a record number."""
     key: bytes = index["key"][number]
     return key.decode(errors="replace")
+
+
+def described(item: Any) -> str:
+    """The key of an item that is given to a worker."""
+    return str(item["key"], errors="replace")
 
 
 def _mean_image(dataset: Dataset) -> float:
