@@ -18,7 +18,8 @@ from shardprep.formats.dataset.index import Rows, index_dtype, index_row, write_
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
 from shardprep.formats.images.decode_check import check_decodes, crashes_decoder
-from shardprep.formats.images.header import ImageInfo, read_image_header
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.kinds.image_info import ImageInfo
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.records.record import content_digest, record_crc

@@ -12,7 +12,7 @@ from shardprep.formats.records.canonical_json import parse_canonical_json
 from shardprep.formats.records.labels import OFFICIAL_IMAGES
 from shardprep.formats.records.stored_order import MAX_SEED, ORDERS, is_class_sorted, permutation
 
-from .index import Rows
+from .index import Rows, kinds_in
 from .manifest import QUARANTINE_NAME, Manifest
 from .published_file import read_small
 
@@ -20,7 +20,7 @@ MAX_QUARANTINE_BYTES = 64 << 20
 
 
 def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
-    """Yield what is not true of unique keys, the plan's order, ``class_sorted`` and ``partial``.
+    """Yield what is not true of unique keys, the plan's order, ``kinds``, ``class_sorted`` and ``partial``.
 
     If images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked
     for the official classes only.
@@ -29,6 +29,8 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
         yield f"its order is not the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"
     if not _keys_unique(index):
         yield "two records have the same key"
+    if (kinds := kinds_in(index["flags"])) != manifest.kinds:
+        yield f"its kinds are {', '.join(manifest.kinds) or 'none'}, and the records' {', '.join(kinds) or 'none'}"
     is_sorted = is_class_sorted(index["label"])
     if is_sorted != manifest.class_sorted and not manifest.skipped:
         yield f"its class_sorted is {manifest.class_sorted}, and the records' order is {is_sorted}"
