@@ -3,6 +3,7 @@
 from shardprep.formats.conversion.convert import Converted, ConvertOptions, convert
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.repair import repair
+from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Finding, Report
@@ -58,6 +59,8 @@ __all__ = [
     "Report",
     "ShardDamaged",
     "ShardprepError",
+    "SkippedCause",
+    "SkippedImages",
     "SourceDamaged",
     "SourceIncomplete",
     "Summary",

@@ -43,19 +43,21 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
 def check_quarantine(dataset: Path, manifest: Manifest) -> None:
     """Check the number of skipped images against the quarantine list. Raises ManifestDamaged, OSError."""
     entry, path = manifest.table(QUARANTINE_NAME), dataset / QUARANTINE_NAME
-    listed = _quarantined(path) if entry else 0
+    listed = len(quarantined(dataset)) if entry else 0
     if not manifest.skipped == listed == (entry.records if entry else 0):
         raise ManifestDamaged(f"lists {listed} images, and {manifest.skipped} were skipped", path=path)
 
 
-def _quarantined(path: Path) -> int:
+def quarantined(dataset: Path) -> list[dict[str, str]]:
+    """Return the quarantine list: key, where and reason of each image. Raises ManifestDamaged, OSError."""
+    path = dataset / QUARANTINE_NAME
     try:
         listed = parse_canonical_json(read_small(path, MAX_QUARANTINE_BYTES))
     except ValueError as error:
         raise ManifestDamaged(str(error), path=path) from error
     if not isinstance(listed, list) or not all(map(_is_skipped, listed)):
         raise ManifestDamaged("is not a list of images with key, where and reason", path=path)
-    return len(listed)
+    return listed
 
 
 def _is_skipped(value: object) -> bool:
