@@ -3,12 +3,14 @@
 from shardprep.formats.conversion.convert import Converted, ConvertOptions, convert
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.repair import repair
+from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Finding, Report
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verify import verify
-from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
 from shardprep.formats.sample.make_sample import make_sample
@@ -57,6 +59,8 @@ __all__ = [
     "Report",
     "ShardDamaged",
     "ShardprepError",
+    "SkippedCause",
+    "SkippedImages",
     "SourceDamaged",
     "SourceIncomplete",
     "Summary",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def convert(source: Path, output: Path, split: str | None, as_json: bool, **chos
         workers=chosen["workers"],
         progress=TerminalProgress(),
     )
+    for converted in done:
+        _warn(converted)
     if as_json:
         print_json({"splits": [_for_machines(d) for d in done]})
     else:
@@ -101,11 +104,20 @@ def _for_machines(done: Converted) -> dict[str, Any]:
         "image_bytes": manifest.image_bytes,
         "shards": len(manifest.shards),
         "skipped": manifest.skipped,
+        "skipped_causes": [asdict(cause) for cause in done.skipped.causes],
+        "emptied_classes": list(done.skipped.emptied),
         "partial": manifest.partial,
         "already_complete": done.already_complete,
         "content_root": manifest.content_root,
         "root": manifest.root,
     }
+
+
+def _warn(done: Converted) -> None:
+    """Name the classes that lost all their images; they keep their labels."""
+    if emptied := done.skipped.emptied:
+        these = f"no image of {'this class' if len(emptied) == 1 else 'these classes'} is left"
+        say(f"warning: {done.path}: {these}, all were skipped: {', '.join(emptied)}", err=True)
 
 
 def _print(done: Converted) -> None:
@@ -119,7 +131,7 @@ def _print(done: Converted) -> None:
     )
     fields = {"source": manifest.source["layout"]}
     if manifest.skipped:
-        fields["skipped"] = f"{count_of(manifest.skipped, 'bad image')}, listed in quarantine.json"
+        fields["skipped"] = f"{done.skipped}; listed in quarantine.json"
     if manifest.partial:
         fields["partial"] = "the source did not hold all images that it should"
     print_fields(fields | {"content_root": manifest.content_root, "root": manifest.root})

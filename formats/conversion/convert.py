@@ -6,24 +6,26 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.dataset.manifest_claims import quarantined
 from shardprep.formats.dataset.verify import verify
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete
 from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.recognise import recognise
 
-from .build_shard import BuiltShard, ShardJob, shard_jobs
+from .build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from .finalize import finish
 from .job_runner import run_jobs
-from .plan import Plan, PlanOptions, plan
+from .plan import Plan, PlanOptions, differences, plan
 from .preflight import check_output, check_space, refuse_network
 from .progress_counters import COUNTERS_NAME, ProgressCounters
+from .skipped import SkippedImages, sum_up
 from .tables import GatheredBoxes, gathered_boxes
 from .work_folder import WorkFolder, refuse_busy
 
@@ -33,12 +35,14 @@ class Converted:
     """One converted split.
 
     ``path`` is its folder, ``manifest`` its :class:`Manifest`, and ``already_complete`` whether an earlier
-    call had finished it, so that it was verified only.
+    call had finished it, so that it was verified only. ``skipped`` are the :class:`SkippedImages`: bad images
+    that were left out, by cause, and the classes of which none is left.
     """
 
     path: Path
     manifest: Manifest
     already_complete: bool
+    skipped: SkippedImages = field(default_factory=SkippedImages)
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,10 @@ class _Conversion:
         work_folder.claim(_guard(planned, listing, boxes))
         built = self._build(planned, listing, work_folder)
         manifest = finish(work_folder, planned, listing, built, boxes)
-        return Converted(work_folder.output, manifest, already_complete=False)
+        skipped = sum_up(
+            [image for shard in built for image in shard.skipped], planned.entries, listing.labels
+        )
+        return Converted(work_folder.output, manifest, already_complete=False, skipped=skipped)
 
     def _check_output(self, output: Path, planned: Plan) -> None:
         check_output(output, self.source)
@@ -158,11 +165,9 @@ def _is_finished(output: Path) -> bool:
 def _already_there(output: Path, planned: Plan, progress: Progress) -> Converted:
     """Verify a finished output. Raises PlanMismatch if it has another plan, DataError if it is damaged."""
     manifest = read_manifest(output)
-    if manifest.plan.get("sha256") != planned.digest:
+    if differing := _differing(manifest, planned):
         raise PlanMismatch(
-            "holds a finished dataset of another plan (other options or another source); "
-            "choose another output, or remove it",
-            path=output,
+            f"holds a finished dataset: {differing}; choose another folder, or remove this one", path=output
         )
     progress.note(f"{output} is complete already; verifying it")
     report = verify(output, level="full", progress=progress)
@@ -170,7 +175,20 @@ def _already_there(output: Path, planned: Plan, progress: Progress) -> Converted
     if (output / WORK_FOLDER_NAME).exists():
         with WorkFolder(output) as work_folder:
             work_folder.remove()
-    return Converted(output, manifest, already_complete=True)
+    return Converted(output, manifest, already_complete=True, skipped=_skipped_in(output, manifest, planned))
+
+
+def _differing(manifest: Manifest, planned: Plan) -> str:
+    """Say how the plan of a finished dataset differs; the policy for bad images does if some were skipped."""
+    policy = planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
+    begun = manifest.plan | {"images": manifest.plan["sha256"]}
+    now = asdict(planned.options) | {"on_bad_image": policy, "images": planned.digests.get(policy)}
+    return differences(begun, now)
+
+
+def _skipped_in(output: Path, manifest: Manifest, planned: Plan) -> SkippedImages:
+    skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
+    return sum_up(skipped, planned.entries, manifest.labels)
 
 
 def _guard(planned: Plan, listing: Listing, boxes: GatheredBoxes | None) -> dict[str, Any]:
@@ -180,11 +198,12 @@ def _guard(planned: Plan, listing: Listing, boxes: GatheredBoxes | None) -> dict
         rows = planned.order[start : start + (1 << 16)]
         for column in ("path", "offset", "mtime_ns"):
             times.update(planned.entries[column][rows].tobytes())
-    options = {name.replace("_", " "): value for name, value in asdict(planned.options).items()}
+    options = asdict(planned.options)
+    del options["on_bad_image"]  # it only concerns shards that are not built
     archives = [[a.name, a.size, a.mtime_ns] for a in listing.archives]
     return options | {
         "split": planned.split,
         "source": [archives, times.hexdigest()],
-        "images": planned.digest,
+        "images": planned.work_digest,
         "boxes": boxes.digest if boxes else None,
     }

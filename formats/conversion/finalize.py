@@ -9,7 +9,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from shardprep.formats.containers.registry import container
+from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.errors import DataError, OperationError
@@ -62,6 +65,7 @@ def _manifest(
     tables: tuple[FileEntry, ...],
 ) -> Manifest:
     digests: Iterable[bytes] = (r["digest"].tobytes() for r in shard_rows(work_folder, built))
+    flags = [np.bitwise_or.reduce(r["row"]["flags"]) for r in shard_rows(work_folder, built)]
     return Manifest(
         split=planned.split,
         records=sum(b.records for b in built),
@@ -77,6 +81,7 @@ def _manifest(
         tables=tables,
         shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
         content_root=content_root(digests),
+        kinds=kinds_in(np.array(flags, np.uint16)),
     )
 
 

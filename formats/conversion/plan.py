@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +52,11 @@ class PlanOptions:
             raise UsageError(f"the seed must be between 0 and 2**64 - 1, not {self.seed}")
 
 
+_FLAGS = {each.name: "--" + each.name.replace("_", "-") for each in fields(PlanOptions)} | {
+    "container": "--format"
+}
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
     """A shard to build: its name, and its records as positions ``first`` … ``last`` of the order."""
@@ -64,7 +70,10 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output."""
+    """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output.
+
+    ``digests`` has the plan's digest for each policy for bad images.
+    """
 
     options: PlanOptions
     split: str
@@ -73,7 +82,17 @@ class Plan:
     shards: tuple[PlannedShard, ...]
     key_bytes: int
     class_sorted: bool
-    digest: str
+    digests: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of everything that decides the output except the images' bytes."""
+        return self.digests[self.options.on_bad_image]
+
+    @property
+    def work_digest(self) -> str:
+        """The same for any policy for bad images, which decides nothing about shards without them."""
+        return self.digests[BAD_IMAGE_POLICIES[0]]
 
     def entries_of(self, shard: PlannedShard) -> Entries:
         """Return a shard's entries in stored order."""
@@ -82,6 +101,26 @@ class Plan:
     def describe(self) -> dict[str, Any]:
         """Return what the manifest keeps of the plan."""
         return asdict(self.options) | {"sha256": self.digest}
+
+
+def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say how a plan that was begun differs from this one; empty if it does not.
+
+    Options are named with their old and new values. Other parts are only named where no option differs,
+    because the digests of these parts depend on the options.
+    """
+    names = [name for name in now if begun.get(name) != now[name]]
+    options = [
+        f"{_FLAGS[name]} was {_shown(begun.get(name))}, is now {_shown(now[name])}"
+        for name in names
+        if name in _FLAGS
+    ]
+    others = [f"{name} changed" for name in names]
+    return ", ".join(options or others)
+
+
+def _shown(value: object) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
 def plan(listing: Listing, options: PlanOptions) -> Plan:
@@ -104,7 +143,10 @@ def plan(listing: Listing, options: PlanOptions) -> Plan:
         shards=shards,
         key_bytes=key_bytes,
         class_sorted=is_class_sorted(labels),
-        digest=_digest(listing, options, order, shards),
+        digests={
+            policy: _digest(listing, replace(options, on_bad_image=policy), order, shards)
+            for policy in BAD_IMAGE_POLICIES
+        },
     )
 
 

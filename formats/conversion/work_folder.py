@@ -24,6 +24,7 @@ from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.full_disk import as_no_space
 from shardprep.formats.system.owned import Owned
 
+from .plan import differences
 from .run_folder import (
     make_run_folder,
     remove_if_empty,
@@ -130,12 +131,10 @@ class WorkFolder(Owned):
         if not path.exists():
             publish_bytes(path, canonical_json(guard), self.run)
             return
-        begun = _parsed(path)
-        differing = [name for name in guard if begun.get(name) != guard[name]]
-        if differing:
+        if differing := differences(_parsed(path), guard):
             raise PlanMismatch(
-                f"holds an unfinished conversion with other {', '.join(differing)}; repeat the command "
-                "that began it, or add --restart to discard what it did",
+                f"holds an unfinished conversion: {differing}; repeat the command that began it, choose another "
+                "folder, or add --restart to discard what it did",
                 path=self.output,
             )
 

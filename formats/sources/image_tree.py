@@ -25,7 +25,12 @@ from shardprep.formats.system.foreign_file import foreign_file
 from .ilsvrc_source import Found, IlsvrcSource
 
 CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
-IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (
+    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
+    *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
+    *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # found, to be refused by name
+)
+"""The names by which a folder is taken for a class; the bytes of a file decide whether it is an image."""
 _OTHER_NAMES = {"training": "train", "valid": "val", "validation": "val", "eval": "val", "testing": "test"}
 
 
