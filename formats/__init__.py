@@ -1,7 +1,8 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
-from shardprep.formats.conversion.convert import Converted, ConvertOptions, convert
+from shardprep.formats.conversion.convert import Converted, convert
 from shardprep.formats.conversion.plan import PlanOptions
+from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
 from shardprep.formats.dataset.verify import verify
-from shardprep.formats.errors import PlanMismatch, SourceIncomplete
 from shardprep.formats.progress import NoProgress, Progress
-from shardprep.formats.sources.listing.source import Listing, Source
+from shardprep.formats.sources.listing.problems import Problems
+from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.recognise import recognise
 
 from .build_shard import BuiltShard, ShardJob, shard_jobs
 from .finalize import finish
 from .job_runner import run_jobs
-from .plan import Plan, PlanOptions, plan
-from .preflight import check_output, check_space, refuse_network
+from .plan import Plan, PlanOptions
+from .preflight import outputs_of
+from .preparation import ConvertOptions, Prepared, prepare
 from .progress_counters import COUNTERS_NAME, ProgressCounters
-from .tables import GatheredBoxes, gathered_boxes
 from .work_folder import WorkFolder, refuse_busy
 
 
@@ -39,21 +37,6 @@ class Converted:
     path: Path
     manifest: Manifest
     already_complete: bool
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """Options of a conversion that do not change the bytes of its output.
-
-    ``allow_partial`` accepts a wrong number of images; ``restart`` discards unfinished work;
-    ``check_md5`` reads official archives whole and checks their MD5; ``allow_network_fs`` builds LMDB
-    on a network file system, too. All are False by default.
-    """
-
-    allow_partial: bool = False
-    restart: bool = False
-    check_md5: bool = False
-    allow_network_fs: bool = False
 
 
 def convert(
@@ -86,52 +69,39 @@ def convert(
     progress = progress or NoProgress()
     recognised = recognise(Path(source), split=split, check_md5=options.check_md5)
     progress.note(f"source: {recognised.description}")
-    splits = (split,) if split else recognised.splits
-    outputs = {name: Path(output) if split else Path(output) / name for name in splits}
+    outputs = outputs_of(Path(output), split, recognised.splits)
     for path in outputs.values():
         refuse_busy(path)
+    problems = Problems()
+    prepared = prepare(recognised, outputs, plan_options or PlanOptions(), options, problems)
+    problems.raise_all()
     run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
-    conversion = _Conversion(recognised, plan_options or PlanOptions(), options, run, progress)
-    return [conversion.convert(name, path) for name, path in outputs.items()]
+    conversion = _Conversion(options, run, progress)
+    return [conversion.convert(one) for one in prepared]
 
 
 @dataclass(frozen=True)
 class _Conversion:
     """The state that is the same for every split of one source."""
 
-    source: Source
-    plan_options: PlanOptions
     options: ConvertOptions
     run: Callable[[Iterable[ShardJob], ProgressCounters], list[BuiltShard]]
     progress: Progress
 
-    def convert(self, split: str, output: Path) -> Converted:
-        listing = self.source.listing(split)
-        _check_count(listing, allow_partial=self.options.allow_partial)
-        planned = plan(listing, self.plan_options)
-        boxes = gathered_boxes(self.source, split, listing)
-        if not _is_finished(output):
-            self._check_output(output, planned)
-            with WorkFolder(output) as work_folder:
-                if not _is_finished(output):  # another run may have finished it since
-                    return self._converted(planned, listing, boxes, work_folder)
-        return _already_there(output, planned, self.progress)
+    def convert(self, prepared: Prepared) -> Converted:
+        if not prepared.is_finished:
+            with WorkFolder(prepared.output) as work_folder:
+                if not prepared.is_finished:  # another run may have finished it since
+                    return self._converted(prepared, work_folder)
+        return _already_there(prepared, self.progress)
 
-    def _converted(
-        self, planned: Plan, listing: Listing, boxes: GatheredBoxes | None, work_folder: WorkFolder
-    ) -> Converted:
+    def _converted(self, prepared: Prepared, work_folder: WorkFolder) -> Converted:
         if self.options.restart:
             work_folder.discard()
-        work_folder.claim(_guard(planned, listing, boxes))
-        built = self._build(planned, listing, work_folder)
-        manifest = finish(work_folder, planned, listing, built, boxes)
+        work_folder.claim(prepared.guard())
+        built = self._build(prepared.planned, prepared.listing, work_folder)
+        manifest = finish(work_folder, prepared.planned, prepared.listing, built, prepared.boxes)
         return Converted(work_folder.output, manifest, already_complete=False)
-
-    def _check_output(self, output: Path, planned: Plan) -> None:
-        check_output(output, self.source)
-        if not self.options.allow_network_fs:
-            refuse_network(output, planned.options.container)
-        check_space(output, planned)
 
     def _build(self, planned: Plan, listing: Listing, work_folder: WorkFolder) -> list[BuiltShard]:
         counters = ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
@@ -141,29 +111,10 @@ class _Conversion:
             return self.run(jobs, counters)
 
 
-def _check_count(listing: Listing, *, allow_partial: bool) -> None:
-    found = len(listing.entries)
-    if listing.expected not in (None, found) and not allow_partial:
-        detail = f" ({listing.shortfall})" if listing.shortfall else ""
-        raise SourceIncomplete(
-            f"the split {listing.split} has {found} images, not {listing.expected}{detail}; "
-            "add --allow-partial to convert what is there"
-        )
-
-
-def _is_finished(output: Path) -> bool:
-    return (output / MANIFEST_NAME).exists()
-
-
-def _already_there(output: Path, planned: Plan, progress: Progress) -> Converted:
+def _already_there(prepared: Prepared, progress: Progress) -> Converted:
     """Verify a finished output. Raises PlanMismatch if it has another plan, DataError if it is damaged."""
-    manifest = read_manifest(output)
-    if manifest.plan.get("sha256") != planned.digest:
-        raise PlanMismatch(
-            "holds a finished dataset of another plan (other options or another source); "
-            "choose another output, or remove it",
-            path=output,
-        )
+    output = prepared.output
+    manifest = prepared.finished_manifest()
     progress.note(f"{output} is complete already; verifying it")
     report = verify(output, level="full", progress=progress)
     report.raise_for_findings()
@@ -171,20 +122,3 @@ def _already_there(output: Path, planned: Plan, progress: Progress) -> Converted
         with WorkFolder(output) as work_folder:
             work_folder.remove()
     return Converted(output, manifest, already_complete=True)
-
-
-def _guard(planned: Plan, listing: Listing, boxes: GatheredBoxes | None) -> dict[str, Any]:
-    """Return what must be equal when a conversion is resumed, by names that the user understands."""
-    times = hashlib.sha256()
-    for start in range(0, len(planned.order), 1 << 16):
-        rows = planned.order[start : start + (1 << 16)]
-        for column in ("path", "offset", "mtime_ns"):
-            times.update(planned.entries[column][rows].tobytes())
-    options = {name.replace("_", " "): value for name, value in asdict(planned.options).items()}
-    archives = [[a.name, a.size, a.mtime_ns] for a in listing.archives]
-    return options | {
-        "split": planned.split,
-        "source": [archives, times.hexdigest()],
-        "images": planned.digest,
-        "boxes": boxes.digest if boxes else None,
-    }

@@ -3,33 +3,69 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import index_dtype
-from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import NoSpace, UsageError
-from shardprep.formats.sources.listing.source import Source
+from shardprep.formats.sources.listing.source import SPLITS, Source
 from shardprep.formats.system.filesystem import NETWORK_FILESYSTEMS, existing_folder, filesystem_type
 
 from .plan import Plan
 from .run_folder import bytes_in_run_folders
 
 
-def check_space(output: Path, planned: Plan) -> None:
-    """Raise NoSpace unless all that is still to be written fits, after removing leftovers of killed runs."""
-    kind = container(planned.options.container)
-    tables = 2 * len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
-    needed = tables + sum(
-        kind.bytes_needed(shard.extent) for shard in planned.shards if not (output / shard.name).exists()
-    )
-    free = shutil.disk_usage(existing_folder(output)).free + bytes_in_run_folders(output / WORK_FOLDER_NAME)
+def outputs_of(output: Path, split: str | None, splits: Sequence[str]) -> dict[str, Path]:
+    """Return the folder of each split: ``output`` itself for ``split``, and for None one in it for each.
+
+    Raises UsageError for a dataset, begun or finished, in the place of a folder of splits, and the reverse.
+    """
+    if split is None:
+        if _is_dataset(output):
+            raise UsageError(
+                "holds one dataset, and others would lie in it; choose another output, or go on with this one "
+                "with the --split that began it",
+                path=output,
+            )
+        return {name: output / name for name in splits}
+    if inside := [name for name in SPLITS if _is_dataset(output / name)]:
+        raise UsageError(
+            f"is a folder of splits ({', '.join(inside)}); give {str(output / split)!r} with --split {split}",
+            path=output,
+        )
+    return {split: output}
+
+
+def _is_dataset(folder: Path) -> bool:
+    """Whether a dataset is there, or was begun there."""
+    return any((folder / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME))
+
+
+def check_space(planned: Mapping[Path, Plan]) -> None:
+    """Raise NoSpace unless all that is still to be written fits, after removing leftovers of killed runs.
+
+    ``planned`` has the plan of each output folder; all lie on one file system.
+    """
+    if not planned:
+        return
+    needed = sum(_bytes_to_write(output, one) for output, one in planned.items())
+    output = next(iter(planned))
+    free = shutil.disk_usage(existing_folder(output)).free
+    free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in planned)
     if free < needed:
         raise NoSpace(
             f"needs {needed / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB free; make room, or choose "
             "another output",
             path=output,
         )
+
+
+def _bytes_to_write(output: Path, planned: Plan) -> int:
+    missing = (shard for shard in planned.shards if not (output / shard.name).exists())
+    shards = sum(container(planned.options.container).bytes_needed(shard.extent) for shard in missing)
+    return shards + 2 * len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
 
 
 def refuse_network(output: Path, kind: str) -> None:
