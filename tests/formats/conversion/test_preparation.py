@@ -45,7 +45,9 @@ def test_splits_are_not_written_into_an_unfinished_dataset(photos: Path, tmp_pat
 def test_one_split_is_not_written_into_a_folder_of_splits(state: str, photos: Path, tmp_path: Path) -> None:
     write(tmp_path / "out" / "train" / state, b"{}")
 
-    with pytest.raises(UsageError, match=r"is a folder of splits \(train\); give '.*out/val' with --split val"):
+    with pytest.raises(
+        UsageError, match=r"is a folder of splits \(train\); give '.*out/val' with --split val"
+    ):
         convert(photos, tmp_path / "out", split="val", workers=0)
 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train"]
@@ -89,7 +91,9 @@ def test_problems_of_all_splits_are_one_message(photos: Path, tmp_path: Path) ->
     write(photos / "train" / "lost.png", b"x")
     (photos / "val" / "bird").mkdir()
 
-    with pytest.raises(SourceDamaged, match=r"lost\.png: lies in no class .*; also: .*bird: this class has no"):
+    with pytest.raises(
+        SourceDamaged, match=r"lost\.png: lies in no class .*; also: .*bird: this class has no"
+    ):
         convert(photos, tmp_path / "out", workers=0)
 
 
