@@ -13,6 +13,7 @@ from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_hea
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
 from shardprep.formats.sample.make_sample import make_sample
+from shardprep.formats.sources.listing.source_options import SourceOptions
 
 from .errors import (
     BadImage,
@@ -60,6 +61,7 @@ __all__ = [
     "ShardprepError",
     "SourceDamaged",
     "SourceIncomplete",
+    "SourceOptions",
     "Summary",
     "UnknownVersion",
     "UsageError",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, ByteSize, json_option, workers_option
+from shardprep.cli.console.options import ANY_PATH, FOLDER, ByteSize, json_option, workers_option
 from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, print_json, say, size
-from shardprep.formats import Converted, ConvertOptions, PlanOptions
+from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES
@@ -53,12 +54,23 @@ from shardprep.formats.sources.listing.source import SPLITS
 @click.option("--allow-partial", is_flag=True, help="Accept a wrong number of images, and record that.")
 @click.option("--allow-network-fs", is_flag=True, help="Build LMDB on a network file system all the same.")
 @click.option("--restart", is_flag=True, help="Discard what an interrupted conversion did.")
+@click.option("--follow-symlinks", is_flag=True, help="Read what links in SOURCE point to, in SOURCE or not.")
+@click.option(
+    "--val-fraction",
+    type=float,
+    metavar="F",
+    help="Take this part of each class of train for val, by --seed.",
+)
+@click.option("--root", type=FOLDER, help="Of a list: the folder its paths begin at.  [default: the list's]")
+@click.option("--path-column", metavar="NAME", help="Of a CSV file or JSON lines: the column of paths.")
+@click.option("--label-column", metavar="NAME", help="The column of labels.  [default: the usual names]")
 @json_option
 def convert(source: Path, output: Path, split: str | None, as_json: bool, **chosen: Any) -> None:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
-    tree, Kaggle's tree, class folders, or an LMDB of tensorpack's LMDBSerializer; it is read in place.
+    tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, or a list of paths and
+    labels (text, CSV, JSON lines); it is read in place.
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(
@@ -75,12 +87,14 @@ def convert(source: Path, output: Path, split: str | None, as_json: bool, **chos
         check_md5=chosen["check_md5"],
         allow_network_fs=chosen["allow_network_fs"],
     )
+    source_options = SourceOptions(**{f.name: chosen[f.name] for f in fields(SourceOptions)})
     done = convert_source(
         source,
         output,
         split=split,
         plan_options=plan_options,
         options=options,
+        source_options=source_options,
         workers=chosen["workers"],
         progress=TerminalProgress(),
     )
@@ -102,6 +116,7 @@ def _for_machines(done: Converted) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "skipped": manifest.skipped,
         "partial": manifest.partial,
+        "ignored": dict(done.ignored),
         "already_complete": done.already_complete,
         "content_root": manifest.content_root,
         "root": manifest.root,
@@ -117,9 +132,11 @@ def _print(done: Converted) -> None:
         f"{done.path}: {count_of(manifest.records, 'image')}, {classes}, {size(manifest.image_bytes)} "
         f"in {shards}{state}"
     )
-    fields = {"source": manifest.source["layout"]}
+    shown = {"source": manifest.source["layout"]}
     if manifest.skipped:
-        fields["skipped"] = f"{count_of(manifest.skipped, 'bad image')}, listed in quarantine.json"
+        shown["skipped"] = f"{count_of(manifest.skipped, 'bad image')}, listed in quarantine.json"
+    if done.ignored:
+        shown["ignored"] = ", ".join(f"{number} {name}" for name, number in sorted(done.ignored.items()))
     if manifest.partial:
-        fields["partial"] = "the source did not hold all images that it should"
-    print_fields(fields | {"content_root": manifest.content_root, "root": manifest.root})
+        shown["partial"] = "the source did not hold all images that it should"
+    print_fields(shown | {"content_root": manifest.content_root, "root": manifest.root})

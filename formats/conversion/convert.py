@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from shardprep.formats.dataset.verify import verify
 from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 
 from .build_shard import BuiltShard, ShardJob, shard_jobs
@@ -31,12 +32,14 @@ class Converted:
     """One converted split.
 
     ``path`` is its folder, ``manifest`` its :class:`Manifest`, and ``already_complete`` whether an earlier
-    call had finished it, so that it was verified only.
+    call had finished it, so that it was verified only. ``ignored`` counts the files and folders of file
+    managers, and hidden ones, that were left out of the source, by name.
     """
 
     path: Path
     manifest: Manifest
     already_complete: bool
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
 
 def convert(
@@ -46,6 +49,7 @@ def convert(
     split: str | None = None,
     plan_options: PlanOptions | None = None,
     options: ConvertOptions | None = None,
+    source_options: SourceOptions | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -54,10 +58,11 @@ def convert(
 
     The result has the same bytes for any number of workers and interruptions.
 
-    ``source`` is the path of the archives, the image tree or the tensorpack LMDB. ``output`` is the folder
-    of the dataset if ``split`` ("train", "val" or "test") is given; otherwise every split found is
-    converted into ``output/<split>``. ``plan_options`` decide the bytes of the output, and ``options`` do
-    not; None takes the defaults of :class:`PlanOptions` and :class:`ConvertOptions`. ``workers`` is the
+    ``source`` is the path of the archives, the image tree, the tensorpack LMDB or a list of images.
+    ``output`` is the folder of the dataset if ``split`` ("train", "val" or "test") is given; otherwise every
+    split found is converted into ``output/<split>``. ``plan_options`` decide the bytes of the output,
+    ``options`` do not, and ``source_options`` say how the source is read; None takes the defaults of
+    :class:`PlanOptions`, :class:`ConvertOptions` and :class:`SourceOptions`. ``workers`` is the
     number of processes; None is one per usable CPU, and 0 works in this process, except for decode checks,
     which need a process that may crash. An ``executor`` runs the shard jobs instead, and is left open.
     ``progress`` receives the progress; None shows none.
@@ -67,13 +72,20 @@ def convert(
     """
     options = options or ConvertOptions()
     progress = progress or NoProgress()
-    recognised = recognise(Path(source), split=split, check_md5=options.check_md5)
+    plan_options = plan_options or PlanOptions()
+    recognised = recognise(
+        Path(source),
+        split=split,
+        check_md5=options.check_md5,
+        options=source_options,
+        seed=plan_options.seed,
+    )
     progress.note(f"source: {recognised.description}")
     outputs = outputs_of(Path(output), split, recognised.splits)
     for path in outputs.values():
         refuse_busy(path)
     problems = Problems()
-    prepared = prepare(recognised, outputs, plan_options or PlanOptions(), options, problems)
+    prepared = prepare(recognised, outputs, plan_options, options, problems)
     problems.raise_all()
     run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
     conversion = _Conversion(options, run, progress)
@@ -101,7 +113,9 @@ class _Conversion:
         work_folder.claim(prepared.guard())
         built = self._build(prepared.planned, prepared.listing, work_folder)
         manifest = finish(work_folder, prepared.planned, prepared.listing, built, prepared.boxes)
-        return Converted(work_folder.output, manifest, already_complete=False)
+        return Converted(
+            work_folder.output, manifest, already_complete=False, ignored=prepared.listing.ignored
+        )
 
     def _build(self, planned: Plan, listing: Listing, work_folder: WorkFolder) -> list[BuiltShard]:
         counters = ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
@@ -121,4 +135,4 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
     if (output / WORK_FOLDER_NAME).exists():
         with WorkFolder(output) as work_folder:
             work_folder.remove()
-    return Converted(output, manifest, already_complete=True)
+    return Converted(output, manifest, already_complete=True, ignored=prepared.listing.ignored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class Prepared:
                 times.update(planned.entries[column][rows].tobytes())
         options = {name.replace("_", " "): value for name, value in asdict(planned.options).items()}
         archives = [[a.name, a.size, a.mtime_ns] for a in self.listing.archives]
+        options |= {name.replace("_", " "): value for name, value in self.listing.options.items()}
         return options | {
             "split": planned.split,
             "source": [archives, times.hexdigest()],
@@ -88,10 +89,15 @@ def prepare(
     ``outputs`` maps a split to its folder. A problem with one split or output is added to ``problems``, and
     the other splits are prepared all the same.
     """
+    listings = _listings(source, outputs, problems)
     prepared = []
-    for split, output in outputs.items():
+    for listing in listings:
         with problems.collected():
-            prepared.append(_prepared(source, split, output, plan_options, options, problems))
+            _check_count(listing, allow_partial=options.allow_partial)
+        with problems.collected():
+            boxes = gathered_boxes(source, listing.split, listing)
+            planned = plan(listing, plan_options)
+            prepared.append(Prepared(outputs[listing.split], listing, planned, boxes))
     for one in prepared:
         if one.is_finished:
             with problems.collected():
@@ -100,18 +106,14 @@ def prepare(
     return prepared
 
 
-def _prepared(
-    source: Source,
-    split: str,
-    output: Path,
-    plan_options: PlanOptions,
-    options: ConvertOptions,
-    problems: Problems,
-) -> Prepared:
-    listing = source.listing(split)
-    with problems.collected():
-        _check_count(listing, allow_partial=options.allow_partial)
-    return Prepared(output, listing, plan(listing, plan_options), gathered_boxes(source, split, listing))
+def _listings(source: Source, splits: Iterable[str], problems: Problems) -> list[Listing]:
+    listings = []
+    for split in splits:
+        with problems.collected():
+            listings.append(source.survey(split))
+    for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one listing share theirs
+        problems.merge(found)
+    return listings
 
 
 def _check_outputs(
