@@ -1,6 +1,7 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
 from shardprep.formats.conversion.convert import Converted, convert
+from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
@@ -42,6 +43,7 @@ __all__ = [
     "CorruptRecord",
     "DataError",
     "Dataset",
+    "DryRun",
     "Finding",
     "ImageFlag",
     "ImageInfo",
@@ -54,6 +56,7 @@ __all__ = [
     "OutputBusy",
     "PlanMismatch",
     "PlanOptions",
+    "PlannedSplit",
     "Progress",
     "Record",
     "Report",
@@ -69,6 +72,7 @@ __all__ = [
     "convert",
     "make_sample",
     "open_dataset",
+    "plan_conversion",
     "read_image_header",
     "read_manifest",
     "repair",

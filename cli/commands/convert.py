@@ -10,12 +10,14 @@ import click
 
 from shardprep.cli.console.options import ANY_PATH, FOLDER, ByteSize, json_option, workers_option
 from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, print_json, say, size
-from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions
+from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions, plan_conversion
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.source import SPLITS
+
+from .dry_run_report import ignored_text, print_dry_run
 
 
 @click.command()
@@ -64,8 +66,21 @@ from shardprep.formats.sources.listing.source import SPLITS
 @click.option("--root", type=FOLDER, help="Of a list: the folder its paths begin at.  [default: the list's]")
 @click.option("--path-column", metavar="NAME", help="Of a CSV file or JSON lines: the column of paths.")
 @click.option("--label-column", metavar="NAME", help="The column of labels.  [default: the usual names]")
+@click.option(
+    "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
+)
 @json_option
-def convert(source: Path, output: Path, split: str | None, as_json: bool, **chosen: Any) -> None:
+@click.pass_context
+def convert(
+    ctx: click.Context,
+    /,
+    source: Path,
+    output: Path,
+    split: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
@@ -88,16 +103,19 @@ def convert(source: Path, output: Path, split: str | None, as_json: bool, **chos
         allow_network_fs=chosen["allow_network_fs"],
     )
     source_options = SourceOptions(**{f.name: chosen[f.name] for f in fields(SourceOptions)})
-    done = convert_source(
-        source,
-        output,
-        split=split,
-        plan_options=plan_options,
-        options=options,
-        source_options=source_options,
-        workers=chosen["workers"],
-        progress=TerminalProgress(),
-    )
+    arguments = {
+        "split": split,
+        "plan_options": plan_options,
+        "options": options,
+        "source_options": source_options,
+        "workers": chosen["workers"],
+        "progress": TerminalProgress(),
+    }
+    if dry_run:
+        planned = plan_conversion(source, output, **arguments)
+        print_json(planned.to_json()) if as_json else print_dry_run(planned)
+        ctx.exit(planned.exit_code)
+    done = convert_source(source, output, **arguments)
     if as_json:
         print_json({"splits": [_for_machines(d) for d in done]})
     else:
@@ -136,7 +154,7 @@ def _print(done: Converted) -> None:
     if manifest.skipped:
         shown["skipped"] = f"{count_of(manifest.skipped, 'bad image')}, listed in quarantine.json"
     if done.ignored:
-        shown["ignored"] = ", ".join(f"{number} {name}" for name, number in sorted(done.ignored.items()))
+        shown["ignored"] = ignored_text(done.ignored)
     if manifest.partial:
         shown["partial"] = "the source did not hold all images that it should"
     print_fields(shown | {"content_root": manifest.content_root, "root": manifest.root})

@@ -15,16 +15,14 @@ from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.sources.recognise import recognise
 
 from .build_shard import BuiltShard, ShardJob, shard_jobs
 from .finalize import finish
 from .job_runner import run_jobs
 from .plan import Plan, PlanOptions
-from .preflight import outputs_of
-from .preparation import ConvertOptions, Prepared, prepare
+from .preparation import ConvertOptions, Prepared, Request, prepare
 from .progress_counters import COUNTERS_NAME, ProgressCounters
-from .work_folder import WorkFolder, refuse_busy
+from .work_folder import WorkFolder
 
 
 @dataclass(frozen=True)
@@ -70,25 +68,23 @@ def convert(
     Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
     damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
     """
-    options = options or ConvertOptions()
     progress = progress or NoProgress()
-    plan_options = plan_options or PlanOptions()
-    recognised = recognise(
+    request = Request(
         Path(source),
-        split=split,
-        check_md5=options.check_md5,
-        options=source_options,
-        seed=plan_options.seed,
+        Path(output),
+        split,
+        plan_options or PlanOptions(),
+        options or ConvertOptions(),
+        source_options or SourceOptions(),
     )
+    recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
-    outputs = outputs_of(Path(output), split, recognised.splits)
-    for path in outputs.values():
-        refuse_busy(path)
+    request.check_outputs(recognised)
     problems = Problems()
-    prepared = prepare(recognised, outputs, plan_options, options, problems)
+    prepared = prepare(recognised, request, problems)
     problems.raise_all()
     run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
-    conversion = _Conversion(options, run, progress)
+    conversion = _Conversion(request.options, run, progress)
     return [conversion.convert(one) for one in prepared]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shardprep.formats.containers.registry import container
@@ -13,14 +13,14 @@ from shardprep.formats.errors import NoSpace, UsageError
 from shardprep.formats.sources.listing.source import SPLITS, Source
 from shardprep.formats.system.filesystem import NETWORK_FILESYSTEMS, existing_folder, filesystem_type
 
-from .plan import Plan
+from .plan import Plan, PlannedShard
 from .run_folder import bytes_in_run_folders
 
 
-def outputs_of(output: Path, split: str | None, splits: Sequence[str]) -> dict[str, Path]:
-    """Return the folder of each split: ``output`` itself for ``split``, and for None one in it for each.
+def refuse_other_shape(output: Path, split: str | None) -> None:
+    """Raise UsageError for a dataset, begun or finished, in the place of a folder of splits, or the reverse.
 
-    Raises UsageError for a dataset, begun or finished, in the place of a folder of splits, and the reverse.
+    ``output`` is to be a folder of splits if ``split`` is None.
     """
     if split is None:
         if _is_dataset(output):
@@ -29,13 +29,11 @@ def outputs_of(output: Path, split: str | None, splits: Sequence[str]) -> dict[s
                 "with the --split that began it",
                 path=output,
             )
-        return {name: output / name for name in splits}
-    if inside := [name for name in SPLITS if _is_dataset(output / name)]:
+    elif inside := [name for name in SPLITS if _is_dataset(output / name)]:
         raise UsageError(
             f"is a folder of splits ({', '.join(inside)}); give {str(output / split)!r} with --split {split}",
             path=output,
         )
-    return {split: output}
 
 
 def _is_dataset(folder: Path) -> bool:
@@ -63,9 +61,15 @@ def check_space(planned: Mapping[Path, Plan]) -> None:
 
 
 def _bytes_to_write(output: Path, planned: Plan) -> int:
-    missing = (shard for shard in planned.shards if not (output / shard.name).exists())
-    shards = sum(container(planned.options.container).bytes_needed(shard.extent) for shard in missing)
-    return shards + 2 * len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
+    tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)  # in .prep, until the end
+    return tables + most_bytes(planned, (s for s in planned.shards if not (output / s.name).exists()))
+
+
+def most_bytes(planned: Plan, shards: Iterable[PlannedShard]) -> int:
+    """Return an upper bound of the size of these shards and of the tables."""
+    kind = container(planned.options.container)
+    tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
+    return tables + sum(kind.bytes_needed(shard.extent) for shard in shards)
 
 
 def refuse_network(output: Path, kind: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_man
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing, Source
+from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.sources.recognise import recognise
 
 from .plan import Plan, PlanOptions, plan
-from .preflight import check_output, check_space, refuse_network
+from .preflight import check_output, check_space, refuse_network, refuse_other_shape
 from .tables import GatheredBoxes, gathered_boxes
+from .work_folder import refuse_busy, refuse_other_plan
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,40 @@ class ConvertOptions:
     restart: bool = False
     check_md5: bool = False
     allow_network_fs: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a conversion, as in :func:`.convert.convert`."""
+
+    source: Path
+    output: Path
+    split: str | None
+    plan_options: PlanOptions
+    options: ConvertOptions
+    source_options: SourceOptions
+
+    def recognised(self) -> Source:
+        """Return the source. Raises UsageError, DataError, OSError."""
+        return recognise(
+            self.source,
+            split=self.split,
+            check_md5=self.options.check_md5,
+            options=self.source_options,
+            seed=self.plan_options.seed,
+        )
+
+    def outputs(self, source: Source) -> dict[str, Path]:
+        """Return the folder of each split that is asked for."""
+        if self.split:
+            return {self.split: self.output}
+        return {split: self.output / split for split in source.splits}
+
+    def check_outputs(self, source: Source) -> None:
+        """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
+        refuse_other_shape(self.output, self.split)
+        for path in self.outputs(source).values():
+            refuse_busy(path)
 
 
 @dataclass(frozen=True)
@@ -77,32 +114,24 @@ class Prepared:
         }
 
 
-def prepare(
-    source: Source,
-    outputs: Mapping[str, Path],
-    plan_options: PlanOptions,
-    options: ConvertOptions,
-    problems: Problems,
-) -> list[Prepared]:
-    """Return the splits without problems; write nothing.
+def prepare(source: Source, request: Request, problems: Problems) -> list[Prepared]:
+    """Return the splits that can be planned; write nothing.
 
-    ``outputs`` maps a split to its folder. A problem with one split or output is added to ``problems``, and
-    the other splits are prepared all the same.
+    A problem with one split or output is added to ``problems``, and the others are prepared all the same.
     """
-    listings = _listings(source, outputs, problems)
+    outputs = request.outputs(source)
     prepared = []
-    for listing in listings:
+    for listing in _listings(source, outputs, problems):
         with problems.collected():
-            _check_count(listing, allow_partial=options.allow_partial)
+            _check_count(listing, allow_partial=request.options.allow_partial)
         with problems.collected():
             boxes = gathered_boxes(source, listing.split, listing)
-            planned = plan(listing, plan_options)
+            planned = plan(listing, request.plan_options)
             prepared.append(Prepared(outputs[listing.split], listing, planned, boxes))
     for one in prepared:
-        if one.is_finished:
-            with problems.collected():
-                one.finished_manifest()
-    _check_outputs(source, [one for one in prepared if not one.is_finished], options, problems)
+        _check_output(one, source, request.options, problems)
+    with problems.collected():
+        check_space({one.output: one.planned for one in prepared if not one.is_finished})
     return prepared
 
 
@@ -116,17 +145,18 @@ def _listings(source: Source, splits: Iterable[str], problems: Problems) -> list
     return listings
 
 
-def _check_outputs(
-    source: Source, prepared: list[Prepared], options: ConvertOptions, problems: Problems
-) -> None:
-    for one in prepared:
+def _check_output(one: Prepared, source: Source, options: ConvertOptions, problems: Problems) -> None:
+    if one.is_finished:
         with problems.collected():
-            check_output(one.output, source)
-        if not options.allow_network_fs:
-            with problems.collected():
-                refuse_network(one.output, one.planned.options.container)
+            one.finished_manifest()
+        return
     with problems.collected():
-        check_space({one.output: one.planned for one in prepared})
+        check_output(one.output, source)
+        if not options.restart:
+            refuse_other_plan(one.output, one.guard())
+    if not options.allow_network_fs:
+        with problems.collected():
+            refuse_network(one.output, one.planned.options.container)
 
 
 def _check_count(listing: Listing, *, allow_partial: bool) -> None:

@@ -173,7 +173,7 @@ class _SplitListing:
         else:
             self._list_flat()
         reader = TreeReader(tree.root, tree.source_options.follow_symlinks)
-        return Found(self._table.finish(), reader, ignored=self._walk.ignored)
+        return Found(self._table.finish(), reader, ignored=dict(self._walk.ignored))
 
     def _list_classes(self) -> None:
         self._refuse_loose_images()

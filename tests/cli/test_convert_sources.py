@@ -61,3 +61,36 @@ def test_links_are_followed_on_request(photos: Path, tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "--follow-symlinks" in refused.stderr
     assert "6 images, 2 classes" in followed.stdout
+
+
+def test_a_dry_run_says_problems_sizes_and_time_and_writes_nothing(photos: Path, tmp_path: Path) -> None:
+    (photos / "bird").mkdir()
+    words = ["convert", photos, tmp_path / "out", "--dry-run", "--workers", 0]
+
+    failing = prep_here(*words)
+    (photos / "bird").rmdir()
+    fine = prep_here(*words)
+
+    assert failing.returncode == 1
+    assert "bird: this class has no image" in failing.stdout
+    assert failing.stdout.endswith("dry run: the conversion would fail: 1 problem; nothing was written\n")
+    assert fine.returncode == 0
+    assert "10 images, 2 classes" in fine.stdout
+    assert "time: about 1 s with 1 process: reading at " in fine.stdout
+    assert fine.stdout.endswith("dry run: no problems; nothing was written\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_as_json_is_one_object_with_the_exit_code_of_the_conversion(
+    photos: Path, tmp_path: Path
+) -> None:
+    write(photos / "cat/bad.png", b"no image")
+    words = ["convert", photos, tmp_path / "out", "--workers", 0]
+
+    done = prep_here(*words, "--dry-run", "--json")
+
+    value = json.loads(done.stdout)
+    assert done.returncode == prep_here(*words).returncode == 1
+    assert [split["images"] for split in value["splits"]] == [11]
+    assert [(one["count"], one["exit_code"]) for one in value["problems"]] == [(1, 1)]
+    assert value["seconds"] > 0

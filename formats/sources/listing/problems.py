@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shardprep.formats.errors import ShardprepError
 
@@ -24,6 +25,10 @@ class Problem:
     def exit_code(self) -> int:
         """The exit code of ``prep`` for this problem."""
         return getattr(self.first, "exit_code", ShardprepError.exit_code)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the problem as a JSON object."""
+        return {"count": self.count, "first": str(self.first), "exit_code": self.exit_code}
 
     @property
     def _of_how_many(self) -> str:
@@ -52,7 +57,8 @@ class Problems:
 
     def add(self, error: ShardprepError | OSError, kind: str = "") -> None:
         """Add a case. Cases of one ``kind`` are counted together; by default these have one message."""
-        self._count(kind or getattr(error, "message", "") or str(error), Problem(error))
+        alike = error.strerror if isinstance(error, OSError) else error.message
+        self._count(kind or alike or type(error).__name__, Problem(error))
 
     def merge(self, others: Problems) -> None:
         """Add all cases of ``others``."""
