@@ -112,8 +112,10 @@ def plan_conversion(
 
     Every split is listed, counted, labelled and planned, the outputs are checked, and every image is read
     and its header checked. That takes about as long as reading the source. Images are not decoded. Problems
-    do not end it: all are in the result. ``workers=0`` reads in this process. ``source``, ``output``, ``split``,
-    ``plan_options``, ``options``, ``source_options`` and ``progress`` are those of :func:`.convert.convert`.
+    do not end it: all are in the result.
+
+    ``source``, ``output``, ``split``, ``plan_options``, ``options``, ``source_options`` and ``progress`` are
+    those of :func:`.convert.convert`. ``workers=0`` reads in this process.
 
     Raises WorkerDied, ChildLost and MemoryError.
     """

@@ -89,7 +89,7 @@ class IlsvrcSource(Source):
             expected=expected,
             shortfall=shortfall(split, found.entries, self.labels, self.annotation_files, expected),
             problems=problems,
-            ignored=found.ignored,
+            ignored=dict(found.ignored),
             options=self.options,
         )
 

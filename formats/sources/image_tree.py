@@ -59,6 +59,12 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
                 "or give the folder that holds the class folders",
                 path=path / name,
             )
+    if not names and any(map(_is_image, walk.files())):
+        raise UsageError(
+            "holds images that lie in no class folders, and nothing says of which class they are; sort them into "
+            "<class>/, or convert a list of paths and labels",
+            path=path,
+        )
     if not names:
         return None
     return Tree(
@@ -173,7 +179,7 @@ class _SplitListing:
         else:
             self._list_flat()
         reader = TreeReader(tree.root, tree.source_options.follow_symlinks)
-        return Found(self._table.finish(), reader, ignored=dict(self._walk.ignored))
+        return Found(self._table.finish(), reader, ignored=self._walk.ignored)
 
     def _list_classes(self) -> None:
         self._refuse_loose_images()

@@ -1,5 +1,7 @@
 """A dry run says all that the conversion would find wrong, and writes nothing."""
 
+import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,8 @@ def test_it_says_what_the_conversion_makes_and_writes_nothing(archives: Path, tm
     ]
     for split, one in zip(planned.splits, done, strict=True):
         assert sum(file.size for file in one.manifest.files) <= split.disk_bytes
+    assert json.loads(json.dumps(planned.to_json()))["splits"][1]["split"] == "val"
+    assert pickle.loads(pickle.dumps(done))[0].path == done[0].path  # noqa: S301 - made here
     assert planned.seconds
     assert planned.read_rate
 

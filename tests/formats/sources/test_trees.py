@@ -352,6 +352,12 @@ def test_empty_classes_loose_images_and_litter_alone_are_named_in_one_message(tm
         recognise(tmp_path).listing("train")
 
 
+def test_images_in_one_folder_are_wrong_usage_that_says_what_would_help(tmp_path: Path) -> None:
+    write(tmp_path / "1.jpg", b"x")
+    with pytest.raises(UsageError, match=r"in no class folders.*sort them into <class>/, or convert a list"):
+        recognise(tmp_path)
+
+
 def test_flat_val_says_all_that_would_help(tmp_path: Path) -> None:
     MINI.write_tree(tmp_path)
     with pytest.raises(
