@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,12 @@ class LabelledList(Source):
         return (self.split,)
 
     @property
+    def roots(self) -> tuple[Path, ...]:
+        """The root, without links and as it was given."""
+        given = self.source_options.root
+        return (self.root,) if given is None else (self.root, given.absolute())
+
+    @property
     def description(self) -> str:
         return f"{LAYOUT}: {self.split}, with files below {self.root}"
 
@@ -130,7 +136,7 @@ class _ListContents:
         with self.problems.collected("label"), self._at(lines):
             label = self.classes.label_of(row.label)
         with self.problems.collected("path"), self._at(lines):
-            place = _place(row.path, self._source.root)
+            place = _place(row.path, self._source.roots)
         if label is not None and place is not None:
             with self.problems.collected():
                 self._add_file(place, label, lines.number, files.of(place))
@@ -151,11 +157,15 @@ class _ListContents:
             self.lines.append(line)
 
 
-def _place(path: str, root: Path) -> str:
-    """Return the path of a file below the root, in its shortest form. Raises ValueError."""
+def _place(path: str, roots: Sequence[Path]) -> str:
+    """Return the path of a file below the root, in its shortest form. Raises ValueError.
+
+    ``roots`` are the names of the root in which an absolute path may begin.
+    """
     if path.startswith("/"):
-        if not Path(path).is_relative_to(root):
-            raise ValueError(f"{path[:200]!r} does not lie below {root}; give another --root")
+        root = next((root for root in roots if Path(path).is_relative_to(root)), None)
+        if root is None:
+            raise ValueError(f"{path[:200]!r} does not lie below {roots[0]}; give another --root")
         path = str(Path(path).relative_to(root))
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:

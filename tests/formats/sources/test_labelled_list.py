@@ -127,6 +127,14 @@ def test_a_path_has_one_form_and_stays_below_the_root(form: str, root: Path, tmp
         assert [*contents(listing(tmp_path / "list.txt", text, root))] in (["dog.jpg"], ["cat/1.jpg"])
 
 
+def test_an_absolute_path_may_begin_with_the_root_as_it_was_given(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root)
+
+    found = listing(tmp_path / "list.txt", f"{tmp_path}/link/dog.jpg dog\n", tmp_path / "link")
+
+    assert contents(found) == {"dog.jpg": (0, image("dog.jpg"))}
+
+
 def test_without_a_root_paths_begin_at_the_lists_folder(root: Path) -> None:
     write(root / "list.txt", as_text(ROWS).encode())
 
