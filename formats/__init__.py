@@ -1,7 +1,9 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
-from shardprep.formats.conversion.convert import Converted, ConvertOptions, convert
+from shardprep.formats.conversion.convert import Converted, convert
+from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.plan import PlanOptions
+from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
@@ -14,6 +16,7 @@ from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
 from shardprep.formats.sample.make_sample import make_sample
+from shardprep.formats.sources.listing.source_options import SourceOptions
 
 from .errors import (
     BadImage,
@@ -42,6 +45,7 @@ __all__ = [
     "CorruptRecord",
     "DataError",
     "Dataset",
+    "DryRun",
     "Finding",
     "ImageFlag",
     "ImageInfo",
@@ -54,6 +58,7 @@ __all__ = [
     "OutputBusy",
     "PlanMismatch",
     "PlanOptions",
+    "PlannedSplit",
     "Progress",
     "Record",
     "Report",
@@ -63,6 +68,7 @@ __all__ = [
     "SkippedImages",
     "SourceDamaged",
     "SourceIncomplete",
+    "SourceOptions",
     "Summary",
     "UnknownVersion",
     "UsageError",
@@ -70,6 +76,7 @@ __all__ = [
     "convert",
     "make_sample",
     "open_dataset",
+    "plan_conversion",
     "read_image_header",
     "read_manifest",
     "repair",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, ByteSize, json_option, workers_option
+from shardprep.cli.console.options import ANY_PATH, FOLDER, ByteSize, json_option, workers_option
 from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, print_json, say, size
-from shardprep.formats import Converted, ConvertOptions, PlanOptions
+from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions, plan_conversion
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.source import SPLITS
+
+from .dry_run_report import ignored_text, print_dry_run
 
 
 @click.command()
@@ -54,12 +56,36 @@ from shardprep.formats.sources.listing.source import SPLITS
 @click.option("--allow-partial", is_flag=True, help="Accept a wrong number of images, and record that.")
 @click.option("--allow-network-fs", is_flag=True, help="Build LMDB on a network file system all the same.")
 @click.option("--restart", is_flag=True, help="Discard what an interrupted conversion did.")
+@click.option("--follow-symlinks", is_flag=True, help="Read what links in SOURCE point to, in SOURCE or not.")
+@click.option(
+    "--val-fraction",
+    type=float,
+    metavar="F",
+    help="Take this part of each class of train for val, by --seed.",
+)
+@click.option("--root", type=FOLDER, help="Of a list: the folder its paths begin at.  [default: the list's]")
+@click.option("--path-column", metavar="NAME", help="Of a CSV file or JSON lines: the column of paths.")
+@click.option("--label-column", metavar="NAME", help="The column of labels.  [default: the usual names]")
+@click.option(
+    "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
+)
 @json_option
-def convert(source: Path, output: Path, split: str | None, as_json: bool, **chosen: Any) -> None:
+@click.pass_context
+def convert(
+    ctx: click.Context,
+    /,
+    source: Path,
+    output: Path,
+    split: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
-    tree, Kaggle's tree, class folders, or an LMDB of tensorpack's LMDBSerializer; it is read in place.
+    tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, or a list of paths and
+    labels (text, CSV, JSON lines); it is read in place.
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(
@@ -76,15 +102,20 @@ def convert(source: Path, output: Path, split: str | None, as_json: bool, **chos
         check_md5=chosen["check_md5"],
         allow_network_fs=chosen["allow_network_fs"],
     )
-    done = convert_source(
-        source,
-        output,
-        split=split,
-        plan_options=plan_options,
-        options=options,
-        workers=chosen["workers"],
-        progress=TerminalProgress(),
-    )
+    source_options = SourceOptions(**{f.name: chosen[f.name] for f in fields(SourceOptions)})
+    arguments = {
+        "split": split,
+        "plan_options": plan_options,
+        "options": options,
+        "source_options": source_options,
+        "workers": chosen["workers"],
+        "progress": TerminalProgress(),
+    }
+    if dry_run:
+        planned = plan_conversion(source, output, **arguments)
+        print_json(planned.to_json()) if as_json else print_dry_run(planned)
+        ctx.exit(planned.exit_code)
+    done = convert_source(source, output, **arguments)
     for converted in done:
         _warn(converted)
     if as_json:
@@ -107,6 +138,7 @@ def _for_machines(done: Converted) -> dict[str, Any]:
         "skipped_causes": [asdict(cause) for cause in done.skipped.causes],
         "emptied_classes": list(done.skipped.emptied),
         "partial": manifest.partial,
+        "ignored": dict(done.ignored),
         "already_complete": done.already_complete,
         "content_root": manifest.content_root,
         "root": manifest.root,
@@ -129,9 +161,11 @@ def _print(done: Converted) -> None:
         f"{done.path}: {count_of(manifest.records, 'image')}, {classes}, {size(manifest.image_bytes)} "
         f"in {shards}{state}"
     )
-    fields = {"source": manifest.source["layout"]}
+    shown = {"source": manifest.source["layout"]}
     if manifest.skipped:
-        fields["skipped"] = f"{done.skipped}; listed in quarantine.json"
+        shown["skipped"] = f"{done.skipped}; listed in quarantine.json"
+    if done.ignored:
+        shown["ignored"] = ignored_text(done.ignored)
     if manifest.partial:
-        fields["partial"] = "the source did not hold all images that it should"
-    print_fields(fields | {"content_root": manifest.content_root, "root": manifest.root})
+        shown["partial"] = "the source did not hold all images that it should"
+    print_fields(shown | {"content_root": manifest.content_root, "root": manifest.root})

@@ -74,7 +74,11 @@ def _manifest(
         class_sorted=planned.class_sorted,
         skipped=sum(len(b.skipped) for b in built),
         labels=listing.labels,
-        source={"layout": listing.layout, "archives": [a.to_json() for a in listing.archives]},
+        source={
+            "layout": listing.layout,
+            "archives": [a.to_json() for a in listing.archives],
+            **listing.options,
+        },
         plan=planned.describe(),
         container=planned.options.container,
         writer=container(planned.options.container).library(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from shardprep.formats.sources.listing.source import Entries, Listing
 
 BAD_IMAGE_POLICIES = ("fail", "skip")
 DEFAULT_SHARD_SIZE = 256 << 20
+NOT_OPTIONS = ("split", "source", "images", "boxes")  # parts of a plan that are known by their digests
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,6 @@ class PlanOptions:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(f"the seed must be between 0 and 2**64 - 1, not {self.seed}")
-
-
-_FLAGS = {each.name: "--" + each.name.replace("_", "-") for each in fields(PlanOptions)} | {
-    "container": "--format"
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +105,24 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     Options are named with their old and new values. Other parts are only named where no option differs,
     because the digests of these parts depend on the options.
     """
-    names = [name for name in now if begun.get(name) != now[name]]
+    names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
     options = [
-        f"{_FLAGS[name]} was {_shown(begun.get(name))}, is now {_shown(now[name])}"
+        f"{_flag(name)} was {_shown(begun.get(name))}, is now {_shown(now.get(name))}"
         for name in names
-        if name in _FLAGS
+        if name not in NOT_OPTIONS
     ]
     others = [f"{name} changed" for name in names]
     return ", ".join(options or others)
 
 
+def _flag(option: str) -> str:
+    return "--format" if option == "container" else "--" + option.replace("_", "-")
+
+
 def _shown(value: object) -> str:
-    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def plan(listing: Listing, options: PlanOptions) -> Plan:

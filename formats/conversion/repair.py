@@ -12,6 +12,7 @@ from shardprep.formats.dataset.verify import verify
 from shardprep.formats.errors import OperationError, PlanMismatch
 from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 
 from .build_shard import BuiltShard, shard_jobs
@@ -31,12 +32,14 @@ def repair(
     dataset: str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
+    root: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Rebuild what ``verify(level="full")`` finds damaged or missing; return a new verification.
 
-    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from.
+    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from. ``root`` is
+    the folder that the paths of a list of images begin at; None is the list's own.
     ``workers`` and ``progress`` are as in :func:`~.convert.convert`.
 
     A shard is replaced only by one with the SHA-256 in the manifest, so the root stays the same. For a
@@ -52,7 +55,12 @@ def repair(
     damaged = {finding.file for finding in report.findings} & {f.name for f in manifest.files}
     if not damaged:
         return report
-    recognised = recognise(Path(source), split=manifest.split)
+    recognised = recognise(
+        Path(source),
+        split=manifest.split,
+        options=SourceOptions.of_manifest(manifest.source, root=None if root is None else Path(root)),
+        seed=manifest.plan["seed"],
+    )
     listing = recognised.listing(manifest.split)
     planned = _planned_again(listing, manifest, path)
     boxes = gathered_boxes(recognised, manifest.split, listing)

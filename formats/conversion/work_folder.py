@@ -32,6 +32,7 @@ from .run_folder import (
     remove_run_folders,
 )
 
+PLAN_NAME = "plan.json"
 OUTPUT_FILES = re.compile(r"shard-\d{5,}\.(lmdb|h5)|(index|boxes)\.npy|(quarantine|provenance)\.json")
 
 
@@ -127,16 +128,10 @@ class WorkFolder(Owned):
 
         Raises PlanMismatch, which names what differs.
         """
-        path = self.folder / "plan.json"
+        refuse_other_plan(self.output, guard)
+        path = self.folder / PLAN_NAME
         if not path.exists():
             publish_bytes(path, canonical_json(guard), self.run)
-            return
-        if differing := differences(_parsed(path), guard):
-            raise PlanMismatch(
-                f"holds an unfinished conversion: {differing}; repeat the command that began it, choose another "
-                "folder, or add --restart to discard what it did",
-                path=self.output,
-            )
 
     def discard(self) -> None:
         """Remove all files of an unfinished conversion from the output, and nothing else."""
@@ -157,6 +152,19 @@ class WorkFolder(Owned):
         for path in self.folder.iterdir():
             if path.name not in ("lock", self.run.name):
                 path.unlink()
+
+
+def refuse_other_plan(output: Path, guard: dict[str, Any]) -> None:
+    """Raise PlanMismatch, which names what differs, if another conversion was begun in the output."""
+    path = output / WORK_FOLDER_NAME / PLAN_NAME
+    if not path.exists():
+        return
+    if differing := differences(_parsed(path), guard):
+        raise PlanMismatch(
+            f"holds an unfinished conversion: {differing}; repeat the command that began it, choose another "
+            "folder, or add --restart to discard what it did",
+            path=output,
+        )
 
 
 def _parsed(path: Path) -> dict[str, Any]:
