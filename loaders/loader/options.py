@@ -7,7 +7,6 @@ import operator
 from collections.abc import Sequence
 from typing import SupportsIndex
 
-from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.index import Rows
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
@@ -17,9 +16,11 @@ from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.ranks import rank_and_world_size
 from shardprep.loaders.transforms.contract import ArraySpec
 
+from .subset import Subset
+
 
 def plan_of(
-    dataset: Dataset,
+    subset: Subset,
     *,
     shuffle: Shuffle | None,
     seed: int,
@@ -33,9 +34,9 @@ def plan_of(
         raise UsageError(f"shuffle must be LocalShuffle(n), GlobalShuffle() or None, not {shuffle!r}")
     rank, world_size = rank_and_world_size(rank, world_size)
     return EpochPlan(
-        dataset=dataset.manifest.root,
-        shard_counts=tuple(shard.records for shard in dataset.manifest.shards),
-        shuffle=shuffle.in_records(_mean_image(dataset)) if shuffle else None,
+        dataset=subset.identity,
+        shard_counts=subset.shard_counts,
+        shuffle=shuffle.in_records(subset.mean_image) if shuffle else None,
         seed=operator.index(seed),
         batch_size=operator.index(batch_size),
         rank=rank,
@@ -44,11 +45,19 @@ def plan_of(
     )
 
 
-def layout_of(dataset: Dataset, *, rows: int, outputs: Sequence[ArraySpec] | None) -> SlotLayout:
+def layout_of(subset: Subset, *, rows: int, outputs: Sequence[ArraySpec] | None) -> SlotLayout:
     """Return rows of the declared sizes; without ``outputs``, spare bytes of twice the mean image."""
     if outputs is not None:
         return SlotLayout(rows, tuple(Field(spec.name, spec.shape, spec.dtype) for spec in outputs))
-    return SlotLayout(rows, (), spare=math.ceil(2 * _mean_image(dataset)))
+    return SlotLayout(rows, (), spare=math.ceil(2 * subset.mean_image))
+
+
+def check_reading(on_bad_record: object, read_ahead: int) -> None:
+    """Raise UsageError for a value that is not valid."""
+    if on_bad_record not in ("raise", "skip"):
+        raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
+    if read_ahead < 0:
+        raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
 
 
 def worker_count(workers: object) -> int:
@@ -64,7 +73,3 @@ def key_of(index: Rows, number: int) -> str:
     """The key of a record number."""
     key: bytes = index["key"][number]
     return key.decode(errors="replace")
-
-
-def _mean_image(dataset: Dataset) -> float:
-    return dataset.manifest.image_bytes / len(dataset)

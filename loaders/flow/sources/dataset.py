@@ -20,6 +20,7 @@ from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Records, Shuffle
 
@@ -53,7 +54,7 @@ class FromDataset(Fetched):
         """Open the dataset. Raises ManifestDamaged, UnknownVersion, UsageError, OSError."""
         dataset = open_dataset(Path(path).absolute(), labels=label_space)
         plan = plan_of(
-            dataset,
+            Subset(dataset),
             shuffle=shuffle,
             seed=seed_of(seed),
             batch_size=1,
