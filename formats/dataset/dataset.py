@@ -47,6 +47,11 @@ class Dataset(AbstractContextManager["Dataset"]):
         """The table of boxes (record, label, x_min, y_min, x_max, y_max; fractions), None without any."""
         return checked_boxes(self.path, self.manifest)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, sorted: label *i* of ``sorted_wnid0`` is that of ``classes[i]``."""
+        return tuple(each.name for each in self.manifest.labels.classes)
+
     def __len__(self) -> int:
         return len(self.index)
 
