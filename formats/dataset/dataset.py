@@ -81,7 +81,7 @@ class Dataset(AbstractContextManager["Dataset"]):
         return _reopen, (self.path, self.label_space)
 
     def __repr__(self) -> str:
-        return f"<Dataset {os.fspath(self.path)!r}: {len(self)} records, {self.manifest.root}>"
+        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}>"
 
 
 def _reopen(path: Path, labels: str) -> Dataset:

@@ -87,6 +87,10 @@ class Manifest:
         """The SHA-256 over everything else in the manifest: the string to pin."""
         return sha256_of(self._body())
 
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {len(self.labels):,} classes, {len(self.shards):,} {self.container} shards"
+        return f"<Manifest: {self.split}, {size}>"
+
     def table(self, name: str) -> FileEntry | None:
         """Return the table of that file name, None if there is none."""
         return next((t for t in self.tables if t.name == name), None)

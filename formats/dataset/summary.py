@@ -47,6 +47,10 @@ class Summary:
     content_root: str
     root: str
 
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {self.classes:,} classes, {self.shards:,} {self.container} shards"
+        return f"<Summary of {self.path!r}: {self.split}, {size}>"
+
     def to_json(self) -> dict[str, Any]:
         """Return the summary as a JSON object."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -209,6 +209,9 @@ class FakeData(EpochLoader):
         size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
         return self._meter.read(image_bytes=float(size))
 
+    def __repr__(self) -> str:
+        return f"<FakeData: {self._batches:,} batches of {self._rows:,} records, epoch {self.epoch} next>"
+
     def close(self) -> None:
         """End the iterations; delivered batches stay valid. Idempotent."""
         self._closed = True

@@ -47,6 +47,9 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
         """Return the key of the record with this number."""
         return f"fake/{number}"
 
+    def __repr__(self) -> str:
+        return f"<FakeDataset: {len(self):,} records of {self._classes:,} classes>"
+
     def close(self) -> None:
         """Does nothing: no file is open."""
 

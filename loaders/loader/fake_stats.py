@@ -14,7 +14,7 @@ DELAY = "delay"
 ADVICE = "FakeData takes this long for each record; a lower seconds= makes it faster"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FakeStats(LoaderStats):
     """Stats of a FakeData, in the form of a Loader's. There are no workers; the stage is the ``delay``."""
 

@@ -247,6 +247,15 @@ class Loader(Owned, EpochLoader):
             image_bytes=self._subset.mean_image,
         )
 
+    def __repr__(self) -> str:
+        records, of, plan = len(self._subset), len(self.dataset), self._plan
+        which = f"{of:,}" if records == of else f"{records:,} of {of:,}"
+        rank = f", rank {plan.rank} of {plan.world_size}" if plan.world_size > 1 else ""
+        return (
+            f"<Loader {os.fspath(self.dataset.path)!r}: {which} records in batches of {plan.batch_size:,}{rank}, "
+            f"{self._workers} workers, epoch {self.epoch} next>"
+        )
+
     def close(self) -> None:
         """End the workers and release memory and files; delivered batches stay valid. Idempotent."""
         self.engine.close()

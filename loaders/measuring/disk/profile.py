@@ -147,6 +147,11 @@ class DiskProfile:
     missing: Missing
     remarks: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        rates = [(name, _rate(self.stream, name)) for name in ("cold", "warm")]
+        known = ", ".join(f"{rate / 1e6:,.0f} MB/s {name}" for name, rate in rates if rate is not None)
+        return f"<DiskProfile of {self.path!r} ({self.filesystem}): {known or 'no rates'}>"
+
     @property
     def images_per_second(self) -> dict[str, float | None]:
         """The greatest number of images/s of this disk in the loader's pattern, "cold" and "warm"."""
