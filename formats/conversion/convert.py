@@ -17,6 +17,7 @@ from shardprep.formats.errors import PlanMismatch, SourceIncomplete
 from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.system.user_path import user_path
 
 from .build_shard import BuiltShard, ShardJob, shard_jobs
 from .finalize import finish
@@ -84,10 +85,11 @@ def convert(
     """
     options = options or ConvertOptions()
     progress = progress or NoProgress()
-    recognised = recognise(Path(source), split=split, check_md5=options.check_md5)
+    output = user_path(output)
+    recognised = recognise(user_path(source), split=split, check_md5=options.check_md5)
     progress.note(f"source: {recognised.description}")
     splits = (split,) if split else recognised.splits
-    outputs = {name: Path(output) if split else Path(output) / name for name in splits}
+    outputs = {name: output if split else output / name for name in splits}
     for path in outputs.values():
         refuse_busy(path)
     run = partial(run_jobs, workers=workers, executor=executor, progress=progress)

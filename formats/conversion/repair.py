@@ -13,6 +13,7 @@ from shardprep.formats.errors import OperationError, PlanMismatch
 from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.system.user_path import user_path
 
 from .build_shard import BuiltShard, shard_jobs
 from .job_runner import run_jobs
@@ -44,7 +45,7 @@ def repair(
     dataset are reported and left alone. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
     if the source is a different one, and what :func:`~.convert.convert` raises.
     """
-    path, progress = Path(dataset), progress or NoProgress()
+    path, progress = user_path(dataset), progress or NoProgress()
     manifest = read_manifest(path)
     report = verify(path, workers=workers, progress=progress)
     if report.unchecked:
@@ -52,7 +53,7 @@ def repair(
     damaged = {finding.file for finding in report.findings} & {f.name for f in manifest.files}
     if not damaged:
         return report
-    recognised = recognise(Path(source), split=manifest.split)
+    recognised = recognise(user_path(source), split=manifest.split)
     listing = recognised.listing(manifest.split)
     planned = _planned_again(listing, manifest, path)
     boxes = gathered_boxes(recognised, manifest.split, listing)

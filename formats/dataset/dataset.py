@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shardprep.formats.containers.container import ShardReader
 from shardprep.formats.records.record import Record
+from shardprep.formats.system.user_path import user_path
 
 from .columns import checked_boxes, checked_index
 from .index import Rows
@@ -34,8 +35,8 @@ class Dataset(AbstractContextManager["Dataset"]):
     OSError if the system fails. Files that change while the dataset is open give errors, never a signal.
     """
 
-    def __init__(self, path: Path, *, labels: str = "sorted_wnid0") -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") -> None:
+        path = self.path = user_path(path)
         self.label_space = labels
         self.manifest: Manifest = read_manifest(path)
         self.index: Rows = checked_index(path, self.manifest)
@@ -95,4 +96,4 @@ def open_dataset(path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") 
     sorted class names), ``ilsvrc2012_id`` (the devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for
     background). Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
     """
-    return Dataset(Path(path), labels=labels)
+    return Dataset(path, labels=labels)

@@ -7,6 +7,7 @@ every byte of the dataset, so it is the one string to pin.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.system.user_path import user_path
 
 from .manifest_checks import issues_of
 from .published_file import FileEntry, read_small
@@ -166,14 +168,15 @@ class Manifest:
         )
 
 
-def read_manifest(dataset: Path) -> Manifest:
+def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
     """Return the manifest of the folder ``dataset``. Raises ManifestDamaged, UnknownVersion, OSError."""
-    path = dataset / MANIFEST_NAME
+    folder = user_path(dataset)
+    path = folder / MANIFEST_NAME
     try:
         data = read_small(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
         message = "no manifest.json: not a dataset, or its conversion has not finished"
-        raise ManifestDamaged(message, path=dataset) from error
+        raise ManifestDamaged(message, path=folder) from error
     return Manifest.parse(data, path)
 
 

@@ -56,8 +56,14 @@ class Summary:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def summarise(dataset: Dataset) -> Summary:
-    """Return the summary of ``dataset``, an opened :class:`Dataset`. Reads no shard."""
+def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
+    """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`. Reads no shard.
+
+    Raises what :func:`open_dataset` raises.
+    """
+    if not isinstance(dataset, Dataset):
+        with Dataset(dataset) as opened:
+            return summarise(opened)
     manifest, index = dataset.manifest, dataset.index
     counts = np.unique(index["label"], return_counts=True)[1]
     boxes = manifest.table("boxes.npy")

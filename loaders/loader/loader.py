@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from shardprep.formats.dataset.dataset import open_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.batching.spec import BatchSpec, loader_specs
 from shardprep.loaders.engine.crashes import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
@@ -91,7 +91,7 @@ class Loader(Owned, EpochLoader):
     ) -> None:
         check_reading(on_bad_record, read_ahead)
         count = self._workers = worker_count(workers)
-        self.dataset = open_dataset(Path(path).absolute(), labels=labels)
+        self.dataset = open_dataset(user_path(path).absolute(), labels=labels)
         self._subset = Subset.of(self.dataset, records, classes)
         plan = plan_of(
             self._subset,

@@ -13,6 +13,7 @@ from typing import Any, Self
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.dataset.shard_cache import OpenShards
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
 from shardprep.loaders.flow.core.node import Fetched
@@ -52,7 +53,7 @@ class FromDataset(Fetched):
         with_keys: bool,
     ) -> Self:
         """Open the dataset. Raises ManifestDamaged, UnknownVersion, UsageError, OSError."""
-        dataset = open_dataset(Path(path).absolute(), labels=label_space)
+        dataset = open_dataset(user_path(path).absolute(), labels=label_space)
         plan = plan_of(
             Subset(dataset),
             shuffle=shuffle,

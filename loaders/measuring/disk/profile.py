@@ -16,6 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import DataError, UnknownVersion
 from shardprep.formats.sources.listing.text_file import read_small_file
+from shardprep.formats.system.user_path import user_path
 
 FORMAT = "shardprep disk profile"
 VERSION = 1
@@ -205,7 +206,7 @@ def _over(rate: float | None, other: float | None) -> float | None:
 
 def save(profile: DiskProfile, path: str | os.PathLike[str]) -> None:
     """Write a temporary file and rename it, so that no reader finds an incomplete one."""
-    final = Path(path)
+    final = user_path(path)
     descriptor, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -219,8 +220,9 @@ def save(profile: DiskProfile, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> DiskProfile:
     """Read the profile of a file; errors name the file."""
+    path = user_path(path)
     try:
-        return parsed(json.loads(read_small_file(Path(path), LARGEST)))
+        return parsed(json.loads(read_small_file(path, LARGEST)))
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not a disk profile: it is not JSON; {ADVICE}", path=path) from error
     except (DataError, UnknownVersion) as error:
