@@ -16,6 +16,7 @@ from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.system.user_path import user_path
 
 from .build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from .finalize import finish
@@ -74,8 +75,8 @@ def convert(
     """
     progress = progress or NoProgress()
     request = Request(
-        Path(source),
-        Path(output),
+        user_path(source),
+        user_path(output),
         split,
         plan_options or PlanOptions(),
         options or ConvertOptions(),

@@ -14,6 +14,7 @@ from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.system.user_path import user_path
 
 from .build_shard import BuiltShard, shard_jobs
 from .job_runner import run_jobs
@@ -47,7 +48,7 @@ def repair(
     dataset are reported and left alone. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
     if the source is a different one, and what :func:`~.convert.convert` raises.
     """
-    path, progress = Path(dataset), progress or NoProgress()
+    path, progress = user_path(dataset), progress or NoProgress()
     manifest = read_manifest(path)
     report = verify(path, workers=workers, progress=progress)
     if report.unchecked:
@@ -56,9 +57,9 @@ def repair(
     if not damaged:
         return report
     recognised = recognise(
-        Path(source),
+        user_path(source),
         split=manifest.split,
-        options=SourceOptions.of_manifest(manifest.source, root=None if root is None else Path(root)),
+        options=SourceOptions.of_manifest(manifest.source, root=None if root is None else user_path(root)),
         seed=manifest.plan["seed"],
     )
     listing = recognised.listing(manifest.split)

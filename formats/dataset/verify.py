@@ -16,6 +16,7 @@ from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import hash_descriptor
+from shardprep.formats.system.user_path import user_path
 
 from .columns import checked_boxes, checked_index
 from .index import BOXES_NAME, INDEX_NAME, Rows
@@ -72,7 +73,7 @@ def verify(
     """
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
-    path = Path(dataset)
+    path = user_path(dataset)
     if not path.is_dir():
         raise UsageError("is not a dataset folder", path=path)
     report = Report(path, level)

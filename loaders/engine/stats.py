@@ -43,6 +43,9 @@ class EngineStats:
     copied: int
     restarts: int
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.rows:,} rows in {self.batches:,} batches>"
+
     def since(self, before: Self) -> Self:
         """Return what was counted after ``before``, earlier stats of the same engine."""
         names = [f.name for f in fields(EngineStats)]

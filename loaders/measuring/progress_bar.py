@@ -15,7 +15,7 @@ from tqdm import tqdm
 from shardprep.formats.system.owned import Owned
 
 if TYPE_CHECKING:
-    from shardprep.loaders.loader.loader import Loader
+    from shardprep.loaders.loader.epoch_loader import EpochLoader
     from shardprep.loaders.loader.stats import LoaderStats
 
 WINDOW_S = 1.0  # of the rate and the verdict
@@ -23,7 +23,7 @@ KNOWN = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} batches, {elapsed
 ENDLESS = "{desc}: {n_fmt} batches, {elapsed}{postfix}"
 
 
-def watched(loader: Loader, *, title: str = "loading") -> Iterator[tuple[Any, ...]]:
+def watched(loader: EpochLoader, *, title: str = "loading") -> Iterator[tuple[Any, ...]]:
     """Yield the batches of ``loader``'s next epoch, with a bar on stderr if that is a terminal.
 
     ``for images, labels in watched(train): ...`` shows ``title``, the rate and the stage that limits, of the
@@ -37,7 +37,7 @@ class LoaderBar(Owned):
     """A bar, if it is to be ``shown`` and stderr is a terminal. Not thread-safe."""
 
     def __init__(
-        self, loader: Loader, *, total: int | None = None, title: str = "loading", shown: bool = True
+        self, loader: EpochLoader, *, total: int | None = None, title: str = "loading", shown: bool = True
     ) -> None:
         self._loader = loader
         self._bar = _Bar(

@@ -145,7 +145,10 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
     differing = [name for name, value in _identity(plan).items() if state.get(name) != value]
     if differing:
-        raise UsageError(f"the state is of a loader with another {' and '.join(differing)}; use the same")
+        hint = " (records= and classes= count, too)" if "dataset" in differing else ""
+        raise UsageError(
+            f"the state is of a loader with another {' and '.join(differing)}; use the same{hint}"
+        )
     number, place, rank, world_size = (
         _number(state, name) for name in ("epoch", "place", "rank", "world_size")
     )

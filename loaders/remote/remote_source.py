@@ -210,7 +210,7 @@ class RemoteSource(Owned):
     def receipt(self) -> Receipt:
         """Return the receipt of the current pass, or of the last one, over all senders.
 
-        For a Loader it counts records of ``loader.dataset``, for a Flow steps.
+        For a Loader it counts the records that each epoch delivers, for a Flow steps.
         """
         terms = self._reception.senders.terms
         return self._position.receipt or Receipt(terms.dataset if terms else "", self._position.pass_number)

@@ -16,8 +16,8 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.identity import digest_of
-from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.order.epoch import LoadedStep
 
 from .messages import Delivery
@@ -53,11 +53,11 @@ class Served(Owned, ABC):
         """End the work under way; the source itself stays open."""
 
 
-def served(source: Loader | Flow, identity: str | None) -> Served:
+def served(source: EpochLoader | Flow, identity: str | None) -> Served:
     """Return the source as Served. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be equal for all sources; leave it out, or give a text")
-    if isinstance(source, Loader):
+    if isinstance(source, EpochLoader):
         return ServedLoader(source, identity)
     if isinstance(source, Flow):
         return ServedFlow(source, identity)
@@ -68,16 +68,17 @@ def served(source: Loader | Flow, identity: str | None) -> Served:
 
 
 class ServedLoader(Served):
-    """The batches of a Loader; its receipts count the records of its dataset."""
+    """The batches of a Loader; its receipts count its records."""
 
-    def __init__(self, loader: Loader, identity: str | None) -> None:
+    def __init__(self, loader: EpochLoader, identity: str | None) -> None:
         own = loader.identity if identity is None else {"identity": identity}
-        if loader.state_dict()["world_size"] != 1:
+        state = loader.state_dict()
+        if state["world_size"] != 1:
             raise UsageError("only a Loader of the whole dataset can be served: give it rank=0, world_size=1")
         self._loader = loader
         self.max_in_flight = min(MAX_IN_FLIGHT, loader.most_held - 1)
-        facts = own | {"dataset": loader.dataset.manifest.root}
-        self.terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.dataset), picks=True)
+        facts = own | {"dataset": state["dataset"]}
+        self.terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
 
     def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Delivery | Ended]:
         with closing(self._loader.steps(pass_number, steps)) as loaded:  # type: ignore[type-var]

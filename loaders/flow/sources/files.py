@@ -12,6 +12,7 @@ from typing import Any, Self
 from shardprep.formats.errors import UsageError
 from shardprep.formats.sources.image_tree import IMAGE_SUFFIXES
 from shardprep.formats.sources.listing.tree_files import FolderWalk
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
 from shardprep.loaders.flow.core.node import Fetched
@@ -35,7 +36,7 @@ class FromFiles(Fetched):
     @classmethod
     def of(cls, folder: str | os.PathLike[str], *, suffixes: Sequence[str] | None, seed: int | None) -> Self:
         """List the folder. Raises UsageError; SourceDamaged for an entry that is no file or folder."""
-        top, endings = Path(folder).resolve(), _endings(suffixes)
+        top, endings = user_path(folder).resolve(), _endings(suffixes)
         if not top.is_dir():
             raise UsageError("is not a folder", path=folder)
         walk = FolderWalk(top)

@@ -149,6 +149,10 @@ class InputStats:
             "verdict": verdict.to_dict() if verdict else None,
         }
 
+    def __repr__(self) -> str:
+        limit = f"; {self.verdict.limit} limits" if self.verdict else ""
+        return f"<InputStats of {self.name}: {self.batches:,} batches, {self.epochs:,} epochs{limit}>"
+
     def __str__(self) -> str:
         shares = f"{self.name}: {self.starved:.0%} of steps found it empty, {self.blocked:.0%} of batches found it full"
         return f"{shares}; {self.verdict}" if self.verdict else shares

@@ -326,3 +326,11 @@ def test_the_loaders_do_not_import_a_framework() -> None:
     program = "import sys, shardprep.loaders; sys.exit(bool({'torch', 'jax'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_a_subset_comes_as_tensors_each_record_once(lmdb_shards: Path) -> None:
+    with crops_on(lmdb_shards, records=range(50, 90)) as loader:
+        batches = arrays_of(to_torch(loader))
+        loader.receipt().check(40)
+
+    assert sorted(int(number) for batch in batches for number in batch[-1]) == list(range(50, 90))
