@@ -49,7 +49,7 @@ class StageLoad:
 class PipelineTimes:
     """Counts and times of a pipeline over an interval, in seconds.
 
-    ``timed`` of the images came in the time ``elapsed``; the others were in a run's first batch, before it.
+    ``timed`` of the images came in the time ``elapsed``; the others were in the first batch, before it.
     """
 
     images: int

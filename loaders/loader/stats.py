@@ -63,4 +63,4 @@ class LoaderStats(EngineStats):
         }
 
     def __str__(self) -> str:
-        return str(self.verdict or "nothing is known before an epoch's second batch; make batches smaller")
+        return str(self.verdict or "nothing is known before the second batch")
