@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.opencv import cv2
+from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.batching.spec import BatchSpec, full_batch_bytes
 from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
 
@@ -29,7 +30,7 @@ GRAIN, QUALITY = 7, 96
 ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0)
 
 
-class FakeData:
+class FakeData(KerasHint):
     """Iterable of ``batches`` tuples of images and labels, in the form of a :class:`Loader`'s.
 
     Images are uint8 [B, H, W, 3] of noise, at a multiple of 64 bytes, where B is ``batch_size`` and ``size``

@@ -18,6 +18,7 @@ from shardprep.formats.dataset.dataset import open_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
+from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.batching.spec import BatchSpec, full_batch_bytes, loader_specs
 from shardprep.loaders.engine.crashes import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
@@ -40,7 +41,7 @@ READ_AHEAD_BYTES = 64 << 20
 Loaded = tuple[Any, ...]
 
 
-class Loader(Owned):
+class Loader(KerasHint, Owned):
     """Iterable over a dataset's batches, one epoch per iteration: ``for images, labels in loader``.
 
     A batch of B = ``batch_size`` records of the dataset at ``path`` is a tuple: one array [B, …] per output
