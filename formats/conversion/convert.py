@@ -14,7 +14,7 @@ from typing import Any
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
 from shardprep.formats.dataset.verify import verify
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete
-from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.recognise import recognise
 
@@ -77,13 +77,13 @@ def convert(
     not; None takes the defaults of :class:`PlanOptions` and :class:`ConvertOptions`. ``workers`` is the
     number of processes; None is one per usable CPU, and 0 works in this process, except for decode checks,
     which need a process that may crash. An ``executor`` runs the shard jobs instead, and is left open.
-    ``progress`` receives the progress; None shows none.
+    ``progress`` receives the progress; None shows a bar in a notebook.
 
     Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
     damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
     """
     options = options or ConvertOptions()
-    progress = progress or NoProgress()
+    progress = shown(progress)
     recognised = recognise(Path(source), split=split, check_md5=options.check_md5)
     progress.note(f"source: {recognised.description}")
     splits = (split,) if split else recognised.splits
