@@ -277,12 +277,11 @@ class Loader(KerasHint, Owned):
 
     def stats(self) -> LoaderStats:
         """Return the counts and times since the loader was made, to be printed. Thread-safe."""
-        manifest = self.dataset.manifest
         return LoaderStats(
             **vars(self.engine.stats()),
             workers=self._workers,
             cpus=usable_cpus(),
-            image_bytes=manifest.image_bytes / max(1, len(self.dataset)),
+            image_bytes=self.dataset.manifest.image_bytes / max(1, len(self.dataset)),
         )
 
     def close(self) -> None:

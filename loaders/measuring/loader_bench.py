@@ -141,9 +141,9 @@ def bench(
     """Measure the loader that ``make`` makes for ``seconds``, or for each value of the ``swept`` option.
 
     ``explain`` adds probes of a quarter of that time each, if there is a verdict to check; after too short a
-    run there is none. ``trace`` names a
-    file for a Chrome trace; after a sweep it is of one more run with the fastest value. A bar on stderr shows
-    the progress, if that is a terminal. Raises what the loader raises, and OSError.
+    run there is none. ``trace`` names a file for a Chrome trace; after a sweep it is of one more run with the
+    fastest value. A bar shows the progress on a terminal or in a notebook. Raises what the loader raises, and
+    OSError.
     """
     tried = sweep(make, *swept, seconds=seconds, watched=True) if swept else None
     if tried:

@@ -105,9 +105,8 @@ def measure(
     """Draw epochs from a new loader for ``seconds`` after its first batch, and close it.
 
     ``make`` makes the loader. At least one batch is measured after the first; there is a verdict after five
-    full ones. ``trace`` names a file for a
-    Chrome trace; None for none. ``watched`` shows a bar on stderr, if that is a terminal. Raises what the
-    loader raises, and OSError where the trace cannot be written.
+    full ones. ``trace`` names a file for a Chrome trace; None for none. ``watched`` shows a bar on a terminal
+    or in a notebook. Raises what the loader raises, and OSError where the trace cannot be written.
     """
     others, began = worker_pids(), time.perf_counter()
     with make() as loader:

@@ -18,14 +18,8 @@ from shardprep.loaders.loader.bottleneck import (
 from shardprep.loaders.loader.stats import LoaderStats
 
 STARVED_SHARE = 0.5  # share of batches put into an empty queue, above which a graph's steps count as starved
-
-
 SOURCE_ADVICE = "the source is slow; what takes its time is unknown here"
-
-
 STAGES = {"StagingInput": "staging"}
-
-
 QUEUE = "TensorFlow queue"
 COUNTS = (
     *("fed", "batches", "timed", "epochs", "starved_seconds", "blocked_seconds"),
