@@ -12,7 +12,7 @@ from pathlib import Path
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
 from shardprep.formats.dataset.manifest_claims import quarantined
 from shardprep.formats.dataset.verify import verify
-from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -68,12 +68,12 @@ def convert(
     :class:`PlanOptions`, :class:`ConvertOptions` and :class:`SourceOptions`. ``workers`` is the
     number of processes; None is one per usable CPU, and 0 works in this process, except for decode checks,
     which need a process that may crash. An ``executor`` runs the shard jobs instead, and is left open.
-    ``progress`` receives the progress; None shows none.
+    ``progress`` receives the progress; None shows a bar in a notebook.
 
     Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
     damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
     """
-    progress = progress or NoProgress()
+    progress = shown(progress)
     request = Request(
         user_path(source),
         user_path(output),

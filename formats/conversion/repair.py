@@ -10,7 +10,7 @@ from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Report
 from shardprep.formats.dataset.verify import verify
 from shardprep.formats.errors import OperationError, PlanMismatch
-from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
@@ -48,7 +48,7 @@ def repair(
     dataset are reported and left alone. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
     if the source is a different one, and what :func:`~.convert.convert` raises.
     """
-    path, progress = user_path(dataset), progress or NoProgress()
+    path, progress = user_path(dataset), shown(progress)
     manifest = read_manifest(path)
     report = verify(path, workers=workers, progress=progress)
     if report.unchecked:

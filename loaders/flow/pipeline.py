@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
+from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.flow.core.checks import checked_int
 from shardprep.loaders.flow.core.length import Length
 from shardprep.loaders.flow.core.node import Node
@@ -16,7 +17,7 @@ from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
 from .measure import FlowSpeed, measure
 
 
-class Pipeline:
+class Pipeline(KerasHint):
     """A flow without the methods that make nodes; see :class:`.Flow`.
 
     Iterating it runs the next pass of ``node``, the flow's last step.

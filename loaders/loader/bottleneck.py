@@ -49,7 +49,7 @@ class StageLoad:
 class PipelineTimes:
     """Counts and times of a pipeline over an interval, in seconds.
 
-    ``timed`` of the images came in the time ``elapsed``; the others were in a run's first batch, before it.
+    ``timed`` of the images came in the time ``elapsed``; the others were in the first batch, before it.
     """
 
     images: int
@@ -167,8 +167,8 @@ class Verdict:
     """The stage that limits a pipeline, as a sentence by ``str``.
 
     ``limit`` is the name of that stage, ``rate`` the pipeline's rate in ``unit`` per second ("images" or
-    "batches"). Without that limit, ``next_limit`` would limit at ``next_rate``, inf where nothing else would.
-    ``advice`` says what helps.
+    "batches"). Without that limit, ``next_limit`` would limit at ``next_rate``, inf where nothing else would;
+    where that is unknown, ``next_limit`` is empty. ``advice`` says what helps.
     """
 
     limit: str
@@ -179,15 +179,17 @@ class Verdict:
     unit: str = "images"
 
     def __str__(self) -> str:
-        after = (
-            f"; next would be {self.next_limit} at {self.next_rate:,.0f} {self.unit}/s"
-            if math.isfinite(self.next_rate)
-            else ""
-        )
-        return f"{self.limit} limits, at {self.rate:,.0f} {self.unit}/s: {self.advice}{after}."
+        return f"{self.limit} limits, at {self.rate:,.0f} {self.unit}/s: {self.advice}{self._after()}."
+
+    def _after(self) -> str:
+        if not self.next_limit:
+            return "; what would limit next is unknown"
+        if not math.isfinite(self.next_rate):
+            return ""
+        return f"; next would be {self.next_limit} at {self.next_rate:,.0f} {self.unit}/s"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values and the sentence; ``next_rate`` is None where nothing else would limit."""
+        """Return plain JSON values and the sentence; a ``next_rate`` that is inf is None."""
         values = asdict(self)
         if not math.isfinite(self.next_rate):
             values["next_rate"] = None

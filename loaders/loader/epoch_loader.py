@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.batching.spec import BatchSpec, full_batch_bytes
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep, resumed
 from shardprep.loaders.order.epoch_order import Records
@@ -17,7 +18,7 @@ from shardprep.loaders.order.receipt import Receipt
 from .stats import LoaderStats
 
 
-class EpochLoader(ABC):
+class EpochLoader(KerasHint, ABC):
     """Iterable over batches, one epoch per iteration, with a state to go on from and a receipt."""
 
     batches_never_change = True

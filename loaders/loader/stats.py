@@ -67,4 +67,4 @@ class LoaderStats(EngineStats):
         return f"<{type(self).__name__}: {self.rows:,} images in {self.batches:,} batches{limit}>"
 
     def __str__(self) -> str:
-        return str(self.verdict or "nothing is known before an epoch's second batch; make batches smaller")
+        return str(self.verdict or "nothing is known before the second batch")

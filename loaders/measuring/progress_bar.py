@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tqdm import tqdm
-
+from shardprep.formats.progress import bar_class, in_notebook
 from shardprep.formats.system.owned import Owned
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ ENDLESS = "{desc}: {n_fmt} batches, {elapsed}{postfix}"
 
 
 def watched(loader: EpochLoader, *, title: str = "loading") -> Iterator[tuple[Any, ...]]:
-    """Yield the batches of ``loader``'s next epoch, with a bar on stderr if that is a terminal.
+    """Yield the batches of ``loader``'s next epoch, with a bar on a terminal or in a notebook.
 
     ``for images, labels in watched(train): ...`` shows ``title``, the rate and the stage that limits, of the
     last second; the bar is removed when the epoch ends. It takes some microseconds per batch.
@@ -34,16 +32,16 @@ def watched(loader: EpochLoader, *, title: str = "loading") -> Iterator[tuple[An
 
 
 class LoaderBar(Owned):
-    """A bar, if it is to be ``shown`` and stderr is a terminal. Not thread-safe."""
+    """A bar, if it is to be ``shown``, on a terminal or in a notebook. Not thread-safe."""
 
     def __init__(
         self, loader: EpochLoader, *, total: int | None = None, title: str = "loading", shown: bool = True
     ) -> None:
         self._loader = loader
-        self._bar = _Bar(
+        self._bar = bar_class()(
             total=total,
             desc=title,
-            disable=not (shown and sys.stderr.isatty()),
+            disable=not (shown and (sys.stderr.isatty() or in_notebook())),
             leave=False,
             dynamic_ncols=True,
             bar_format=ENDLESS if total is None else KNOWN,
@@ -75,13 +73,6 @@ class LoaderBar(Owned):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
-
-
-class _Bar(tqdm):  # type: ignore[type-arg]
-    """A bar without tqdm's lock, which processes share in /dev/shm, and without its monitoring thread."""
-
-    monitor_interval = 0
-    _lock = threading.RLock()
 
 
 def text_of(stats: LoaderStats) -> str:
