@@ -13,7 +13,9 @@ from shardprep.loaders.flow.core.length import Length
 from shardprep.loaders.flow.core.node import Node
 from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
 
-from .measure import FlowSpeed, measure
+from .flow_meter import FlowMeter
+from .measure import FlowSpeed, makes_batches, measure
+from .stats import FlowStats
 
 
 class Pipeline:
@@ -26,6 +28,7 @@ class Pipeline:
         self.node = node
         self._kept = PassResources()
         self._next_pass = 0
+        self._meter = FlowMeter(has_rows=makes_batches(node))
 
     def peek(self, items: int = 1) -> list[Any]:
         """Return the first ``items`` items of pass 0 as a list, and close the pass."""
@@ -37,6 +40,14 @@ class Pipeline:
         """Measure how fast the flow delivers to a consumer that does nothing, for ``seconds`` seconds."""
         return measure(self, seconds=seconds)
 
+    def stats(self) -> FlowStats:
+        """Return the counts and times of all passes since the flow was made, to be printed. Thread-safe.
+
+        Each pass that iteration or :meth:`at_pass` began counts, from its beginning. Flows that were made
+        from this one count their own.
+        """
+        return self._meter.read()
+
     def __iter__(self) -> Iterator[Any]:
         """Begin the next pass."""
         number, self._next_pass = self._next_pass, self._next_pass + 1
@@ -44,7 +55,8 @@ class Pipeline:
 
     def at_pass(self, number: int) -> Iterator[Any]:
         """Begin this pass. Raises UsageError unless 0 <= number < 2**63."""
-        return self.node.run(self._pass(number))
+        now = self._pass(number)
+        return self._meter.count(self.node.run(now), now.meter)
 
     def _pass(self, number: int) -> PassContext:
         if checked_int(number, "the number of a pass", least=0) >= 1 << 63:

@@ -39,6 +39,11 @@ class Node(ABC):
         """
 
     @property
+    def label(self) -> str:
+        """The name of this step or source in exceptions and stats."""
+        return type(self).__name__
+
+    @property
     def can_pick(self) -> bool:
         """Whether :meth:`pick` can return any item by its number. Requires an exact length."""
         return False
@@ -112,7 +117,7 @@ class Fetched(Node):
         keys = self.keys(now, numbers)
         try:
             with self.fetch().open() as item_of:
-                yield from map(item_of, keys)
+                yield from map(now.here.timed(self.label, item_of), keys)
         finally:
             end(keys)
 

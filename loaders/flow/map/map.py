@@ -49,7 +49,6 @@ class Mapped(PerItem):
 
     @property
     def label(self) -> str:
-        """The name of this step in exceptions."""
         return f"map({self.function.name})"
 
     def result(self, now: PassContext, number: int, item: Any) -> Any:
@@ -85,6 +84,10 @@ class Filter(Step):
     function: Function
 
     @property
+    def label(self) -> str:
+        return f"filter({self.function.name})"
+
+    @property
     def length(self) -> Length:
         return self.source.length.filtered()
 
@@ -96,11 +99,11 @@ class Filter(Step):
         items, numbers = self.drawn(now), count()
 
         def is_wanted(item: Any) -> bool:
-            with ErrorNote(now, next(numbers), f"filter({self.function.name})"):
+            with ErrorNote(now, next(numbers), self.label):
                 return bool(self.function(item))
 
         try:
-            yield from filter(is_wanted, items)
+            yield from filter(now.here.timed(self.label, is_wanted), items)
         finally:
             end(items)
 

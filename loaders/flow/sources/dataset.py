@@ -64,6 +64,10 @@ class FromDataset(Fetched):
         return cls(dataset, plan, with_keys)
 
     @property
+    def label(self) -> str:
+        return "from_dataset"
+
+    @property
     def length(self) -> Length:
         return exact(len(self.dataset))
 

@@ -40,6 +40,10 @@ class FromFakeData(Fetched):
         )
 
     @property
+    def label(self) -> str:
+        return "fake"
+
+    @property
     def length(self) -> Length:
         return exact(len(self.data))
 

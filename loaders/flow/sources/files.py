@@ -51,6 +51,10 @@ class FromFiles(Fetched):
         return cls(top, tuple(classes), tuple(paths), None if seed is None else seed_of(seed))
 
     @property
+    def label(self) -> str:
+        return "from_files"
+
+    @property
     def length(self) -> Length:
         return exact(len(self.paths))
 

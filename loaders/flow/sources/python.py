@@ -56,6 +56,10 @@ class FromSequence(FlowSource):
     items: Any
 
     @property
+    def label(self) -> str:
+        return f"from_iterable({type(self.items).__name__})"
+
+    @property
     def length(self) -> Length:
         return exact(len(self.items))
 
@@ -64,14 +68,14 @@ class FromSequence(FlowSource):
         return bool(getattr(self.items, "batches_never_change", False))
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        yield from map(self._item, range(len(self.items)))
+        yield from map(now.here.timed(self.label, self._item), range(len(self.items)))
 
     @property
     def can_pick(self) -> bool:
         return True
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        yield from map(self._item, within(numbers, self.length))
+        yield from map(now.here.timed(self.label, self._item), within(numbers, self.length))
 
     def _item(self, number: int) -> Any:
         """Return the item. Raises StopIteration as RuntimeError, because it would end the pass silently."""
@@ -90,6 +94,10 @@ class FromIterable(FlowSource):
     items: Iterable[Any]
 
     @property
+    def label(self) -> str:
+        return f"from_iterable({type(self.items).__name__})"
+
+    @property
     def length(self) -> Length:
         items = Passes(self.items).steady_length
         return UNKNOWN if items is None else exact(items)
@@ -103,7 +111,7 @@ class FromIterable(FlowSource):
         promised, counted = self.length, count()
         items = Passes(self.items).begin()
         try:
-            yield from map(_item, items, counted)
+            yield from map(_item, now.here.timed_draws(self.label, items), counted)
         finally:
             end(items)
         if promised.is_exact and (found := next(counted)) != promised.items:
@@ -124,6 +132,10 @@ class FromCallable(FlowSource):
     function: Function
 
     @property
+    def label(self) -> str:
+        return f"from_callable({self.function.name})"
+
+    @property
     def length(self) -> Length:
         return UNKNOWN
 
@@ -132,7 +144,7 @@ class FromCallable(FlowSource):
         if not isinstance(items, Iterable):
             raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
         now.kept.shared(now.place(self), _LastIterator).replace(items, self.function.name)
-        yield from Passes(items).begin()
+        yield from now.here.timed_draws(self.label, Passes(items).begin())
 
 
 class _LastIterator:
