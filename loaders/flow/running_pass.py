@@ -25,6 +25,9 @@ class RunningPass(Iterator[Any]):
             item = next(self._items)
             rows = row_count(item) if self._has_rows else 1
             return item
+        except StopIteration:
+            self._meter.is_over = True
+            raise
         finally:
             self._meter.drew(began, rows)
 

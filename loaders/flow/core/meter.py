@@ -127,7 +127,7 @@ R = TypeVar("R", bound=Readable)
 
 
 class PassMeter:
-    """Counters of one pass. One thread draws its items; any thread may read.
+    """Counters of one pass, and whether it ``is_over``. One thread draws its items; any thread may read.
 
     ``rows`` are those of the ``items``; ``timed`` of them were not in the first item. ``elapsed`` are the
     seconds from the first item to the last event, ``drawing`` the part of them within the flow, and
@@ -137,6 +137,7 @@ class PassMeter:
 
     def __init__(self) -> None:
         self.items = self.rows = self.timed = 0
+        self.is_over = False
         self.elapsed = self.drawing = self.warming = 0.0
         self.main = GroupMeter("main", "main")
         self.groups: dict[NodePlace, Readable] = {}

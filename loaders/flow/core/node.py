@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import fields
+from typing import Any, Protocol, cast
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.passes import end
@@ -40,8 +41,18 @@ class Node(ABC):
 
     @property
     def label(self) -> str:
-        """The name of this step or source in exceptions and stats."""
-        return type(self).__name__
+        """The name of this step or source in exceptions and stats: its method, with what tells it apart."""
+        return type(self).__name__.lower()
+
+    @property
+    def description(self) -> str:
+        """What the items of a number depend on, besides functions and contents, as a line of text.
+
+        It is the same however the step is run: in this thread, in others, or in processes.
+        """
+        plain = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
+        facts = [f"{name}={value!r}" for name, value in plain.items() if _is_plain(value)]
+        return described(self, *facts)
 
     @property
     def can_pick(self) -> bool:
@@ -64,6 +75,17 @@ class Node(ABC):
     def height(self) -> int:
         """The longest path to a source, which has height 0. It identifies the step in random streams."""
         return 1 + max((source.height for source in self.sources), default=-1)
+
+
+def described(node: Node, *facts: str) -> str:
+    """Return the description of a node, with these facts."""
+    return f"{node.label.partition('(')[0]}({', '.join(facts)})"
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float | str)
 
 
 class Step(Node):

@@ -14,7 +14,7 @@ from shardprep.formats.records.record import Record
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import seed_of
 from shardprep.loaders.flow.core.length import Length
-from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.core.node import Node, Step, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.flow.core.user_function import ErrorNote, Function
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
@@ -38,6 +38,10 @@ class Mapped(PerItem):
 
     def __post_init__(self) -> None:
         seed_of(self.seed)
+
+    @property
+    def description(self) -> str:
+        return described(self, f"drop_none={self.drop_none}", f"random={self.random}", f"seed={self.seed}")
 
     @property
     def length(self) -> Length:

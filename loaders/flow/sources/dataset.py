@@ -15,7 +15,7 @@ from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.dataset.shard_cache import OpenShards
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
-from shardprep.loaders.flow.core.node import Fetched
+from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import plan_of
@@ -66,6 +66,16 @@ class FromDataset(Fetched):
     @property
     def label(self) -> str:
         return "from_dataset"
+
+    @property
+    def description(self) -> str:
+        return described(
+            self,
+            self.plan.dataset,
+            f"shuffle={self.plan.shuffle}",
+            f"seed={self.plan.seed}",
+            f"with_keys={self.with_keys}",
+        )
 
     @property
     def length(self) -> Length:

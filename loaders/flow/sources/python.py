@@ -11,7 +11,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.passes import Passes, end
 from shardprep.loaders.flow.core.checks import within
 from shardprep.loaders.flow.core.length import UNKNOWN, Length, exact
-from shardprep.loaders.flow.core.node import Node
+from shardprep.loaders.flow.core.node import Node, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.flow.core.user_function import Function
 
@@ -60,6 +60,10 @@ class FromSequence(FlowSource):
         return f"from_iterable({type(self.items).__name__})"
 
     @property
+    def description(self) -> str:
+        return described(self, str(self.length))
+
+    @property
     def length(self) -> Length:
         return exact(len(self.items))
 
@@ -96,6 +100,10 @@ class FromIterable(FlowSource):
     @property
     def label(self) -> str:
         return f"from_iterable({type(self.items).__name__})"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length))
 
     @property
     def length(self) -> Length:

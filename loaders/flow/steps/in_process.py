@@ -21,7 +21,7 @@ from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
 from shardprep.loaders.flow.core.checks import checked_int
-from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.core.node import Node, Step, described
 from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
 from shardprep.loaders.flow.map.engine_meter import EngineMeter
 from shardprep.loaders.flow.map.map_task import use_one_thread
@@ -119,6 +119,10 @@ class InProcess(Step):
     @property
     def label(self) -> str:
         return "in_process()"
+
+    @property
+    def description(self) -> str:
+        return described(self)
 
     @property
     def never_change(self) -> bool:

@@ -17,7 +17,7 @@ from shardprep.formats.system.owned import Owned
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import checked_int
 from shardprep.loaders.flow.core.meter import GroupMeter
-from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.core.node import Node, Step, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its source to return
@@ -41,6 +41,10 @@ class Prefetch(Step):
     @property
     def label(self) -> str:
         return f"prefetch({self.items})"
+
+    @property
+    def description(self) -> str:
+        return described(self)
 
     @property
     def never_change(self) -> bool:
