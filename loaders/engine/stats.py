@@ -91,6 +91,11 @@ class Meter:
         self.timed += 0 if self._is_first else rows
         self.handing += seconds
 
+    @property
+    def waiting(self) -> float:
+        """Seconds that the consumer has waited for batches, those before first ones included."""
+        return self.warming + self.starved
+
     @contextmanager
     def run(self) -> Iterator[None]:
         """Measure the elapsed time of a run within the context."""

@@ -75,7 +75,9 @@ class Input(KerasHint, Owned, ABC):
         """Return the source's state. Raises UsageError for a source without one."""
         state = self.state_or_none()
         if state is None:
-            raise UsageError("the source of this input has no state to keep; give it a Loader")
+            raise UsageError(
+                "the source of this input has no state to keep here; give it a Loader, or a Flow with items by number"
+            )
         return state
 
     def start(self, session: Any) -> None:

@@ -117,4 +117,4 @@ def map_with_notes(
         with ErrorNote(now, number, step):
             return call(item)
 
-    return map(called, items, numbers)
+    return map(now.here.timed(step, called), items, numbers)

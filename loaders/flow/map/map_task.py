@@ -44,7 +44,7 @@ class MapWork:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return "receive", "map"
+        return "receive", "fetch", "map"
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
@@ -62,23 +62,26 @@ class _MapWorkspace:
         self._random = ItemRandom(work.stream.bits(0)) if work.stream else None
 
     def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
-        rows, receiving, mapping = _Rows(self._work, items, arrays), 0.0, 0.0
+        rows = _Rows(self._work, items, arrays)
+        receiving = fetching = mapping = 0.0
         for row, item in enumerate(starmap(_Item, items.tolist())):
-            began = got = perf_counter()
+            began = got = fetched = perf_counter()
             try:
                 key = received(rows.inputs, item.at, item.size)
-                got = perf_counter()
-                outcome = rows.outcome(self._result(key, item), row, item.row)
+                got = fetched = perf_counter()
+                value = self._item_of(key) if self._item_of else key
+                fetched = perf_counter()
+                outcome = rows.outcome(self._result(value, item), row, item.row)
             except (
                 BaseException
             ) as error:  # SystemExit, too, is raised at this item, after the results before it
                 outcome = raised(error)
-            receiving, mapping = receiving + got - began, mapping + perf_counter() - got
+            receiving, fetching = receiving + got - began, fetching + fetched - got
+            mapping += perf_counter() - fetched
             yield outcome
-        self._clock[:] += receiving, mapping
+        self._clock[:] += receiving, fetching, mapping
 
-    def _result(self, key: Any, item: _Item) -> Any:
-        value = self._item_of(key) if self._item_of else key
+    def _result(self, value: Any, item: _Item) -> Any:
         rng = (self._random(item.pass_number, item.number),) if self._random else ()
         return self._work.function(value, *rng)
 

@@ -16,7 +16,7 @@ from shardprep.formats.dataset.shard_cache import OpenShards
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
-from shardprep.loaders.flow.core.node import Fetched
+from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import plan_of
@@ -64,6 +64,20 @@ class FromDataset(Fetched):
             drop_last=False,
         )
         return cls(dataset, plan, with_keys)
+
+    @property
+    def label(self) -> str:
+        return "from_dataset"
+
+    @property
+    def description(self) -> str:
+        return described(
+            self,
+            self.plan.dataset,
+            f"shuffle={self.plan.shuffle}",
+            f"seed={self.plan.seed}",
+            f"with_keys={self.with_keys}",
+        )
 
     @property
     def length(self) -> Length:
