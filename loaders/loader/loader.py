@@ -22,7 +22,6 @@ from shardprep.loaders.batching.spec import BatchSpec, full_batch_bytes, loader_
 from shardprep.loaders.engine.crashes import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
-from shardprep.loaders.engine.protocol.task import Items
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep, resumed
 from shardprep.loaders.order.epoch_order import Records, Shuffle
 from shardprep.loaders.order.receipt import Receipt
@@ -31,6 +30,7 @@ from shardprep.loaders.transforms.contract import Transform, outputs_of
 from .identity import loader_identity
 from .options import key_of, layout_of, plan_of, worker_count
 from .read_ahead import ReadAhead, ShardStream
+from .results import Wanted, results_of, without
 from .shard_task import ShardWork, items_of
 from .stats import LoaderStats
 
@@ -45,10 +45,11 @@ class Loader(Owned):
 
     A batch of B = ``batch_size`` records of the dataset at ``path`` is a tuple: one array [B, …] per output
     of ``transform``, labels int64 [B], numbered as ``labels`` says, and, if ``with_numbers``, record numbers
-    int64 [B]. Outputs without a fixed size are lists; with ``transform=None``, of memoryviews of the encoded
-    images. Batches never change, and are equal, bit for bit, for any number of workers. ``shuffle`` (None:
-    stored order) and ``seed`` determine the order. Each record comes once per epoch over all ranks, as
-    :meth:`receipt` proves, except, if ``drop_last``, those after the last full batch of all ranks.
+    int64 [B]. :class:`.Transform` says what a transform's outputs are where it declares none; without a
+    transform it is a list of memoryviews of the encoded images. Batches never change, and are equal, bit for
+    bit, for any number of workers. ``shuffle`` (None: stored order) and ``seed`` determine the order. Each
+    record comes once per epoch over all ranks, as :meth:`receipt` proves, except, if ``drop_last``, those
+    after the last full batch of all ranks.
 
     ``workers`` are processes (``"auto"``: one per usable CPU; 0: the calling thread). ``rank`` and
     ``world_size`` default to the launcher's environment. ``on_bad_record="skip"`` leaves out records that are
@@ -105,6 +106,8 @@ class Loader(Owned):
         self._has_transform = transform is not None
         self._outputs = outputs_of(transform) if transform is not None else None
         self._with_numbers = with_numbers
+        layout = layout_of(self.dataset, transform, rows=self._plan.batch_size, workers=count)
+        self._results = results_of(transform, room=layout.inputs)
         self._constant_rows = drop_last and on_bad_record == "raise"
         self._read_ahead = read_ahead
         self._skipped: dict[str, str] = {}
@@ -122,7 +125,7 @@ class Loader(Owned):
         )
         self.engine = Engine(
             self._work,
-            layout_of(self.dataset, rows=self._plan.batch_size, outputs=self._outputs),
+            layout,
             workers=count,
             slots=slots,
             deadline=deadline,
@@ -180,12 +183,12 @@ class Loader(Owned):
         stream = ShardStream.of(self.dataset.path, self.dataset.manifest.shards, shards)
         return closing(ReadAhead(stream, budget=self._read_ahead))
 
-    def _items(self, batches: Iterator[Records], epoch: int, ahead: ReadAhead | None) -> Iterator[Items]:
+    def _items(self, batches: Iterator[Records], epoch: int, ahead: ReadAhead | None) -> Iterator[Wanted]:
         """Yield the items of each batch, and report their records to the read-ahead."""
         for numbers in batches:
             if ahead is not None:
                 ahead.expect(numbers)
-            yield items_of(self.dataset.index, numbers, epoch)
+            yield self._results.request(items_of(self.dataset.index, numbers, epoch))
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
@@ -196,20 +199,13 @@ class Loader(Owned):
         return tuple(columns)
 
     def _without_bad(self, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
-        """Return the columns without the rows that were skipped, and the record numbers of both."""
-        columns = self._columns(batch)
-        numbers, bad = batch.items["number"], list(batch.skipped)
-        if bad:
-            self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
-            columns = [c if isinstance(c, list) else np.delete(c, bad, axis=0) for c in columns]
-        return columns, np.delete(numbers, bad), numbers[bad]
-
-    def _columns(self, batch: EngineBatch) -> list[Any]:
-        """The parts of a batch in their order; lists do not contain the rows that were skipped."""
+        """Return the parts without the rows that were skipped, and the record numbers of both."""
+        bad = list(batch.skipped)
         numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
-        made = [list(batch.payloads.values())] if self._outputs is None else batch.arrays.values()
         labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
-        return [*made, labels, numbers] if self._with_numbers else [*made, labels]
+        self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
+        own = without(bad, (labels, numbers) if self._with_numbers else (labels,))
+        return [*self._results.parts(batch, bad), *own], np.delete(numbers, bad), numbers[bad]
 
     @property
     def batches_per_epoch(self) -> int:

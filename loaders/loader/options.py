@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+import resource
 from typing import SupportsIndex
 
 from shardprep.formats.dataset.dataset import Dataset
@@ -15,7 +15,9 @@ from shardprep.loaders.buffers.slots import Field, SlotLayout
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.ranks import rank_and_world_size
-from shardprep.loaders.transforms.contract import ArraySpec
+from shardprep.loaders.transforms.contract import Transform, outputs_of
+
+ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
 
 
 def plan_of(
@@ -44,11 +46,23 @@ def plan_of(
     )
 
 
-def layout_of(dataset: Dataset, *, rows: int, outputs: Sequence[ArraySpec] | None) -> SlotLayout:
-    """Return rows of the declared sizes; without ``outputs``, spare bytes of twice the mean image."""
+def layout_of(dataset: Dataset, transform: Transform | None, *, rows: int, workers: int) -> SlotLayout:
+    """Return rows of the outputs that are declared; without any, spare bytes of twice the mean image.
+
+    Then workers have room for rows of a form that is found in results, except where the system limits
+    addresses: there each result is sent.
+    """
+    outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
         return SlotLayout(rows, tuple(Field(spec.name, spec.shape, spec.dtype) for spec in outputs))
-    return SlotLayout(rows, (), spare=math.ceil(2 * _mean_image(dataset)))
+    writes_found = transform is not None and workers and _addresses_are_free()
+    room = ROOM_FOR_ROWS if writes_found else 0
+    return SlotLayout(rows, (), spare=math.ceil(2 * _mean_image(dataset)), inputs=room, sparse=room > 0)
+
+
+def _addresses_are_free() -> bool:
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
+    return all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
 
 
 def worker_count(workers: object) -> int:
