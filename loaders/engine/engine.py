@@ -242,7 +242,7 @@ class Engine(Owned):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of memory shared with the workers; of sparse slots, what was written to. 0 without workers."""
+        """Bytes of memory shared with the workers, of sparse slots what was written; 0 without workers."""
         return self._ring.nbytes if self._ring else 0
 
     def record(self, *, keep: int = KEEP) -> Trace:
