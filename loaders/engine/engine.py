@@ -242,8 +242,8 @@ class Engine(Owned):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of memory shared with the workers, all slots together; 0 without workers."""
-        return self._slots * self._layout.nbytes if self._dispatcher else 0
+        """Bytes of memory shared with the workers, of sparse slots what was written; 0 without workers."""
+        return self._ring.nbytes if self._ring else 0
 
     def record(self, *, keep: int = KEEP) -> Trace:
         """Begin a new trace, of what happens until :meth:`stop_recording`."""

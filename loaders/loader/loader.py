@@ -22,7 +22,6 @@ from shardprep.loaders.batching.spec import BatchSpec, loader_specs
 from shardprep.loaders.engine.crashes import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
-from shardprep.loaders.engine.protocol.task import Items
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Records, Shuffle
 from shardprep.loaders.order.ranks import refuse_other_rank
@@ -32,6 +31,7 @@ from .epoch_loader import EpochLoader
 from .identity import loader_identity
 from .options import check_reading, described, key_of, layout_of, plan_of, worker_count
 from .read_ahead import ReadAhead, ShardStream
+from .results import Wanted, results_of, without
 from .shard_task import ShardWork, items_of
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
@@ -47,10 +47,11 @@ class Loader(Owned, EpochLoader):
 
     A batch of B = ``batch_size`` records of the dataset at ``path`` is a tuple: one array [B, …] per output
     of ``transform``, labels int64 [B], numbered as ``labels`` says, and, if ``with_numbers``, record numbers
-    int64 [B]. Outputs without a fixed size are lists; with ``transform=None``, of memoryviews of the encoded
-    images. Batches never change, and are equal, bit for bit, for any number of workers. ``shuffle`` (None:
-    stored order) and ``seed`` determine the order. Each record comes once per epoch over all ranks, as
-    :meth:`receipt` proves, except, if ``drop_last``, those after the last full batch of all ranks.
+    int64 [B]. :class:`.Transform` says what a transform's outputs are where it declares none; without a
+    transform it is a list of memoryviews of the encoded images. Batches never change, and are equal, bit for
+    bit, for any number of workers. ``shuffle`` (None: stored order) and ``seed`` determine the order. Each
+    record comes once per epoch over all ranks, as :meth:`receipt` proves, except, if ``drop_last``, those
+    after the last full batch of all ranks.
 
     ``records`` (a boolean mask over the dataset, or record numbers) and ``classes`` (class names, or labels)
     choose a subset, by default all: order, steps, receipts and states are then of that subset alone. Stored
@@ -109,6 +110,8 @@ class Loader(Owned, EpochLoader):
         self._has_transform = transform is not None
         self._outputs = outputs_of(transform) if transform is not None else None
         self._with_numbers = with_numbers
+        layout = layout_of(self._subset, transform, rows=plan.batch_size, workers=count)
+        self._results = results_of(transform, room=layout.inputs)
         self._constant_rows = drop_last and on_bad_record == "raise"
         self._read_ahead = read_ahead
         self._skipped: dict[str, str] = {}
@@ -126,7 +129,7 @@ class Loader(Owned, EpochLoader):
         )
         self.engine = Engine(
             self._work,
-            layout_of(self._subset, rows=plan.batch_size, outputs=self._outputs),
+            layout,
             workers=count,
             slots=slots,
             deadline=deadline,
@@ -180,12 +183,12 @@ class Loader(Owned, EpochLoader):
         stream = ShardStream.of(self.dataset.path, self.dataset.manifest.shards, shards, self._subset.chosen)
         return closing(ReadAhead(stream, budget=self._read_ahead))
 
-    def _items(self, batches: Iterator[Records], epoch: int, ahead: ReadAhead | None) -> Iterator[Items]:
+    def _items(self, batches: Iterator[Records], epoch: int, ahead: ReadAhead | None) -> Iterator[Wanted]:
         """Yield the items of each batch, and report their records to the read-ahead."""
         for numbers in map(self._subset.numbers_at, batches):
             if ahead is not None:
                 ahead.expect(numbers)
-            yield items_of(self.dataset.index, numbers, epoch)
+            yield self._results.request(items_of(self.dataset.index, numbers, epoch))
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
@@ -196,21 +199,14 @@ class Loader(Owned, EpochLoader):
         return tuple(columns)
 
     def _without_bad(self, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
-        """Return the columns without the rows that were skipped, and the places of both."""
-        columns = self._columns(batch)
-        numbers, bad = batch.items["number"], list(batch.skipped)
-        if bad:
-            self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
-            columns = [c if isinstance(c, list) else np.delete(c, bad, axis=0) for c in columns]
-        places = self._subset.places_of(numbers)
-        return columns, np.delete(places, bad), places[bad]
-
-    def _columns(self, batch: EngineBatch) -> list[Any]:
-        """The parts of a batch in their order; lists do not contain the rows that were skipped."""
+        """Return the parts without the rows that were skipped, and the places of both."""
+        bad = list(batch.skipped)
         numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
-        made = [list(batch.payloads.values())] if self._outputs is None else batch.arrays.values()
         labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
-        return [*made, labels, numbers] if self._with_numbers else [*made, labels]
+        self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
+        places = self._subset.places_of(numbers)
+        own = without(bad, (labels, numbers) if self._with_numbers else (labels,))
+        return [*self._results.parts(batch, bad), *own], np.delete(places, bad), places[bad]
 
     @property
     def records(self) -> Records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+import resource
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -17,9 +17,11 @@ from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_sorted_cla
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.ranks import rank_and_world_size
-from shardprep.loaders.transforms.contract import ArraySpec
+from shardprep.loaders.transforms.contract import Transform, outputs_of
 
 from .subset import Subset
+
+ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
 
 
 def plan_of(
@@ -51,6 +53,14 @@ def plan_of(
     return plan
 
 
+def check_reading(on_bad_record: object, read_ahead: int) -> None:
+    """Raise UsageError for a value that is not valid."""
+    if on_bad_record not in ("raise", "skip"):
+        raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
+    if read_ahead < 0:
+        raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
+
+
 def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
     records, labels = len(subset), subset.dataset.index["label"][subset.numbers]
     classes = len(np.unique(labels))
@@ -59,19 +69,23 @@ def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -
     warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=str(subset.dataset.path))
 
 
-def layout_of(subset: Subset, *, rows: int, outputs: Sequence[ArraySpec] | None) -> SlotLayout:
-    """Return rows of the declared sizes; without ``outputs``, spare bytes of twice the mean image."""
+def layout_of(subset: Subset, transform: Transform | None, *, rows: int, workers: int) -> SlotLayout:
+    """Return rows of the outputs that are declared; without any, spare bytes of twice the mean image.
+
+    Then workers have room for rows of a form that is found in results, except where the system limits
+    addresses: there each result is sent.
+    """
+    outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
         return SlotLayout(rows, tuple(Field(spec.name, spec.shape, spec.dtype) for spec in outputs))
-    return SlotLayout(rows, (), spare=math.ceil(2 * subset.mean_image))
+    writes_found = transform is not None and workers and _addresses_are_free()
+    room = ROOM_FOR_ROWS if writes_found else 0
+    return SlotLayout(rows, (), spare=math.ceil(2 * subset.mean_image), inputs=room, sparse=room > 0)
 
 
-def check_reading(on_bad_record: object, read_ahead: int) -> None:
-    """Raise UsageError for a value that is not valid."""
-    if on_bad_record not in ("raise", "skip"):
-        raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
-    if read_ahead < 0:
-        raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
+def _addresses_are_free() -> bool:
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
+    return all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
 
 
 def worker_count(workers: object) -> int:

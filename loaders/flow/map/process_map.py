@@ -14,6 +14,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.batching.stack import stack
 from shardprep.loaders.buffers.memory import ALIGNMENT
+from shardprep.loaders.buffers.row_form import RowForm
 from shardprep.loaders.buffers.slots import Field, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
@@ -29,7 +30,6 @@ from .item_groups import ItemGroups
 from .map import Mapped
 from .map_task import MapWork
 from .outcomes import restored
-from .row_form import RowForm
 
 SLOT_ROWS = 64  # least capacity of a slot in items: about a millisecond of the cheapest work
 ITEMS_PER_WORKER = 2  # in the smallest group; as many groups as there are slots are in progress

@@ -14,8 +14,10 @@ import numpy as np
 
 from shardprep.formats.containers.container import Room
 from shardprep.formats.errors import UsageError
+from shardprep.formats.processes.one_thread import use_one_thread
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.batching.passes import end
+from shardprep.loaders.buffers.memory import keep_freed_memory
 from shardprep.loaders.buffers.slots import Arrays, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
@@ -24,7 +26,6 @@ from shardprep.loaders.flow.core.checks import checked_int
 from shardprep.loaders.flow.core.node import Node, Step, described
 from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
 from shardprep.loaders.flow.map.engine_meter import EngineMeter
-from shardprep.loaders.flow.map.map_task import use_one_thread
 from shardprep.loaders.flow.map.outcomes import outcome_of, raised, restored
 from shardprep.loaders.flow.map.process_map import ProcessMap, result_bytes
 
@@ -57,6 +58,7 @@ class PassWork:
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
         use_one_thread()
+        keep_freed_memory()
         with closing(PassResources()) as kept, closing(_Runner(self, kept)) as runner:
             yield runner.fill
 
