@@ -11,7 +11,7 @@ from .bottleneck import Verdict
 from .stats import LoaderStats
 
 DELAY = "delay"
-ADVICE = "FakeData takes this long for each record; a lower seconds= makes it faster"
+ADVICE = "FakeData itself takes this time, with seconds= for each record"
 
 
 @dataclass(frozen=True, repr=False)
