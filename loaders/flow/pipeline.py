@@ -14,6 +14,7 @@ from shardprep.loaders.flow.core.length import Length
 from shardprep.loaders.flow.core.meter import PassMeter
 from shardprep.loaders.flow.core.node import Node
 from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
+from shardprep.loaders.flow.sources.parts import FromParts
 
 from .flow_meter import FlowMeter
 from .measure import FlowSpeed, makes_batches, measure
@@ -71,6 +72,22 @@ class Pipeline(KerasHint):
         if checked_int(number, "the number of a pass", least=0) >= 1 << 63:
             raise UsageError(f"the number of a pass must be below 2**63, not {number}")
         return PassContext(int(number), self._kept)
+
+    @property
+    def parts(self) -> int:
+        """The number of parts that can each be made on its own; 1 for all but :meth:`.Flow.from_parts`."""
+        return self.node.parts if isinstance(self.node, FromParts) else 1
+
+    def part(self, pass_number: int, number: int) -> Iterator[Any]:
+        """Begin one part of this pass. Raises UsageError unless 0 <= ``number`` < :attr:`parts`."""
+        if not 0 <= number < self.parts:
+            raise UsageError(f"part {number} of a flow of {self.parts}")
+        now = self._pass(pass_number)
+        return self.node.part(now, number) if isinstance(self.node, FromParts) else self.node.run(now)
+
+    def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
+        """Run a pass as the part with this ``number``, within the pass ``now`` of another flow."""
+        return self.node.run(PassContext(now.number, self._kept, (*now.branch, number), now.meter, now.group))
 
     @property
     def can_pick(self) -> bool:
