@@ -19,6 +19,7 @@ from .columns import checked_boxes, checked_index
 from .index import Rows
 from .manifest import Manifest, read_manifest
 from .shard_cache import OpenShards
+from .splits import refuse_folder_of_splits
 
 
 class Dataset(AbstractContextManager["Dataset"]):
@@ -26,7 +27,8 @@ class Dataset(AbstractContextManager["Dataset"]):
 
     ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. ``path`` is the dataset's folder.
     ``labels`` is the space of the records' labels: ``sorted_wnid0``, ``ilsvrc2012_id`` or
-    ``sorted_wnid1_bg``. Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
+    ``sorted_wnid1_bg``. Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels
+    and for a folder of splits, which it names.
 
     Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
     are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
@@ -37,6 +39,7 @@ class Dataset(AbstractContextManager["Dataset"]):
     def __init__(self, path: Path, *, labels: str = "sorted_wnid0") -> None:
         self.path = path
         self.label_space = labels
+        refuse_folder_of_splits(path)
         self.manifest: Manifest = read_manifest(path)
         self.index: Rows = checked_index(path, self.manifest)
         self._label_map = self.manifest.labels.mapping(labels).tolist()
@@ -88,6 +91,7 @@ def open_dataset(path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") 
 
     ``path`` is its folder. ``labels`` is the space of the records' labels: ``sorted_wnid0`` (0 to n - 1, by
     sorted class names), ``ilsvrc2012_id`` (the devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for
-    background). Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
+    background). Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels and for a
+    folder of splits, which it names.
     """
     return Dataset(Path(path), labels=labels)
