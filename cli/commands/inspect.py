@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from shardprep.cli.console.options import FOLDER, json_option
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
+from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
 
 
 @click.command()
 @click.argument("dataset", type=FOLDER)
 @json_option
-def inspect(dataset: Path, as_json: bool) -> None:
-    """Say what DATASET is: counts, bytes, classes, sizes, oddities, order, roots."""
-    with open_dataset(dataset) as opened:
-        summary = summarise(opened)
-    if as_json:
-        print_json(summary.to_json())
-    else:
-        say(f"{dataset}: {summary.split} split, {count_of(summary.records, 'image')}")
-        print_fields(_fields(summary))
+@click.pass_context
+def inspect(ctx: click.Context, dataset: Path, as_json: bool) -> None:
+    """Say what DATASET, or each split in that folder, is: counts, bytes, classes, sizes, order, roots."""
+    ctx.exit(Inspecting().run(dataset, as_json=as_json))
+
+
+class Inspecting(DatasetWork[Summary]):
+    """The summary of datasets."""
+
+    def result(self, dataset: Path) -> Summary:
+        with open_dataset(dataset) as opened:
+            return summarise(opened)
+
+    def show(self, result: Summary) -> None:
+        say(f"{result.path}: {result.split} split, {count_of(result.records, 'image')}")
+        print_fields(_fields(result))
+
+    def to_json(self, result: Summary) -> dict[str, Any]:
+        return result.to_json()
+
+    def summary(self, results: Mapping[str, Summary]) -> str:
+        found = results.values()
+        images = count_of(sum(summary.records for summary in found), "image")
+        total = size(sum(summary.disk_bytes for summary in found))
+        return f"{', '.join(results)}: {images}, {total} on disk"
 
 
 def _fields(summary: Summary) -> dict[str, object]:

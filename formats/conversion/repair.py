@@ -36,6 +36,8 @@ def repair(
 ) -> Report:
     """Rebuild what ``verify(level="full")`` finds damaged or missing; return a new verification.
 
+    Its ``rebuilt`` are the files that were replaced.
+
     ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from.
     ``workers`` and ``progress`` are as in :func:`~.convert.convert`.
 
@@ -61,7 +63,9 @@ def repair(
         repair.shards(damaged, listing)
         repair.tables(damaged, boxes)
         work_folder.remove()
-    return verify(path, workers=workers, progress=progress)
+    again = verify(path, workers=workers, progress=progress)
+    again.rebuilt = tuple(sorted(damaged))
+    return again
 
 
 def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
