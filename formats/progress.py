@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Progress(Protocol):
@@ -22,6 +22,14 @@ class Progress(Protocol):
         """Update the number of records and bytes (``size``) of the task that are done."""
 
 
+@runtime_checkable
+class ShardProgress(Progress, Protocol):
+    """A progress that is also told when a shard is done. A :class:`Progress` need not have this."""
+
+    def shards(self, done: int, total: int) -> None:
+        """Update the number of shards of the task that are done, which changed; ``at`` was called before."""
+
+
 class NoProgress:
     """A progress that is not shown."""
 
@@ -34,3 +42,9 @@ class NoProgress:
 
     def at(self, records: int, size: int) -> None:
         """Do nothing."""
+
+
+def tell_shards(progress: Progress, done: int, total: int) -> None:
+    """Call ``shards`` if the progress has it."""
+    if isinstance(progress, ShardProgress):
+        progress.shards(done, total)

@@ -16,9 +16,11 @@ from shardprep.cli.console.options import (
     check_writable,
     json_option,
     loader_options,
+    progress_option,
     transform_of,
     workers_option,
 )
+from shardprep.cli.console.progress import Form
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats.dataset.splits import splits_of
 
@@ -74,6 +76,7 @@ class SweptType(click.ParamType[Swept]):
 @click.option(
     "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
 )
+@progress_option
 @json_option
 @click.pass_context
 def bench_loader(
@@ -89,6 +92,7 @@ def bench_loader(
     swept: Swept | None,
     trace: Path | None,
     disk: Path | None,
+    form: Form,
     as_json: bool,
 ) -> None:
     """Load DATASET, or each split in that folder, for a while, and report how fast and what limits it.
@@ -120,6 +124,7 @@ def bench_loader(
         swept=swept,
         explain=explain,
         trace=trace,
+        watched=form == "bar",
         disk=DiskProfile.load(disk) if disk else None,
     )
     work = LoaderBenching(lambda path: measured(partial(make, path)), explain)

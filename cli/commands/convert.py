@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, ByteSize, json_option, workers_option
-from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, print_json, say, size
+from shardprep.cli.console.options import ANY_PATH, ByteSize, json_option, progress_option, workers_option
+from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
+from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import Converted, ConvertOptions, PlanOptions
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import CONTAINERS
@@ -41,6 +42,7 @@ from shardprep.formats.sources.listing.source import SPLITS
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --order shuffled.")
 @workers_option
+@progress_option
 @click.option(
     "--on-bad-image",
     type=click.Choice(BAD_IMAGE_POLICIES),
@@ -54,7 +56,7 @@ from shardprep.formats.sources.listing.source import SPLITS
 @click.option("--allow-network-fs", is_flag=True, help="Build LMDB on a network file system all the same.")
 @click.option("--restart", is_flag=True, help="Discard what an interrupted conversion did.")
 @json_option
-def convert(source: Path, output: Path, split: str | None, as_json: bool, **chosen: Any) -> None:
+def convert(source: Path, output: Path, split: str | None, form: Form, as_json: bool, **chosen: Any) -> None:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
@@ -82,7 +84,7 @@ def convert(source: Path, output: Path, split: str | None, as_json: bool, **chos
         plan_options=plan_options,
         options=options,
         workers=chosen["workers"],
-        progress=TerminalProgress(),
+        progress=progress_in(form),
     )
     if as_json:
         print_json({"splits": [_for_machines(d) for d in done]})

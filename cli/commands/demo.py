@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from shardprep.cli.console.interruption import Interrupted
 from shardprep.cli.console.options import ANY_PATH
 from shardprep.cli.console.output import say
 
@@ -76,6 +77,8 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
     try:
         with prep.make_context("prep", list(arguments)) as context:
             prep.invoke(context)
+    except Interrupted as interrupted:
+        raise Interrupted(interrupted.number) from None  # without a note: the demo does not go on
     except click.exceptions.Exit as ended:
         if ended.exit_code:
             raise

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, FOLDER, json_option, workers_option
-from shardprep.cli.console.output import TerminalProgress, count_of, say
+from shardprep.cli.console.options import ANY_PATH, FOLDER, json_option, progress_option, workers_option
+from shardprep.cli.console.output import count_of, say
+from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Progress, Report
 from shardprep.formats import repair as repair_dataset
@@ -22,14 +23,17 @@ from .verify import print_report, summary_of
 @click.argument("dataset", type=FOLDER)
 @click.option("--source", type=ANY_PATH, required=True, help="What the dataset was converted from.")
 @workers_option
+@progress_option
 @json_option
 @click.pass_context
-def repair(ctx: click.Context, dataset: Path, source: Path, workers: int | None, as_json: bool) -> None:
+def repair(
+    ctx: click.Context, dataset: Path, source: Path, workers: int | None, form: Form, as_json: bool
+) -> None:
     """Rebuild exactly the damaged or missing shards of DATASET, or of each split in that folder.
 
     The root stays the same.
     """
-    work = Repairing(source, workers, TerminalProgress())
+    work = Repairing(source, workers, progress_in(form))
     ctx.exit(work.run(dataset, as_json=as_json))
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, json_option
+from shardprep.cli.console.options import ANY_PATH, json_option, progress_option
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
+from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import make_sample
 
 
@@ -19,9 +20,17 @@ from shardprep.formats import make_sample
 @click.option("--val", default=100, show_default=True, help="Validation images.")
 @click.option("--test", default=20, show_default=True, help="Test images, which have no labels.")
 @click.option("--seed", default=0, show_default=True, help="Another seed gives other classes and crops.")
+@progress_option
 @json_option
 def sample(
-    output: Path, classes: int, train_per_class: int, val: int, test: int, seed: int, as_json: bool
+    output: Path,
+    classes: int,
+    train_per_class: int,
+    val: int,
+    test: int,
+    seed: int,
+    form: Form,
+    as_json: bool,
 ) -> None:
     """Make a miniature ILSVRC12 in the folder OUTPUT, packed as the real one is.
 
@@ -29,7 +38,13 @@ def sample(
     progressive and tiny images, EXIF orientation. To try everything on before the 148 GB.
     """
     made = make_sample(
-        output, classes=classes, train_per_class=train_per_class, val=val, test=test, seed=seed
+        output,
+        classes=classes,
+        train_per_class=train_per_class,
+        val=val,
+        test=test,
+        seed=seed,
+        progress=progress_in(form),
     )
     if as_json:
         print_json({"output": str(output), **asdict(made)})

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from tqdm import tqdm
 
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
     json_option,
     loader_options,
+    progress_option,
     transform_of,
     workers_option,
 )
 from shardprep.cli.console.output import print_fields, print_json
+from shardprep.cli.console.progress import Form
+from shardprep.cli.console.status import TEXT_ONLY, StatusLine
 from shardprep.formats.printable import printable
 
 if TYPE_CHECKING:  # start-up time: ZeroMQ and OpenCV
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # start-up time: ZeroMQ and OpenCV
     help="Go without keys on a network: any machine on it can read and change everything.",
 )
 @workers_option
+@progress_option
 @json_option
 def serve(
     dataset: Path,
@@ -72,6 +74,7 @@ def serve(
     patience: float,
     insecure_plaintext: bool,
     workers: int | None,
+    form: Form,
     as_json: bool,
 ) -> None:
     """Make batches of DATASET for the RemoteSource of a training machine, until that is closed.
@@ -94,7 +97,7 @@ def serve(
             world_size=1,
             drop_last=drop_last,
         ) as loader,
-        _SentBar() as bar,
+        StatusLine(form, TEXT_ONLY) as status,
     ):
         stats = remote.serve(
             loader,
@@ -103,7 +106,7 @@ def serve(
             insecure=insecure_plaintext,
             name=name,
             patience=patience,
-            report=bar.show,
+            report=lambda stats: status.show(_state(stats)),
         )
     if as_json:
         print_json({"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()})
@@ -123,21 +126,8 @@ def _keys(secret: Path | None, receiver: Path | None) -> SenderKeys | None:
     return None if secret is None or receiver is None else SenderKeys(secret, receiver)
 
 
-class _SentBar:
-    """The state and the rate, on a line of stderr if that is a terminal."""
-
-    def __enter__(self) -> _SentBar:
-        tqdm.monitor_interval = 0  # otherwise tqdm starts a thread, and warns if the system allows none
-        self._bar: tqdm[Any] = tqdm(
-            disable=not sys.stderr.isatty(), leave=False, bar_format="{desc}", dynamic_ncols=True
-        )
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.close()
-
-    def show(self, stats: SenderStats) -> None:
-        rate = stats.bytes / max(stats.seconds, 1e-9) / 1e6
-        self._bar.set_description_str(
-            f"{printable(stats.state)}: {stats.batches:,} batches, {rate:,.1f} MB/s, {stats.lag} more asked for"
-        )
+def _state(stats: SenderStats) -> str:
+    rate = stats.bytes / max(stats.seconds, 1e-9) / 1e6
+    return (
+        f"{printable(stats.state)}: {stats.batches:,} batches, {rate:,.1f} MB/s, {stats.lag} more asked for"
+    )

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import FOLDER, json_option, workers_option
-from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, say, size
+from shardprep.cli.console.options import FOLDER, json_option, progress_option, workers_option
+from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Progress, Report
 from shardprep.formats import verify as verify_dataset
@@ -27,9 +28,12 @@ from shardprep.formats.dataset.verify import LEVELS
     help="What to check; each level checks what the one before it does, see below.",
 )
 @workers_option
+@progress_option
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, dataset: Path, level: str, workers: int | None, as_json: bool) -> None:
+def verify(
+    ctx: click.Context, dataset: Path, level: str, workers: int | None, form: Form, as_json: bool
+) -> None:
     """Check that DATASET, or each split in that folder, is complete and intact. Changes nothing.
 
     \b
@@ -42,7 +46,7 @@ def verify(ctx: click.Context, dataset: Path, level: str, workers: int | None, a
     Where images were skipped, the order and class_sorted cannot be checked. No level compares with
     the source.
     """
-    work = Verifying(level, workers, TerminalProgress())
+    work = Verifying(level, workers, progress_in(form))
     ctx.exit(work.run(dataset, as_json=as_json))
 
 

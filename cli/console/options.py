@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ import click
 
 from shardprep.formats import OperationError
 from shardprep.formats.sizes import parse_bytes
+
+from .progress import FORMS, form_of
 
 if TYPE_CHECKING:
     from shardprep.loaders import Transform
@@ -59,6 +62,25 @@ workers_option: Callable[[Command], Command] = click.option(
     type=click.IntRange(0, 4096),
     help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
 )
+
+
+def progress_option(command: Command) -> Command:
+    """Add ``--progress`` and ``--quiet`` to a command; it gets them as ``form``, of type Form."""
+
+    @click.option(
+        "--progress",
+        "shown",
+        type=click.Choice(FORMS),
+        default="auto",
+        show_default=True,
+        help="A bar, or plain lines for a log. auto: a bar on a terminal, else lines.",
+    )
+    @click.option("--quiet", is_flag=True, help="Show no progress, as --progress never does.")
+    @wraps(command)
+    def with_form(*arguments: Any, shown: str, quiet: bool, **options: Any) -> Any:
+        return command(*arguments, form=form_of("never" if quiet else shown), **options)
+
+    return with_form
 
 
 def check_writable(file: Path | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from shardprep.formats.sources.recognise import recognise
 from .build_shard import BuiltShard, ShardJob, shard_jobs
 from .finalize import finish
 from .job_runner import run_jobs
-from .plan import Plan, PlanOptions, plan
+from .kept_work import converted, noting_kept
+from .plan import Plan, PlannedShard, PlanOptions, plan
 from .preflight import check_output, check_space, refuse_network
 from .progress_counters import COUNTERS_NAME, ProgressCounters
 from .tables import GatheredBoxes, gathered_boxes
-from .work_folder import WorkFolder, refuse_busy
+from .work_folder import WorkFolder, finished_shards, refuse_busy
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def convert(
     which need a process that may crash. An ``executor`` runs the shard jobs instead, and is left open.
     ``progress`` receives the progress; None shows none.
 
+    An interruption, such as KeyboardInterrupt, gets a note that says how many shards the next call keeps.
+
     Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
     damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
     """
@@ -92,7 +95,10 @@ def convert(
         refuse_busy(path)
     run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
     conversion = _Conversion(recognised, plan_options or PlanOptions(), options, run, progress)
-    return [conversion.convert(name, path) for name, path in outputs.items()]
+    kept = partial(converted, conversion.begun, {path: name for name, path in outputs.items()})
+    again = "the same command without --restart" if options.restart else "the same command"
+    with noting_kept(kept, again):
+        return [conversion.convert(name, path) for name, path in outputs.items()]
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class _Conversion:
     options: ConvertOptions
     run: Callable[[Iterable[ShardJob], ProgressCounters], list[BuiltShard]]
     progress: Progress
+    begun: dict[Path, Sequence[PlannedShard]] = field(default_factory=dict)
 
     def convert(self, split: str, output: Path) -> Converted:
         listing = self.source.listing(split)
@@ -136,7 +143,12 @@ class _Conversion:
     def _build(self, planned: Plan, listing: Listing, work_folder: WorkFolder) -> list[BuiltShard]:
         counters = ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
         jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)
-        records, total = len(planned.order), int(planned.entries["length"].sum())
+        finished = finished_shards(work_folder.output)
+        if finished:
+            self.progress.note(f"{len(finished)} of {len(planned.shards)} shards are done already")
+        left = [shard.extent for shard in planned.shards if shard.name not in finished]
+        records, total = sum(e.records for e in left), sum(e.payload_bytes for e in left)
+        self.begun[work_folder.output] = planned.shards
         with self.progress.task(f"convert {planned.split}", records=records, size=total):
             return self.run(jobs, counters)
 

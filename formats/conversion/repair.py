@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
@@ -16,6 +17,7 @@ from shardprep.formats.sources.recognise import recognise
 
 from .build_shard import BuiltShard, shard_jobs
 from .job_runner import run_jobs
+from .kept_work import noting_kept, rebuilt
 from .plan import Plan, PlanOptions, plan
 from .progress_counters import COUNTERS_NAME, ProgressCounters
 from .tables import (
@@ -98,7 +100,8 @@ class _Repair:
         expected = {s.name: s.sha256 for s in self.manifest.shards}
         jobs = shard_jobs(self.planned, shards, listing.reader, self.work_folder, expected=expected)
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
-        with self.progress.task("repair", records=records, size=size):
+        kept = partial(rebuilt, self.work_folder.output, shards)
+        with noting_kept(kept), self.progress.task("repair", records=records, size=size):
             self.built = run_jobs(jobs, counters, workers=self.workers, progress=self.progress)
 
     def tables(self, damaged: set[str], boxes: GatheredBoxes | None) -> None:

@@ -176,6 +176,11 @@ def refuse_link(folder: Path) -> None:
         raise UsageError("is not a folder but should be; remove it", path=folder)
 
 
+def finished_shards(output: Path) -> set[str]:
+    """Return the names of the shards with a commit record; the next run keeps those that are intact."""
+    return {path.stem for path in (output / WORK_FOLDER_NAME).glob("*.commit")}
+
+
 def refuse_busy(output: Path) -> None:
     """Raise OutputBusy if another process holds the output, before any work is done."""
     try:
