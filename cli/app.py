@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 import click
+from click.shell_completion import shell_complete
 
 from shardprep.cli.commands.bench_disk import bench_disk
 from shardprep.cli.commands.bench_loader import bench_loader
@@ -23,8 +24,18 @@ from shardprep.cli.commands.verify import verify
 from shardprep.cli.console.failures import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
 from shardprep.formats.errors import ShardprepError
 
+COMPLETE_VARIABLE = "_PREP_COMPLETE"  # set by the shell functions that click makes
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class InOrder(click.Group):
+    """A group that lists its commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.commands)
+
+
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("shardprep"), prog_name="prep")
 def cli() -> None:
     """From the official archives of an image dataset to verified shards to the training step.
@@ -35,16 +46,20 @@ def cli() -> None:
     """
 
 
-for command in (sample, convert, verify, repair, inspect, bench_disk, bench_loader, serve, keygen, demo):
+COMMANDS = (sample, convert, verify, inspect, repair, bench_disk, bench_loader, serve, keygen, demo)
+for command in COMMANDS:
     cli.add_command(command)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run ``prep`` with these arguments and return the exit code. Every error becomes one line on stderr.
 
-    With ``--json`` it is an object on stdout, too. This does not use click's own ``main``, which exits with
+    With ``--json`` it is an object on stdout, too. For a shell that completes a command line, the completions
+    are printed instead. This does not use click's own ``main``, which exits with
     1, silently, for every EPIPE.
     """
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        return shell_complete(cli, {}, "prep", COMPLETE_VARIABLE, instruction)
     as_json = asks_for_json(arguments)
     try:
         with cli.make_context("prep", list(arguments)) as context:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from shardprep.cli.console.options import ANY_PATH, check_writable, json_option, progress_option
+from shardprep.cli.console.options import ANY_PATH, check_writable, examples, json_option, progress_option
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
 from shardprep.cli.console.progress import Form
 from shardprep.cli.console.status import SHARE, StatusLine
@@ -31,6 +32,11 @@ class ExistingPath(click.ParamType[Path]):
             self.fail(f"{value} does not exist", param, ctx)
         return Path(value)
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
 
 class PictureName(click.ParamType[Path]):
     """The name of a PNG file, checked before anything is measured."""
@@ -43,7 +49,14 @@ class PictureName(click.ParamType[Path]):
         return Path(value)
 
 
-@click.command("bench-disk")
+@click.command(
+    "bench-disk",
+    short_help="Measure how fast a disk can feed training.",
+    epilog=examples(
+        "bench-disk shards/train",
+        "bench-disk shards/train --seconds 60 --save disk.json --plot disk.png",
+    ),
+)
 @click.argument("path", type=ExistingPath())
 @click.option(
     "--seconds",

@@ -14,6 +14,7 @@ from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
     check_writable,
+    examples,
     json_option,
     loader_options,
     progress_option,
@@ -55,7 +56,15 @@ class SweptType(click.ParamType[Swept]):
         return Swept(option.replace("-", "_"), tuple(map(int, words)))
 
 
-@click.command("bench-loader")
+@click.command(
+    "bench-loader",
+    short_help="Measure how fast datasets are loaded, and what limits.",
+    epilog=examples(
+        "bench-loader shards/train",
+        "bench-loader shards/train --explain --batch-size 512",
+        "bench-loader shards/train --sweep workers=1,2,4 --transform none",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
 @loader_options
 @click.option(

@@ -7,8 +7,15 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, ByteSize, json_option, progress_option, workers_option
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    ByteSize,
+    examples,
+    json_option,
+    progress_option,
+    workers_option,
+)
+from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import Converted, ConvertOptions, PlanOptions
 from shardprep.formats import convert as convert_source
@@ -18,7 +25,14 @@ from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.source import SPLITS
 
 
-@click.command()
+@click.command(
+    short_help="Convert archives, folders or tensorpack's LMDB to shards.",
+    epilog=examples(
+        "convert archives shards",
+        "convert archives train --split train --format hdf5 --shard-size 1GiB",
+        "convert photos shards --on-bad-image skip --decode-check",
+    ),
+)
 @click.argument("source", type=ANY_PATH)
 @click.argument("output", type=ANY_PATH)
 @click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
@@ -91,6 +105,9 @@ def convert(source: Path, output: Path, split: str | None, form: Form, as_json: 
     else:
         for converted in done:
             _print(converted)
+        say_next(
+            "bench-loader" if all(converted.already_complete for converted in done) else "verify", output
+        )
 
 
 def _for_machines(done: Converted) -> dict[str, Any]:

@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, FOLDER, json_option, progress_option, workers_option
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER,
+    examples,
+    json_option,
+    progress_option,
+    workers_option,
+)
 from shardprep.cli.console.output import count_of, say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
@@ -19,7 +26,13 @@ from shardprep.formats import repair as repair_dataset
 from .verify import print_report, summary_of
 
 
-@click.command()
+@click.command(
+    short_help="Rebuild damaged or missing shards from the source.",
+    epilog=examples(
+        "repair shards --source archives",
+        "repair shards/train --source archives --workers 4",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
 @click.option("--source", type=ANY_PATH, required=True, help="What the dataset was converted from.")
 @workers_option

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, json_option, progress_option
+from shardprep.cli.console.options import ANY_PATH, examples, json_option, progress_option
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import make_sample
 
 
-@click.command()
+@click.command(
+    short_help="Make a miniature ILSVRC12 in its official packaging.",
+    epilog=examples(
+        "sample archives",
+        "sample small --classes 4 --train-per-class 6 --val 10 --test 3",
+    ),
+)
 @click.argument("output", type=ANY_PATH)
 @click.option("--classes", default=10, show_default=True, help="Classes, 1 to 1000.")
 @click.option("--train-per-class", default=30, show_default=True, help="Training images of each class.")

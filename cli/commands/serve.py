@@ -10,6 +10,7 @@ import click
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
+    examples,
     json_option,
     loader_options,
     progress_option,
@@ -26,7 +27,13 @@ if TYPE_CHECKING:  # start-up time: ZeroMQ and OpenCV
     from shardprep.loaders.remote import SenderKeys, SenderStats
 
 
-@click.command()
+@click.command(
+    short_help="Make batches on a data machine for a training machine.",
+    epilog=examples(
+        "serve shards/train --to tcp://trainer:5555 --key data1.key_secret --receiver trainer.key",
+        "serve shards/train --to tcp://127.0.0.1:5555 --batch-size 512 --workers 8",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
 @click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Where the receiver is.")
 @loader_options

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import FOLDER, json_option, progress_option, workers_option
+from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, workers_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
@@ -17,8 +17,17 @@ from shardprep.formats import Progress, Report
 from shardprep.formats import verify as verify_dataset
 from shardprep.formats.dataset.verify import LEVELS
 
+from .mending import say_what_mends
 
-@click.command()
+
+@click.command(
+    short_help="Check that datasets are complete and intact.",
+    epilog=examples(
+        "verify shards",
+        "verify shards/train --level decode --workers 4",
+        "verify shards --json --quiet",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
 @click.option(
     "--level",
@@ -63,6 +72,7 @@ class Verifying(DatasetWork[Report]):
 
     def show(self, result: Report) -> None:
         print_report(result)
+        say_what_mends(result)
 
     def to_json(self, result: Report) -> dict[str, Any]:
         return result.to_json()

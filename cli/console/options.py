@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from shardprep.formats import OperationError
 from shardprep.formats.sizes import parse_bytes
@@ -48,6 +49,11 @@ class Folder(click.ParamType[Path]):
             self.fail(f"{path} is not a folder", param, ctx)
         return path
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="dir")]
+
 
 FOLDER = Folder()
 ANY_PATH = click.Path(readable=False, path_type=Path)
@@ -62,6 +68,11 @@ workers_option: Callable[[Command], Command] = click.option(
     type=click.IntRange(0, 4096),
     help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
 )
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: what to type, as it is typed."""
+    return "\n".join(("\b", "Examples:", *(f"  prep {line}" for line in lines)))
 
 
 def progress_option(command: Command) -> Command:

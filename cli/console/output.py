@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import click
@@ -39,6 +41,11 @@ def count_of(number: int, noun: str) -> str:
 def say(text: str = "", *, err: bool = False) -> None:
     """Print one line of text, made printable, because it may quote names from files."""
     click.echo(printable(text, MOST_IN_LINE), err=err)
+
+
+def say_next(*words: str | PurePath) -> None:
+    """Print the command of ``prep`` to type next, as a shell takes it."""
+    say(f"next: prep {shlex.join(map(str, words))}")
 
 
 def print_fields(fields: Mapping[str, object], indent: str = "  ") -> None:

@@ -17,7 +17,8 @@ MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # also of one that is unf
 def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
     """Return the datasets in the sub-folders of ``folder``, by name: train, val, test, then all others.
 
-    A dataset that is not finished, or has lost its manifest, is one of them: reading it says so. Empty where ``folder`` is a dataset itself, holds none, or is no folder. Raises OSError.
+    A dataset that is not finished, or has lost its manifest, is one of them: reading it says so. Empty where
+    ``folder`` is a dataset itself, holds none, or is no folder. Raises OSError.
     """
     path = Path(folder)
     if not path.is_dir() or _is_dataset(path):
