@@ -55,8 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run ``prep`` with these arguments and return the exit code. Every error becomes one line on stderr.
 
     With ``--json`` it is an object on stdout, too. For a shell that completes a command line, the completions
-    are printed instead. This does not use click's own ``main``, which exits with
-    1, silently, for every EPIPE.
+    are printed instead. This does not use click's own ``main``, which exits with 1, silently, for every EPIPE.
     """
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         return shell_complete(cli, {}, "prep", COMPLETE_VARIABLE, instruction)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from shardprep.formats.progress import NoProgress, Progress
 
-from .output import say
+from .output import count_of, say
 from .pace import Pace
 
 Form = Literal["never", "plain", "bar"]
@@ -45,7 +45,7 @@ def new_bar(**options: Any) -> tqdm[Any]:
     """Return a bar on stderr that starts no thread and takes no semaphore, and is cleared at its end."""
     tqdm.set_lock(threading.RLock())  # the default lock is shared between processes, in /dev/shm
     tqdm.monitor_interval = 0  # otherwise tqdm starts a thread, and warns if the system allows none
-    return tqdm(file=sys.stderr, leave=False, dynamic_ncols=True, **options)
+    return tqdm(file=sys.stderr, leave=False, dynamic_ncols=True, miniters=0, **options)
 
 
 def stamped(text: str) -> None:
@@ -124,7 +124,7 @@ class PlainProgress:
 
     def shards(self, done: int, total: int) -> None:
         """Print a line, unless the shards were found finished, and were not built."""
-        self._shards = f"{done:,} of {total:,} shards"
+        self._shards = f"{done:,} of {count_of(total, 'shard')}"
         if self._shown != self._pace.records or done == total:
             self._print()
 

@@ -14,7 +14,7 @@ from shardprep.cli.console.pace import Pace
 from shardprep.cli.console.progress import PlainProgress, fitting
 
 LINE = re.compile(
-    r"\d\d:\d\d:\d\d convert train: (?P<share>\d+)%, (?P<done>\d+) of (?P<total>\d+) shards"
+    r"\d\d:\d\d:\d\d convert train: (?P<share>\d+)%, (?P<done>\d+) of (?P<total>\d+) shards?"
     r"(, [\d,]+ images/s, [\d,]+ MB/s)?, (\d+:\d\d|\?) left"
 )
 WITH_A_BAR = ["sample", "convert", "verify", "repair", "bench-disk", "bench-loader", "serve"]
