@@ -54,8 +54,8 @@ for command in COMMANDS:
 def run(arguments: Sequence[str]) -> int:
     """Run ``prep`` with these arguments and return the exit code. Every error becomes one line on stderr.
 
-    With ``--json`` it is an object on stdout, too. For a shell that completes a command line, the completions
-    are printed instead. This does not use click's own ``main``, which exits with 1, silently, for every EPIPE.
+    With ``--json`` it is an object on stdout, too. A shell that completes a command line gets the completions
+    instead. This does not use click's own ``main``, which exits with 1, silently, for every EPIPE.
     """
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         return shell_complete(cli, {}, "prep", COMPLETE_VARIABLE, instruction)
