@@ -91,7 +91,8 @@ def _fields(summary: Summary) -> dict[str, object]:
         "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side "
         f"{max(pixels['width'][3], pixels['height'][3])}",
         "image bytes": f"median {size(bytes_[1])}, 5 % under {size(bytes_[0])}, 5 % over {size(bytes_[2])}",
-        "oddities": ", ".join(f"{n} {kind}" for kind, n in summary.oddities.items() if n) or "none",
+        "kinds": ", ".join(f"{n:,} {kind}" for kind, n in summary.kinds.items()),
+        "oddities": ", ".join(f"{n:,} {kind}" for kind, n in summary.oddities.items() if n) or "none",
         "order": _order(summary),
         "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
         "source": summary.source + (", partial" if summary.partial else ""),

@@ -35,18 +35,25 @@ from .verify import print_report, summary_of
 )
 @click.argument("dataset", type=FOLDER)
 @click.option("--source", type=ANY_PATH, required=True, help="What the dataset was converted from.")
+@click.option("--root", type=FOLDER, help="The folder that the paths of a list of images begin at.")
 @workers_option
 @progress_option
 @json_option
 @click.pass_context
 def repair(
-    ctx: click.Context, dataset: Path, source: Path, workers: int | None, form: Form, as_json: bool
+    ctx: click.Context,
+    dataset: Path,
+    source: Path,
+    root: Path | None,
+    workers: int | None,
+    form: Form,
+    as_json: bool,
 ) -> None:
     """Rebuild exactly the damaged or missing shards of DATASET, or of each split in that folder.
 
     The root stays the same.
     """
-    work = Repairing(source, workers, progress_in(form))
+    work = Repairing(source, root, workers, progress_in(form))
     ctx.exit(work.run(dataset, as_json=as_json))
 
 
@@ -55,11 +62,14 @@ class Repairing(DatasetWork[Report]):
     """The repair of datasets that were converted from one source."""
 
     source: Path
+    root: Path | None
     workers: int | None
     progress: Progress
 
     def result(self, dataset: Path) -> Report:
-        return repair_dataset(dataset, self.source, workers=self.workers, progress=self.progress)
+        return repair_dataset(
+            dataset, self.source, root=self.root, workers=self.workers, progress=self.progress
+        )
 
     def show(self, result: Report) -> None:
         for name in result.rebuilt:

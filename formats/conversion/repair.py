@@ -13,11 +13,11 @@ from shardprep.formats.dataset.verify import verify
 from shardprep.formats.errors import OperationError, PlanMismatch
 from shardprep.formats.progress import NoProgress, Progress
 from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 
 from .build_shard import BuiltShard, shard_jobs
 from .job_runner import run_jobs
-from .kept_work import noting_kept, rebuilt
 from .plan import Plan, PlanOptions, plan
 from .progress_counters import COUNTERS_NAME, ProgressCounters
 from .tables import (
@@ -26,13 +26,14 @@ from .tables import (
     gathered_boxes,
     publish_tables,
 )
-from .work_folder import WorkFolder
+from .work_folder import WorkFolder, finished_shards, noting_kept
 
 
 def repair(
     dataset: str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
+    root: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -40,7 +41,8 @@ def repair(
 
     Its ``rebuilt`` are the files that were replaced.
 
-    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from.
+    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from. ``root`` is
+    the folder that the paths of a list of images begin at; None is the list's own.
     ``workers`` and ``progress`` are as in :func:`~.convert.convert`.
 
     A shard is replaced only by one with the SHA-256 in the manifest, so the root stays the same. For a
@@ -56,7 +58,12 @@ def repair(
     damaged = {finding.file for finding in report.findings} & {f.name for f in manifest.files}
     if not damaged:
         return report
-    recognised = recognise(Path(source), split=manifest.split)
+    recognised = recognise(
+        Path(source),
+        split=manifest.split,
+        options=SourceOptions.of_manifest(manifest.source, root=None if root is None else Path(root)),
+        seed=manifest.plan["seed"],
+    )
     listing = recognised.listing(manifest.split)
     planned = _planned_again(listing, manifest, path)
     boxes = gathered_boxes(recognised, manifest.split, listing)
@@ -100,9 +107,16 @@ class _Repair:
         expected = {s.name: s.sha256 for s in self.manifest.shards}
         jobs = shard_jobs(self.planned, shards, listing.reader, self.work_folder, expected=expected)
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
-        kept = partial(rebuilt, self.work_folder.output, shards)
-        with noting_kept(kept), self.progress.task("repair", records=records, size=size):
+        with (
+            noting_kept(partial(self._kept, {s.name for s in shards})),
+            self.progress.task("repair", records=records, size=size),
+        ):
             self.built = run_jobs(jobs, counters, workers=self.workers, progress=self.progress)
+
+    def _kept(self, names: set[str]) -> str:
+        """Return how many of these shards are rebuilt; empty if none is."""
+        done = len(names & finished_shards(self.work_folder.output))
+        return f"{done} of {len(names)} shards are rebuilt" if done else ""
 
     def tables(self, damaged: set[str], boxes: GatheredBoxes | None) -> None:
         """Rebuild the damaged tables; each must match the manifest before it is published."""

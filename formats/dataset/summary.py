@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.images.header import EXTREME_ASPECT, ImageFlag
+from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT, KINDS, ImageFlag
 
 from .dataset import Dataset
 
@@ -22,7 +22,8 @@ class Summary:
     ``seed``, ``class_sorted``, ``partial``, ``skipped``, the number of ``boxes``, the layout of the
     ``source``, ``content_root`` and ``root``. From the index: ``classes_present`` with images, ``per_class``
     the fewest and most images of these, ``images`` which maps "width", "height" (pixels) and "length"
-    (bytes) to (5 %, median, 95 %, largest), and ``oddities`` the number of unusual images by kind.
+    (bytes) to (5 %, median, 95 %, largest), ``kinds`` the number of images by kind of file, such as "JPEG",
+    and ``oddities`` the number of unusual images by property.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Summary:
     boxes: int
     source: str
     images: dict[str, tuple[int, int, int, int]]
+    kinds: dict[str, int]
     oddities: dict[str, int]
     content_root: str
     root: str
@@ -76,6 +78,7 @@ def summarise(dataset: Dataset) -> Summary:
         boxes=boxes.records if boxes else 0,
         source=manifest.source["layout"],
         images={name: _spread(index[name]) for name in ("width", "height", "length")},
+        kinds=_kinds(index),
         oddities=_oddities(index),
         content_root=manifest.content_root,
         root=manifest.root,
@@ -87,18 +90,25 @@ def _spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
     return int(low), int(middle), int(high), int(largest)
 
 
+def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:
+    """Return the number of images of each kind that there is."""
+    kinds, counts = np.unique(index["flags"] & sum(KINDS.values()), return_counts=True)
+    found = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+    return {name: found[flag] for name, flag in KINDS.items() if flag in found}
+
+
 def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
-    """Return the number of unusual images by kind; an image may be of several kinds."""
+    """Return the number of unusual images by property; an image may have several."""
     flags, components = index["flags"], index["components"]
     width, height = index["width"].astype(np.int64), index["height"].astype(np.int64)
-    png = (flags & ImageFlag.PNG) != 0
+    is_jpeg = flags & sum(KINDS.values()) == 0
     counts = {
-        "PNG": png,
         "progressive": (flags & ImageFlag.PROGRESSIVE) != 0,
         "grayscale": components <= 2,
-        "CMYK": (components == 4) & ~png,
+        "CMYK": (components == 4) & is_jpeg,
         "EXIF orientation": index["orientation"] != 1,
         "corrupt EXIF": (flags & ImageFlag.CORRUPT_EXIF) != 0,
+        "several frames": (flags & ImageFlag.SEVERAL) != 0,
         "trailing bytes": (flags & ImageFlag.TRAILING_BYTES) != 0,
         "under 32 pixels": np.minimum(width, height) < 32,
         f"over {EXTREME_ASPECT}:1": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),

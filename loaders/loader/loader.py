@@ -25,11 +25,12 @@ from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.engine.protocol.task import Items
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep, resumed
 from shardprep.loaders.order.epoch_order import Records, Shuffle
+from shardprep.loaders.order.ranks import refuse_other_rank
 from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
 from .identity import loader_identity
-from .options import key_of, layout_of, plan_of, worker_count
+from .options import described, key_of, layout_of, plan_of, worker_count
 from .read_ahead import ReadAhead, ShardStream
 from .shard_task import ShardWork, items_of
 from .stats import LoaderStats
@@ -51,14 +52,14 @@ class Loader(Owned):
     :meth:`receipt` proves, except, if ``drop_last``, those after the last full batch of all ranks.
 
     ``workers`` are processes (``"auto"``: one per usable CPU; 0: the calling thread). ``rank`` and
-    ``world_size`` default to the launcher's environment. ``on_bad_record="skip"`` leaves out records that are
-    damaged, do not decode, or crash three workers (by SIGSEGV, for example; with ``workers=0`` that ends this
-    process). A record may take ``deadline`` seconds before its worker is killed; a worker may take as long to
-    start, but at least 30 s, and 120 s without a deadline. ``slots`` batches fit the shared memory.
-    ``read_ahead`` bytes are read before they are needed, in the order of storage; 0 for none.
+    ``world_size`` default to what an initialised framework or the launcher says. ``on_bad_record="skip"``
+    leaves out records that are damaged, do not decode, or crash three workers (by SIGSEGV, for example; with
+    ``workers=0`` that ends this process). A record may take ``deadline`` seconds before its worker is killed;
+    a worker may take as long to start, but at least 30 s, and 120 s without a deadline. ``slots`` batches fit
+    the shared memory. ``read_ahead`` bytes are read early, in the order of storage; 0 for none.
 
-    Raises ShardprepError; errors of a transform are raised unchanged, with the record's key. Not copyable or
-    picklable. One thread and one iterator at a time: a new one ends the one before. Close or drop it.
+    Raises ShardprepError, also for epochs without a batch; errors of a transform unchanged, with the key. Not
+    copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop it.
     """
 
     instead = "pass the path and the options to where the Loader is needed, and make it there"
@@ -99,6 +100,7 @@ class Loader(Owned):
             world_size=world_size,
             drop_last=drop_last,
         )
+        self._rank_is_given = rank is not None
         # The epochs of the next iteration, of the receipt, and of the state.
         self._next = self._current = self._place = Epoch(self._plan, 0)
         self._labels = self.dataset.manifest.labels.mapping(labels)
@@ -126,7 +128,7 @@ class Loader(Owned):
             workers=count,
             slots=slots,
             deadline=deadline,
-            describe=_described,
+            describe=described,
             crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
         )
 
@@ -136,6 +138,8 @@ class Loader(Owned):
 
     def __iter__(self) -> Iterator[Loaded]:
         """Begin the next epoch; one that was left early is not continued."""
+        if not self._rank_is_given:
+            refuse_other_rank(self._plan.rank, self._plan.world_size)
         epoch = self._current = self._place = self._next
         self._next = Epoch(self._plan, epoch.number + 1)
         return self._run(epoch)
@@ -294,7 +298,3 @@ class Loader(Owned):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _described(item: Any) -> str:
-    return str(item["key"], errors="replace")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
+
+import numpy as np
 
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.index import Rows
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.loaders.buffers.slots import Field, SlotLayout
+from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_sorted_classes
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.ranks import rank_and_world_size
@@ -32,7 +35,7 @@ def plan_of(
     if not isinstance(shuffle, Shuffle | None):
         raise UsageError(f"shuffle must be LocalShuffle(n), GlobalShuffle() or None, not {shuffle!r}")
     rank, world_size = rank_and_world_size(rank, world_size)
-    return EpochPlan(
+    plan = EpochPlan(
         dataset=dataset.manifest.root,
         shard_counts=tuple(shard.records for shard in dataset.manifest.shards),
         shuffle=shuffle.in_records(_mean_image(dataset)) if shuffle else None,
@@ -42,6 +45,16 @@ def plan_of(
         world_size=world_size,
         drop_last=drop_last,
     )
+    if plan.shuffle and dataset.manifest.class_sorted:
+        _warn_of_sorted_classes(dataset, plan, plan.shuffle)
+    return plan
+
+
+def _warn_of_sorted_classes(dataset: Dataset, plan: EpochPlan, shuffle: Shuffle) -> None:
+    records, classes = len(dataset), len(np.unique(dataset.index["label"]))
+    mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
+    window = shuffle.window_of(records)
+    warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=str(dataset.path))
 
 
 def layout_of(dataset: Dataset, *, rows: int, outputs: Sequence[ArraySpec] | None) -> SlotLayout:
@@ -64,6 +77,11 @@ def key_of(index: Rows, number: int) -> str:
     """The key of a record number."""
     key: bytes = index["key"][number]
     return key.decode(errors="replace")
+
+
+def described(item: Any) -> str:
+    """The key of an item that is given to a worker."""
+    return str(item["key"], errors="replace")
 
 
 def _mean_image(dataset: Dataset) -> float:

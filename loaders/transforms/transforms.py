@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.header import EXTREME_ASPECT
+from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT
 from shardprep.formats.images.opencv import cv2
 
 from .augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop

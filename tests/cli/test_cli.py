@@ -59,7 +59,7 @@ def test_inspect_prints_the_same_figures_as_text_and_json(archives: Path, tmp_pa
     assert manifest.root == summary["root"]
     assert manifest.root in text
     assert "shuffled, seed 0" in text
-    assert summary["oddities"]["PNG"] == 1
+    assert summary["kinds"]["PNG"] == 1
     assert summary["oddities"]["CMYK"] == 1
 
 

@@ -32,6 +32,7 @@ from shardprep.formats.records.canonical_json import canonical_json, parse_canon
 from shardprep.formats.records.record import Record
 from shardprep.formats.sources.annotations.boxes import read_boxes
 from shardprep.formats.sources.annotations.devkit import read_devkit
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 from shardprep.loaders import EvalTransform, Loader, TrainTransform
 from shardprep.loaders.order.rng import record_rng
@@ -157,6 +158,19 @@ def lists(rng: Random, base: Path, scratch: Path) -> None:
     names = ["LOC_val_solution.csv", "LOC_synset_mapping.txt", "val.txt", "ILSVRC/ImageSets/CLS-LOC/val.txt"]
     change_file(kaggle / rng.choice(names), rng, tokens=LISTS)
     read_source(kaggle, "val")
+
+
+ROWS = [*LISTS, b"{", b"[" * 9999, b"\\u", b";", b"\t", b"../", b"/", b"9" * 5000, b"null", b"true", b"-1"]
+
+
+def image_lists(rng: Random, base: Path, scratch: Path) -> None:
+    name = rng.choice(["rows.txt", "rows.csv", "rows.jsonl"])
+    path = scratch / name
+    path.write_bytes(mutated((base / name).read_bytes(), rng, ROWS))
+    listing = recognise(path, options=SourceOptions(root=base)).listing("train")
+    with listing.reader as reader:
+        for entry in listing.entries:
+            reader.read(entry)
 
 
 PICKLES = [bytes([code]) for code in b"(.]ae)tu0N}cRbhjqr\x94\x95\x85\x86\x87\x88\x8c\x8e\x93"]
@@ -285,7 +299,7 @@ def verified(rng: Random, base: Path, scratch: Path) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(devkit, annotation, val_tar, train_tar, lists, tensorpack, png, jpeg),
+        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg),
         *(manifest, table, lmdb_shard, hdf5_shard, verified),
     )
 }

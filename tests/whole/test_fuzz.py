@@ -1,5 +1,6 @@
 """Odd files of every kind are read, or refused with a documented error; no crash, hang or flood of memory."""
 
+import json
 import subprocess
 import sys
 import zlib
@@ -46,6 +47,12 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "box.xml": b'<?xml version="1.0" encoding="utf-8"?>'
         + xml(box_object(WNID, 1, 2, 30, 40), box_object("dog", -5, 2, 130, 20)),
     }
+    rows = [(name, at % 2) for at, name in enumerate(images)]
+    others |= {
+        "rows.txt": "".join(f"{name} {label}\n" for name, label in rows).encode(),
+        "rows.csv": b"image,label\n" + "".join(f'"{name}",{label}\n' for name, label in rows).encode(),
+        "rows.jsonl": "".join(json.dumps({"path": n, "label": label}) + "\n" for n, label in rows).encode(),
+    }
     for name, data in (images | others).items():
         (folder / name).write_bytes(data)
     for name, serializer in (("pickle", "pickle 5"), ("text", "pickle 2"), ("msgpack", "msgpack")):
@@ -91,6 +98,7 @@ MANY = {
     "val_tar": 2500,
     "train_tar": 2500,
     "lists": 800,
+    "image_lists": 2500,
     "tensorpack": 2500,
     "png": 6000,
     "jpeg": 6000,

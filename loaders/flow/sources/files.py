@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.sources.image_tree import IMAGE_SUFFIXES
-from shardprep.formats.sources.listing.tree_files import files_below, files_in, folders_in
+from shardprep.formats.sources.listing.tree_files import FolderWalk
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
 from shardprep.loaders.flow.core.node import Fetched
@@ -38,12 +38,14 @@ class FromFiles(Fetched):
         top, endings = Path(folder).resolve(), _endings(suffixes)
         if not top.is_dir():
             raise UsageError("is not a folder", path=folder)
-        for file in files_in(top):
+        walk = FolderWalk(top)
+        for file in walk.files():
             if file.path.lower().endswith(endings):
                 raise UsageError("lies in no class folder; move it into one", path=top / file.path)
-        classes = folders_in(top)
-        found = (f"{name}/{file.path}" for name in classes for file in files_below(top / name))
+        classes = walk.folders()
+        found = (f"{name}/{file.path}" for name in classes for file in walk.files_below(name))
         paths = sorted(path for path in found if path.lower().endswith(endings))
+        walk.problems.raise_all()
         if not paths:
             raise UsageError(
                 f"has no files in folders of classes that end in {', '.join(endings)}", path=folder

@@ -52,19 +52,19 @@ def test_a_forked_copy_of_an_iterator_is_refused(lmdb_shards: Path) -> None:
 
 def test_more_slots_than_memory_is_an_error_at_once(lmdb_shards: Path) -> None:
     with pytest.raises(OperationError, match="slots"):
-        Loader(lmdb_shards, batch_size=256, transform=TrainTransform(224), workers=1, slots=10**7)
+        Loader(lmdb_shards, batch_size=200, transform=TrainTransform(224), workers=1, slots=10**7)
 
 
 @pytest.mark.parametrize("transform", [TrainTransform, 5, "train"])
 def test_what_is_no_transform_is_told_at_once(lmdb_shards: Path, transform: object) -> None:
     with pytest.raises(UsageError, match="callable"):
-        Loader(lmdb_shards, transform=transform, workers=0)  # type: ignore[arg-type]
+        Loader(lmdb_shards, batch_size=8, transform=transform, workers=0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("inf"), float("nan")])
 def test_a_deadline_that_is_none_is_told_at_once(lmdb_shards: Path, deadline: float) -> None:
     with pytest.raises(UsageError, match="deadline"):
-        Loader(lmdb_shards, workers=1, deadline=deadline)
+        Loader(lmdb_shards, batch_size=8, workers=1, deadline=deadline)
 
 
 def test_a_window_may_be_any_integer_and_nothing_else() -> None:
@@ -86,7 +86,7 @@ from shardprep.loaders import Loader
 def transform(record, rng):
     return 1
 if __name__ == "__main__":
-    Loader({str(lmdb_shards)!r}, transform=transform, workers=1)
+    Loader({str(lmdb_shards)!r}, batch_size=8, transform=transform, workers=1)
 """
 
     done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=60)
