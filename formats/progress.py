@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -31,6 +31,14 @@ class Progress(Protocol):
 
     def at(self, records: int, size: int) -> None:
         """Update the number of records and bytes (``size``) of the task that are done."""
+
+
+@runtime_checkable
+class ShardProgress(Progress, Protocol):
+    """A progress that is also told when a shard is done. A :class:`Progress` need not have this."""
+
+    def shards(self, done: int, total: int) -> None:
+        """Update the number of shards of the task that are done, which changed; ``at`` was called before."""
 
 
 class NoProgress:
@@ -104,3 +112,9 @@ class _OwnLock:
 
     monitor_interval = 0
     _lock = threading.RLock()
+
+
+def tell_shards(progress: Progress, done: int, total: int) -> None:
+    """Call ``shards`` if the progress has it."""
+    if isinstance(progress, ShardProgress):
+        progress.shards(done, total)

@@ -8,8 +8,17 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, FOLDER, ByteSize, json_option, workers_option
-from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, print_json, say, size
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER,
+    ByteSize,
+    examples,
+    json_option,
+    progress_option,
+    workers_option,
+)
+from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
+from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions, plan_conversion
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import CONTAINERS
@@ -20,7 +29,14 @@ from shardprep.formats.sources.listing.source import SPLITS
 from .dry_run_report import ignored_text, print_dry_run
 
 
-@click.command()
+@click.command(
+    short_help="Convert archives, folders or tensorpack's LMDB to shards.",
+    epilog=examples(
+        "convert archives shards",
+        "convert archives train --split train --format hdf5 --shard-size 1GiB",
+        "convert photos shards --on-bad-image skip --decode-check",
+    ),
+)
 @click.argument("source", type=ANY_PATH)
 @click.argument("output", type=ANY_PATH)
 @click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
@@ -44,6 +60,7 @@ from .dry_run_report import ignored_text, print_dry_run
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --order shuffled.")
 @workers_option
+@progress_option
 @click.option(
     "--on-bad-image",
     type=click.Choice(BAD_IMAGE_POLICIES),
@@ -78,6 +95,7 @@ def convert(
     output: Path,
     split: str | None,
     dry_run: bool,
+    form: Form,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -109,7 +127,7 @@ def convert(
         "options": options,
         "source_options": source_options,
         "workers": chosen["workers"],
-        "progress": TerminalProgress(),
+        "progress": progress_in(form),
     }
     if dry_run:
         planned = plan_conversion(source, output, **arguments)
@@ -123,6 +141,9 @@ def convert(
     else:
         for converted in done:
             _print(converted)
+        say_next(
+            "bench-loader" if all(converted.already_complete for converted in done) else "verify", output
+        )
 
 
 def _for_machines(done: Converted) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .plan import Plan, PlanOptions
 from .preparation import ConvertOptions, Prepared, Request, prepare
 from .progress_counters import COUNTERS_NAME, ProgressCounters
 from .skipped import SkippedImages, sum_up
-from .work_folder import WorkFolder
+from .work_folder import WorkFolder, finished_shards, noting_kept
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ def convert(
     which need a process that may crash. An ``executor`` runs the shard jobs instead, and is left open.
     ``progress`` receives the progress; None shows a bar in a notebook.
 
+    An interruption, such as KeyboardInterrupt, gets a note that says how many shards the next call keeps.
+
     Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
     damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
     """
@@ -89,8 +91,10 @@ def convert(
     prepared = prepare(recognised, request, problems)
     problems.raise_all()
     run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
-    conversion = _Conversion(request.options, run, progress)
-    return [conversion.convert(one) for one in prepared]
+    conversion = _Conversion(request.options, run, progress, of_split=len(prepared) > 1)
+    again = "the same command without --restart" if request.options.restart else "the same command"
+    with noting_kept(conversion.kept, again):
+        return [conversion.convert(one) for one in prepared]
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class _Conversion:
     options: ConvertOptions
     run: Callable[[Iterable[ShardJob], ProgressCounters], list[BuiltShard]]
     progress: Progress
+    of_split: bool
+    begun: list[Prepared] = field(default_factory=list)
 
     def convert(self, prepared: Prepared) -> Converted:
         if not prepared.is_finished:
@@ -108,11 +114,22 @@ class _Conversion:
                     return self._converted(prepared, work_folder)
         return _already_there(prepared, self.progress)
 
+    def kept(self) -> str:
+        """Return how many of the shards of each split that was begun are done; empty if none is."""
+        parts = [
+            f"{done} of {len(one.planned.shards)} shards"
+            + (f" of {one.planned.split}" if self.of_split else "")
+            for one in self.begun
+            if (done := _shards_done(one))
+        ]
+        return f"{', '.join(parts)} are done" if parts else ""
+
     def _converted(self, prepared: Prepared, work_folder: WorkFolder) -> Converted:
         if self.options.restart:
             work_folder.discard()
         planned, listing = prepared.planned, prepared.listing
         work_folder.claim(prepared.guard())
+        self.begun.append(prepared)
         built = self._build(planned, listing, work_folder)
         manifest = finish(work_folder, planned, listing, built, prepared.boxes)
         skipped = sum_up(
@@ -125,9 +142,18 @@ class _Conversion:
     def _build(self, planned: Plan, listing: Listing, work_folder: WorkFolder) -> list[BuiltShard]:
         counters = ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
         jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)
-        records, total = len(planned.order), int(planned.entries["length"].sum())
+        finished = finished_shards(work_folder.output)
+        if finished:
+            self.progress.note(f"{len(finished)} of {len(planned.shards)} shards are done already")
+        left = [shard.extent for shard in planned.shards if shard.name not in finished]
+        records, total = sum(e.records for e in left), sum(e.payload_bytes for e in left)
         with self.progress.task(f"convert {planned.split}", records=records, size=total):
             return self.run(jobs, counters)
+
+
+def _shards_done(prepared: Prepared) -> int:
+    names = {shard.name for shard in prepared.planned.shards}
+    return len(names if prepared.is_finished else names & finished_shards(prepared.output))
 
 
 def _already_there(prepared: Prepared, progress: Progress) -> Converted:

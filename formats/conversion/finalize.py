@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,11 +91,19 @@ def _manifest(
 
 
 def _provenance(listing: Listing) -> dict[str, Any]:
-    """Return time, host, command and checked archives: for information only, and in no hash."""
+    """Return time, host, command, its folder and checked archives: for information only, and in no hash."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "command": sys.argv,
+        "folder": _current_folder(),
         "python": sys.version.split()[0],
         "archives": [asdict(archive) for archive in listing.archives],
     }
+
+
+def _current_folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # it was removed
+        return None

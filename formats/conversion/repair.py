@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
@@ -26,7 +27,7 @@ from .tables import (
     gathered_boxes,
     publish_tables,
 )
-from .work_folder import WorkFolder
+from .work_folder import WorkFolder, finished_shards, noting_kept
 
 
 def repair(
@@ -38,6 +39,8 @@ def repair(
     progress: Progress | None = None,
 ) -> Report:
     """Rebuild what ``verify(level="full")`` finds damaged or missing; return a new verification.
+
+    Its ``rebuilt`` are the files that were replaced.
 
     ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from. ``root`` is
     the folder that the paths of a list of images begin at; None is the list's own.
@@ -70,7 +73,9 @@ def repair(
         repair.shards(damaged, listing)
         repair.tables(damaged, boxes)
         work_folder.remove()
-    return verify(path, workers=workers, progress=progress)
+    again = verify(path, workers=workers, progress=progress)
+    again.rebuilt = tuple(sorted(damaged))
+    return again
 
 
 def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
@@ -103,8 +108,16 @@ class _Repair:
         expected = {s.name: s.sha256 for s in self.manifest.shards}
         jobs = shard_jobs(self.planned, shards, listing.reader, self.work_folder, expected=expected)
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
-        with self.progress.task("repair", records=records, size=size):
+        with (
+            noting_kept(partial(self._kept, {s.name for s in shards})),
+            self.progress.task("repair", records=records, size=size),
+        ):
             self.built = run_jobs(jobs, counters, workers=self.workers, progress=self.progress)
+
+    def _kept(self, names: set[str]) -> str:
+        """Return how many of these shards are rebuilt; empty if none is."""
+        done = len(names & finished_shards(self.work_folder.output))
+        return f"{done} of {len(names)} shards are rebuilt" if done else ""
 
     def tables(self, damaged: set[str], boxes: GatheredBoxes | None) -> None:
         """Rebuild the damaged tables; each must match the manifest before it is published."""

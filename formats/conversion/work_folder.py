@@ -11,7 +11,8 @@ import os
 import re
 import stat
 import weakref
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -181,6 +182,27 @@ def refuse_link(folder: Path) -> None:
     """Raise UsageError for a link in place of the work folder: files elsewhere would be removed."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise UsageError("is not a folder but should be; remove it", path=folder)
+
+
+def finished_shards(output: Path) -> set[str]:
+    """Return the names of the shards with a commit record; the next run keeps those that are intact."""
+    return {path.stem for path in (output / WORK_FOLDER_NAME).glob("*.commit")}
+
+
+@contextmanager
+def noting_kept(kept: Callable[[], str], command: str = "the same command") -> Iterator[None]:
+    """Add to an interruption, such as KeyboardInterrupt, a note of what the next run keeps.
+
+    ``kept`` says that; an empty text, and an error, add no note. ``command`` is what goes on from there.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as interruption:
+        if text := kept():
+            interruption.add_note(f"{text}; {command} goes on from there")
+        raise
 
 
 def refuse_busy(output: Path) -> None:

@@ -124,3 +124,21 @@ def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
         f"over {EXTREME_ASPECT}:1": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
     }
     return {name: int(np.count_nonzero(found)) for name, found in counts.items()}
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """A class: its label, its name (for ImageNet the wnid), its words (None if unknown), and its images."""
+
+    label: int
+    name: str
+    words: str | None
+    images: int
+
+
+def class_counts(dataset: Dataset) -> list[ClassCount]:
+    """Return all classes of ``dataset`` in the order of their labels, also those without images."""
+    labels = dataset.index["label"]
+    images = np.bincount(labels[labels >= 0], minlength=len(dataset.manifest.labels)).tolist()
+    classes = dataset.manifest.labels.classes
+    return [ClassCount(i, c.name, c.words, n) for i, (c, n) in enumerate(zip(classes, images, strict=True))]

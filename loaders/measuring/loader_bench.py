@@ -137,19 +137,20 @@ def bench(
     explain: bool = False,
     trace: str | os.PathLike[str] | None = None,
     disk: DiskProfile | None = None,
+    watched: bool = True,
 ) -> LoaderBench:
     """Measure the loader that ``make`` makes for ``seconds``, or for each value of the ``swept`` option.
 
     ``explain`` adds probes of a quarter of that time each, if there is a verdict to check; after too short a
     run there is none. ``trace`` names a file for a Chrome trace; after a sweep it is of one more run with the
-    fastest value. A bar shows the progress on a terminal or in a notebook. Raises what the loader raises, and
-    OSError.
+    fastest value. ``watched`` shows the progress in a bar on a terminal or in a notebook. Raises what the
+    loader raises, and OSError.
     """
-    tried = sweep(make, *swept, seconds=seconds, watched=True) if swept else None
+    tried = sweep(make, *swept, seconds=seconds, watched=watched) if swept else None
     if tried:
         make = partial(make, **{tried.option: tried.fastest.value})
     if tried is None or trace:
-        speed = measure(make, seconds=seconds, trace=trace, watched=True)
+        speed = measure(make, seconds=seconds, trace=trace, watched=watched)
     else:
         speed = tried.fastest.speed
     return LoaderBench(
