@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def repair(
     recognised = recognise(
         user_path(source),
         split=manifest.split,
-        options=SourceOptions.of_manifest(manifest.source, root=None if root is None else user_path(root)),
+        options=replace(SourceOptions.of_manifest(manifest.source), root=root),
         seed=manifest.plan["seed"],
     )
     listing = recognised.listing(manifest.split)

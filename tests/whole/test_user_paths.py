@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from datasets import prep_here
 from disk_profiles import full_profile
+from image_files import encoded, pixels
+from source_builders import write
 from test_public import CALLS
 
 from shardprep import formats
@@ -56,6 +58,17 @@ def load() -> None:
 def convert_and_repair() -> None:
     (done,) = formats.convert("~/archives", "~/converted", split="val", workers=0)
     formats.repair("~/converted", "~/archives", workers=0)
+    assert (
+        formats.plan_conversion("~/archives", "~/converted", split="val", workers=0)
+        .splits[0]
+        .already_complete
+    )
+    image = Path("~/pictures/one.png").expanduser()
+    write(image, encoded(pixels(8, 8), ".png"))
+    write(Path("~/list.txt").expanduser(), b"one.png cat")
+    options = formats.SourceOptions(root="~/pictures")
+    formats.convert("~/list.txt", "~/listed", split="train", source_options=options, workers=0)
+    formats.repair("~/listed", "~/list.txt", root="~/pictures", workers=0)
     formats.make_sample("~/sample", classes=1, train_per_class=1, val=1, test=1)
     assert done.path == Path("~/converted").expanduser()
 
@@ -94,7 +107,8 @@ def look() -> None:
 COVERED: dict[Callable[[], None], set[str]] = {
     load: {"Loader.path", "Trace.save.path", "measure.trace"},
     convert_and_repair: {
-        "convert.source", "convert.output", "repair.dataset", "repair.source", "make_sample.output",
+        "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
+        "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
     },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
