@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import version
 
 import click
+from click.shell_completion import shell_complete
 
 from shardprep.cli.commands.bench_disk import bench_disk
 from shardprep.cli.commands.bench_loader import bench_loader
@@ -22,21 +21,21 @@ from shardprep.cli.commands.repair import repair
 from shardprep.cli.commands.sample import sample
 from shardprep.cli.commands.serve import serve
 from shardprep.cli.commands.verify import verify
-from shardprep.cli.console.output import say
+from shardprep.cli.console.failures import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
 from shardprep.formats.errors import ShardprepError
-from shardprep.formats.printable import printable
-from shardprep.formats.system import full_disk
 
-EXIT_OPERATION_FAILED = 3
-
-ADVICE = {
-    errno.EDQUOT: "the disk quota is used up; make room and run the same command again",
-    errno.EFBIG: "the file would get larger than the system allows; raise ulimit -f",
-    errno.EMFILE: "too many open files; raise ulimit -n",
-}
+COMPLETE_VARIABLE = "_PREP_COMPLETE"  # set by the shell functions that click makes
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class InOrder(click.Group):
+    """A group that lists its commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.commands)
+
+
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("shardprep"), prog_name="prep")
 def cli() -> None:
     """From the official archives of an image dataset to verified shards to the training step.
@@ -47,15 +46,20 @@ def cli() -> None:
     """
 
 
-for command in (sample, convert, verify, repair, inspect, bench_disk, bench_loader, serve, keygen, demo):
+COMMANDS = (sample, convert, verify, inspect, repair, bench_disk, bench_loader, serve, keygen, demo)
+for command in COMMANDS:
     cli.add_command(command)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run ``prep`` with these arguments and return the exit code. Every error becomes one line on stderr.
 
-    This does not use click's own ``main``, which exits with 1, silently, for every EPIPE.
+    With ``--json`` it is an object on stdout, too. A shell that completes a command line gets the completions
+    instead. This does not use click's own ``main``, which exits with 1, silently, for every EPIPE.
     """
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        return shell_complete(cli, {}, "prep", COMPLETE_VARIABLE, instruction)
+    as_json = asks_for_json(arguments)
     try:
         with cli.make_context("prep", list(arguments)) as context:
             cli.invoke(context)
@@ -65,38 +69,24 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return error.exit_code
-    except click.ClickException as error:
-        return failed(_with_hint(error), error.exit_code)
-    except ShardprepError as error:
-        return failed(str(error), error.exit_code)
+    except (click.ClickException, ShardprepError, MemoryError) as error:
+        return failed(error, as_json=as_json)
     except OSError as error:
-        return report_os_error(error)
-    except MemoryError:
-        return failed("there is not enough memory for this; work with fewer --workers", EXIT_OPERATION_FAILED)
+        return report_os_error(error, as_json=as_json)
 
 
-def failed(message: str, code: int) -> int:
-    """Print the message as one printable line to stderr, if that is open, and return the code."""
-    with suppress(OSError):
-        say(f"prep: {' '.join(message.split())}", err=True)
-    return code
+def failed(error: Reported, *, as_json: bool) -> int:
+    """Report an error and return its exit code."""
+    failure = failure_of(error)
+    failure.report(as_json=as_json)
+    return failure.exit_code
 
 
-def report_os_error(error: OSError) -> int:
+def report_os_error(error: OSError, *, as_json: bool = False) -> int:
     """Report an error of the system, unless the reader of the output is gone, and return the exit code."""
     if not (isinstance(error, BrokenPipeError) and _output_is_closed()):
-        failed(explain(error), EXIT_OPERATION_FAILED)
+        failed(error, as_json=as_json)
     return EXIT_OPERATION_FAILED
-
-
-def explain(error: OSError) -> str:
-    """Return an error of the system as one line that names the file and what to do."""
-    if isinstance(error, BrokenPipeError):
-        return "a process that was started for the work ended at once; run the same command again"
-    text = ADVICE.get(error.errno or 0) or error.strerror or str(error)
-    if error.errno == errno.ENOSPC:
-        text = full_disk.advice(error.filename)
-    return ": ".join(printable(str(part)) for part in (error.filename, text) if part)
 
 
 def flush(code: int) -> int:
@@ -108,11 +98,6 @@ def flush(code: int) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or the exit tries again
             code = report_os_error(error) if stream is sys.stdout else code
     return code
-
-
-def _with_hint(error: click.ClickException) -> str:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    return f"{error.format_message()} (see {context.command_path if context else 'prep'} --help)"
 
 
 def _output_is_closed() -> bool:

@@ -10,17 +10,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from shardprep.cli.console.interruption import Interrupted
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-
-
-class Interrupted(BaseException):
-    """Raised by the first signal: the stack unwinds, workers end and locks are released."""
-
-    def __init__(self, number: int) -> None:
-        word = "interrupted" if number == signal.SIGINT else "terminated"
-        super().__init__(f"{word}; the same command goes on from here")
-        self.exit_code = 128 + number
 
 
 def main() -> NoReturn:
@@ -36,6 +29,7 @@ def main() -> NoReturn:
         flush,
         run,
     )
+    from .console.failures import asks_for_json  # as above
 
     sys.unraisablehook = _unraisable
     try:
@@ -43,7 +37,7 @@ def main() -> NoReturn:
         code = flush(run(sys.argv[1:]))
         _on_signals(_leave)  # within the block: a signal just after it would be a traceback
     except Interrupted as interrupted:
-        code = flush(failed(str(interrupted), interrupted.exit_code))
+        code = flush(failed(interrupted, as_json=asks_for_json(sys.argv[1:])))
     sys.exit(code)
 
 

@@ -1,17 +1,22 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
-from shardprep.formats.conversion.convert import Converted, ConvertOptions, convert
+from shardprep.formats.conversion.convert import Converted, convert
+from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.plan import PlanOptions
+from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
+from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Finding, Report
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verify import verify
-from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
 from shardprep.formats.sample.make_sample import make_sample
+from shardprep.formats.sources.listing.source_options import SourceOptions
 
 from .errors import (
     BadImage,
@@ -40,6 +45,7 @@ __all__ = [
     "CorruptRecord",
     "DataError",
     "Dataset",
+    "DryRun",
     "Finding",
     "ImageFlag",
     "ImageInfo",
@@ -52,13 +58,17 @@ __all__ = [
     "OutputBusy",
     "PlanMismatch",
     "PlanOptions",
+    "PlannedSplit",
     "Progress",
     "Record",
     "Report",
     "ShardDamaged",
     "ShardprepError",
+    "SkippedCause",
+    "SkippedImages",
     "SourceDamaged",
     "SourceIncomplete",
+    "SourceOptions",
     "Summary",
     "UnknownVersion",
     "UsageError",
@@ -66,6 +76,7 @@ __all__ = [
     "convert",
     "make_sample",
     "open_dataset",
+    "plan_conversion",
     "read_image_header",
     "read_manifest",
     "repair",

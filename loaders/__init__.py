@@ -8,6 +8,7 @@ from shardprep.loaders.loader.bottleneck import StageLoad, Verdict
 from shardprep.loaders.loader.fake_data import FakeData
 from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.loader.stats import LoaderStats
+from shardprep.loaders.order.class_mixing import SortedByClass
 from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle
 from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.transforms.augment import ColorJitter
@@ -33,6 +34,7 @@ __all__ = [
     "LocalShuffle",
     "Receipt",
     "SlotsHeld",
+    "SortedByClass",
     "StageLoad",
     "TrainTransform",
     "Transform",

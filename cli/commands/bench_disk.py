@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from tqdm import tqdm
+from click.shell_completion import CompletionItem
 
-from shardprep.cli.console.options import ANY_PATH, check_writable, json_option
+from shardprep.cli.console.options import ANY_PATH, check_writable, examples, json_option, progress_option
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
+from shardprep.cli.console.progress import Form
+from shardprep.cli.console.status import SHARE, StatusLine
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders.measuring.disk import DiskProfile, Measurement, Reads
 
 SHOWN = ("loader's pattern", "random, 1 at once", "random, 16 at once", "small files")  # rows with a bar
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
 
 
 class ExistingPath(click.ParamType[Path]):
@@ -28,11 +26,17 @@ class ExistingPath(click.ParamType[Path]):
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = ANY_PATH.convert(value, param, ctx)
         try:
-            Path(value).stat()
+            path.stat()
         except (FileNotFoundError, NotADirectoryError):
             self.fail(f"{value} does not exist", param, ctx)
-        return Path(value)
+        return path
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
 
 
 class PictureName(click.ParamType[Path]):
@@ -41,12 +45,20 @@ class PictureName(click.ParamType[Path]):
     name = "picture"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if Path(value).suffix.lower() != ".png":
+        path = ANY_PATH.convert(value, param, ctx)
+        if path.suffix.lower() != ".png":
             self.fail(f"{value} does not end in .png", param, ctx)
-        return Path(value)
+        return path
 
 
-@click.command("bench-disk")
+@click.command(
+    "bench-disk",
+    short_help="Measure how fast a disk can feed training.",
+    epilog=examples(
+        "bench-disk shards/train",
+        "bench-disk shards/train --seconds 60 --save disk.json --plot disk.png",
+    ),
+)
 @click.argument("path", type=ExistingPath())
 @click.option(
     "--seconds",
@@ -60,13 +72,20 @@ class PictureName(click.ParamType[Path]):
     type=click.IntRange(1, 16 << 20),
     help="Size of a record.  [default: the dataset's mean, or 110000]",
 )
+@progress_option
 @json_option
 @click.option("--plot", type=PictureName(), metavar="FILE.png", help="Also draw the bars as a picture.")
 @click.option(
     "--save", type=ANY_PATH, metavar="PROFILE.json", help="Also keep the profile, to compare a loader with."
 )
 def bench_disk(
-    path: Path, seconds: float, record_bytes: int | None, as_json: bool, plot: Path | None, save: Path | None
+    path: Path,
+    seconds: float,
+    record_bytes: int | None,
+    form: Form,
+    as_json: bool,
+    plot: Path | None,
+    save: Path | None,
 ) -> None:
     """Measure how fast the disk of PATH is read: a dataset's shards, a file, or a folder's disk.
 
@@ -78,8 +97,8 @@ def bench_disk(
 
     for place in (plot, save):
         check_writable(place)
-    with _bar() as show:
-        profile = measure_disk(path, seconds=seconds, record_bytes=record_bytes, progress=show)
+    with StatusLine(form, SHARE) as status:
+        profile = measure_disk(path, seconds=seconds, record_bytes=record_bytes, progress=status.show)
     if save:
         profile.save(save)
     if plot:
@@ -88,23 +107,6 @@ def bench_disk(
         print_json(profile.to_json())
     else:
         _print(profile)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[str, float], None]]:
-    """Show the current measurement in a bar on stderr if that is a terminal; clear the bar at the end."""
-    tqdm.set_lock(threading.RLock())  # the default lock is shared between processes, in /dev/shm
-    tqdm.monitor_interval = 0  # otherwise tqdm starts a thread, and warns if the system allows none
-    shown = sys.stderr.isatty()
-    with tqdm(total=100, disable=not shown, leave=False, bar_format=BAR, dynamic_ncols=True) as bar:
-
-        def show(title: str, share: float) -> None:
-            if shown:
-                bar.set_description_str(title, refresh=False)
-                bar.update(round(share * 100) - bar.n)
-                bar.refresh()
-
-        yield show
 
 
 def _print(profile: DiskProfile) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,16 +14,21 @@ from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
     check_writable,
+    examples,
     json_option,
     loader_options,
+    progress_option,
     transform_of,
     workers_option,
 )
-from shardprep.cli.console.output import print_json
+from shardprep.cli.console.progress import Form
+from shardprep.cli.console.splits import DatasetWork
+from shardprep.formats.dataset.splits import splits_of
 
 from .loader_report import print_report
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
+    from shardprep.loaders.measuring.loader_bench import LoaderBench
     from shardprep.loaders.order.epoch_order import Shuffle
 
 SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # with the smallest value allowed
@@ -49,7 +56,15 @@ class SweptType(click.ParamType[Swept]):
         return Swept(option.replace("-", "_"), tuple(map(int, words)))
 
 
-@click.command("bench-loader")
+@click.command(
+    "bench-loader",
+    short_help="Measure how fast datasets are loaded, and what limits.",
+    epilog=examples(
+        "bench-loader shards/train",
+        "bench-loader shards/train --explain --batch-size 512",
+        "bench-loader shards/train --sweep workers=1,2,4 --transform none",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
 @loader_options
 @click.option(
@@ -70,8 +85,11 @@ class SweptType(click.ParamType[Swept]):
 @click.option(
     "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
 )
+@progress_option
 @json_option
+@click.pass_context
 def bench_loader(
+    ctx: click.Context,
     dataset: Path,
     transform: str,
     pixels: int,
@@ -83,9 +101,10 @@ def bench_loader(
     swept: Swept | None,
     trace: Path | None,
     disk: Path | None,
+    form: Form,
     as_json: bool,
 ) -> None:
-    """Load DATASET for a while, doing nothing with it, and report how fast it is and what limits it.
+    """Load DATASET, or each split in that folder, for a while, and report how fast and what limits it.
 
     The first epoch reads the disk; later ones, and data that fit in memory, show the speed of decoding.
     """
@@ -94,10 +113,11 @@ def bench_loader(
     from shardprep.loaders.measuring.loader_bench import bench
 
     check_writable(trace)
+    if trace and splits_of(dataset):
+        raise click.UsageError(f"{dataset} is a folder of splits, and --trace is of one of them")
     made = transform_of(transform, pixels)
     make = partial(
         Loader,
-        dataset,
         batch_size=batch_size,
         transform=made,
         shuffle=shuffle,
@@ -106,16 +126,43 @@ def bench_loader(
         world_size=1,
         drop_last=False,
     )
-    found = bench(
-        make,
-        made,
+    measured = partial(
+        bench,
+        transform=made,
         seconds=seconds,
         swept=swept,
         explain=explain,
         trace=trace,
+        watched=form == "bar",
         disk=DiskProfile.load(disk) if disk else None,
     )
-    if as_json:
-        print_json({"dataset": str(dataset), **found.to_json()})
-    else:
-        print_report(dataset, found, explain=explain)
+    work = LoaderBenching(lambda path: measured(partial(make, path)), explain)
+    ctx.exit(work.run(dataset, as_json=as_json))
+
+
+class Benched(NamedTuple):
+    """The speed of a dataset's loader."""
+
+    dataset: Path
+    bench: LoaderBench
+
+
+@dataclass(frozen=True)
+class LoaderBenching(DatasetWork[Benched]):
+    """The measurement of datasets' loaders by ``measured``."""
+
+    measured: Callable[[Path], LoaderBench]
+    explain: bool
+
+    def result(self, dataset: Path) -> Benched:
+        return Benched(dataset, self.measured(dataset))
+
+    def show(self, result: Benched) -> None:
+        print_report(*result, explain=self.explain)
+
+    def to_json(self, result: Benched) -> dict[str, Any]:
+        return {"dataset": str(result.dataset), **result.bench.to_json()}
+
+    def summary(self, results: Mapping[str, Benched]) -> str:
+        rates = {name: result.bench.speed.images_per_second for name, result in results.items()}
+        return ", ".join(f"{name} {rate:,.0f} images/s" for name, rate in rates.items())

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, ByteSize, json_option, workers_option
-from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, print_json, say, size
-from shardprep.formats import Converted, ConvertOptions, PlanOptions
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER,
+    ByteSize,
+    examples,
+    json_option,
+    progress_option,
+    workers_option,
+)
+from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
+from shardprep.cli.console.progress import Form, progress_in
+from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions, plan_conversion
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.source import SPLITS
 
+from .dry_run_report import ignored_text, print_dry_run
 
-@click.command()
+
+@click.command(
+    short_help="Convert archives, folders or tensorpack's LMDB to shards.",
+    epilog=examples(
+        "convert archives shards",
+        "convert archives train --split train --format hdf5 --shard-size 1GiB",
+        "convert photos shards --on-bad-image skip --decode-check",
+    ),
+)
 @click.argument("source", type=ANY_PATH)
 @click.argument("output", type=ANY_PATH)
 @click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
@@ -41,6 +60,7 @@ from shardprep.formats.sources.listing.source import SPLITS
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --order shuffled.")
 @workers_option
+@progress_option
 @click.option(
     "--on-bad-image",
     type=click.Choice(BAD_IMAGE_POLICIES),
@@ -53,12 +73,37 @@ from shardprep.formats.sources.listing.source import SPLITS
 @click.option("--allow-partial", is_flag=True, help="Accept a wrong number of images, and record that.")
 @click.option("--allow-network-fs", is_flag=True, help="Build LMDB on a network file system all the same.")
 @click.option("--restart", is_flag=True, help="Discard what an interrupted conversion did.")
+@click.option("--follow-symlinks", is_flag=True, help="Read what links in SOURCE point to, in SOURCE or not.")
+@click.option(
+    "--val-fraction",
+    type=float,
+    metavar="F",
+    help="Take this part of each class of train for val, by --seed.",
+)
+@click.option("--root", type=FOLDER, help="Of a list: the folder its paths begin at.  [default: the list's]")
+@click.option("--path-column", metavar="NAME", help="Of a CSV file or JSON lines: the column of paths.")
+@click.option("--label-column", metavar="NAME", help="The column of labels.  [default: the usual names]")
+@click.option(
+    "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
+)
 @json_option
-def convert(source: Path, output: Path, split: str | None, as_json: bool, **chosen: Any) -> None:
+@click.pass_context
+def convert(
+    ctx: click.Context,
+    /,
+    source: Path,
+    output: Path,
+    split: str | None,
+    dry_run: bool,
+    form: Form,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
-    tree, Kaggle's tree, class folders, or an LMDB of tensorpack's LMDBSerializer; it is read in place.
+    tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, or a list of paths and
+    labels (text, CSV, JSON lines); it is read in place.
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(
@@ -75,20 +120,30 @@ def convert(source: Path, output: Path, split: str | None, as_json: bool, **chos
         check_md5=chosen["check_md5"],
         allow_network_fs=chosen["allow_network_fs"],
     )
-    done = convert_source(
-        source,
-        output,
-        split=split,
-        plan_options=plan_options,
-        options=options,
-        workers=chosen["workers"],
-        progress=TerminalProgress(),
-    )
+    source_options = SourceOptions(**{f.name: chosen[f.name] for f in fields(SourceOptions)})
+    arguments = {
+        "split": split,
+        "plan_options": plan_options,
+        "options": options,
+        "source_options": source_options,
+        "workers": chosen["workers"],
+        "progress": progress_in(form),
+    }
+    if dry_run:
+        planned = plan_conversion(source, output, **arguments)
+        print_json(planned.to_json()) if as_json else print_dry_run(planned)
+        ctx.exit(planned.exit_code)
+    done = convert_source(source, output, **arguments)
+    for converted in done:
+        _warn(converted)
     if as_json:
         print_json({"splits": [_for_machines(d) for d in done]})
     else:
         for converted in done:
             _print(converted)
+        say_next(
+            "bench-loader" if all(converted.already_complete for converted in done) else "verify", output
+        )
 
 
 def _for_machines(done: Converted) -> dict[str, Any]:
@@ -101,11 +156,21 @@ def _for_machines(done: Converted) -> dict[str, Any]:
         "image_bytes": manifest.image_bytes,
         "shards": len(manifest.shards),
         "skipped": manifest.skipped,
+        "skipped_causes": [asdict(cause) for cause in done.skipped.causes],
+        "emptied_classes": list(done.skipped.emptied),
         "partial": manifest.partial,
+        "ignored": dict(done.ignored),
         "already_complete": done.already_complete,
         "content_root": manifest.content_root,
         "root": manifest.root,
     }
+
+
+def _warn(done: Converted) -> None:
+    """Name the classes that lost all their images; they keep their labels."""
+    if emptied := done.skipped.emptied:
+        these = f"no image of {'this class' if len(emptied) == 1 else 'these classes'} is left"
+        say(f"warning: {done.path}: {these}, all were skipped: {', '.join(emptied)}", err=True)
 
 
 def _print(done: Converted) -> None:
@@ -117,9 +182,11 @@ def _print(done: Converted) -> None:
         f"{done.path}: {count_of(manifest.records, 'image')}, {classes}, {size(manifest.image_bytes)} "
         f"in {shards}{state}"
     )
-    fields = {"source": manifest.source["layout"]}
+    shown = {"source": manifest.source["layout"]}
     if manifest.skipped:
-        fields["skipped"] = f"{count_of(manifest.skipped, 'bad image')}, listed in quarantine.json"
+        shown["skipped"] = f"{done.skipped}; listed in quarantine.json"
+    if done.ignored:
+        shown["ignored"] = ignored_text(done.ignored)
     if manifest.partial:
-        fields["partial"] = "the source did not hold all images that it should"
-    print_fields(fields | {"content_root": manifest.content_root, "root": manifest.root})
+        shown["partial"] = "the source did not hold all images that it should"
+    print_fields(shown | {"content_root": manifest.content_root, "root": manifest.root})

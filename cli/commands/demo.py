@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import chdir, nullcontext
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH
+from shardprep.cli.console.interruption import Interrupted
+from shardprep.cli.console.options import ANY_PATH, examples
 from shardprep.cli.console.output import say
 
 STEPS = (
@@ -22,7 +24,13 @@ STEPS = (
 )
 
 
-@click.command()
+@click.command(
+    short_help="Show every step on a miniature dataset, in seconds.",
+    epilog=examples(
+        "demo",
+        "demo tryout",
+    ),
+)
 @click.argument("folder", type=ANY_PATH, required=False)
 @click.pass_context
 def demo(ctx: click.Context, folder: Path | None) -> None:
@@ -72,10 +80,13 @@ def _load_an_epoch(dataset: Path) -> None:
 
 def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
     prep = ctx.find_root().command
+    sys.argv = ["prep", *arguments]  # what provenance.json says
     click.secho(f"\n$ prep {' '.join(arguments)}", bold=True)
     try:
         with prep.make_context("prep", list(arguments)) as context:
             prep.invoke(context)
+    except Interrupted as interrupted:
+        raise Interrupted(interrupted.number) from None  # without a note: the demo does not go on
     except click.exceptions.Exit as ended:
         if ended.exit_code:
             raise

@@ -2,27 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
-from shardprep.cli.console.options import FOLDER, json_option
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
+from shardprep.cli.console.options import FOLDER, examples, json_option
+from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
+from shardprep.formats.dataset.summary import ClassCount, class_counts
+from shardprep.formats.printable import printable
 
 
-@click.command()
+@click.command(
+    short_help="Sum up datasets: counts, classes, sizes, oddities.",
+    epilog=examples(
+        "inspect shards",
+        "inspect shards/train --classes",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
+@click.option("--classes", is_flag=True, help="Also list the classes: label, images, name, words.")
 @json_option
-def inspect(dataset: Path, as_json: bool) -> None:
-    """Say what DATASET is: counts, bytes, classes, sizes, oddities, order, roots."""
-    with open_dataset(dataset) as opened:
-        summary = summarise(opened)
-    if as_json:
-        print_json(summary.to_json())
-    else:
-        say(f"{dataset}: {summary.split} split, {count_of(summary.records, 'image')}")
+@click.pass_context
+def inspect(ctx: click.Context, dataset: Path, classes: bool, as_json: bool) -> None:
+    """Say what DATASET, or each split in that folder, is: counts, bytes, classes, sizes, order, roots."""
+    ctx.exit(Inspecting(classes).run(dataset, as_json=as_json))
+
+
+class Inspected(NamedTuple):
+    """The summary of a dataset, and its classes if they were asked for."""
+
+    summary: Summary
+    classes: list[ClassCount] | None
+
+
+@dataclass(frozen=True)
+class Inspecting(DatasetWork[Inspected]):
+    """The summary of datasets."""
+
+    classes: bool
+
+    def result(self, dataset: Path) -> Inspected:
+        with open_dataset(dataset) as opened:
+            return Inspected(summarise(opened), class_counts(opened) if self.classes else None)
+
+    def show(self, result: Inspected) -> None:
+        summary = result.summary
+        say(f"{summary.path}: {summary.split} split, {count_of(summary.records, 'image')}")
         print_fields(_fields(summary))
+        for line in class_lines(result.classes or ()):
+            say(line)
+
+    def to_json(self, result: Inspected) -> dict[str, Any]:
+        listed = {} if result.classes is None else {"class_counts": [asdict(c) for c in result.classes]}
+        return result.summary.to_json() | listed
+
+    def summary(self, results: Mapping[str, Inspected]) -> str:
+        found = [result.summary for result in results.values()]
+        images = count_of(sum(summary.records for summary in found), "image")
+        total = size(sum(summary.disk_bytes for summary in found))
+        return f"{', '.join(results)}: {images}, {total} on disk"
+
+
+def class_lines(classes: Sequence[ClassCount]) -> Iterator[str]:
+    """Yield the classes as a table."""
+    if classes:
+        width = max(len(printable(found.name)) for found in classes)
+        yield f"  {'label':>7}{'images':>11}  {'name':{width}}  words"
+    for found in classes:
+        name = printable(found.name)
+        yield f"  {found.label:>7}{found.images:>11,}  {name:{width}}  {found.words or ''}".rstrip()
 
 
 def _fields(summary: Summary) -> dict[str, object]:
@@ -38,7 +91,8 @@ def _fields(summary: Summary) -> dict[str, object]:
         "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side "
         f"{max(pixels['width'][3], pixels['height'][3])}",
         "image bytes": f"median {size(bytes_[1])}, 5 % under {size(bytes_[0])}, 5 % over {size(bytes_[2])}",
-        "oddities": ", ".join(f"{n} {kind}" for kind, n in summary.oddities.items() if n) or "none",
+        "kinds": ", ".join(f"{n:,} {kind}" for kind, n in summary.kinds.items()),
+        "oddities": ", ".join(f"{n:,} {kind}" for kind, n in summary.oddities.items() if n) or "none",
         "order": _order(summary),
         "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
         "source": summary.source + (", partial" if summary.partial else ""),

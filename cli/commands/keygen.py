@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, json_option
+from shardprep.cli.console.options import ANY_PATH, examples, json_option
 from shardprep.cli.console.output import print_fields, print_json
 
 PRIVATE_USE = "stays on this machine, where what serves or receives batches reads it"
@@ -16,7 +16,13 @@ PUBLIC_USE = (
 )
 
 
-@click.command()
+@click.command(
+    short_help="Make the key pair of a machine, for prep serve.",
+    epilog=examples(
+        "keygen trainer",
+        "keygen data1 --force",
+    ),
+)
 @click.argument("name", type=ANY_PATH, metavar="NAME_OR_PATH")
 @click.option(
     "--force", is_flag=True, help="Replace the pair of that name; the others need the new one then."

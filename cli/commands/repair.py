@@ -2,28 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, FOLDER, json_option, workers_option
-from shardprep.cli.console.output import TerminalProgress, print_json
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER,
+    examples,
+    json_option,
+    progress_option,
+    workers_option,
+)
+from shardprep.cli.console.output import count_of, say
+from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.splits import DatasetWork
+from shardprep.formats import Progress, Report
 from shardprep.formats import repair as repair_dataset
 
-from .verify import print_report
+from .verify import print_report, summary_of
 
 
-@click.command()
+@click.command(
+    short_help="Rebuild damaged or missing shards from the source.",
+    epilog=examples(
+        "repair shards --source archives",
+        "repair shards/train --source archives --workers 4",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
 @click.option("--source", type=ANY_PATH, required=True, help="What the dataset was converted from.")
+@click.option("--root", type=FOLDER, help="The folder that the paths of a list of images begin at.")
 @workers_option
+@progress_option
 @json_option
 @click.pass_context
-def repair(ctx: click.Context, dataset: Path, source: Path, workers: int | None, as_json: bool) -> None:
-    """Rebuild exactly the damaged or missing shards of DATASET; its root stays the same."""
-    report = repair_dataset(dataset, source, workers=workers, progress=TerminalProgress())
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_report(report)
-    ctx.exit(report.exit_code)
+def repair(
+    ctx: click.Context,
+    dataset: Path,
+    source: Path,
+    root: Path | None,
+    workers: int | None,
+    form: Form,
+    as_json: bool,
+) -> None:
+    """Rebuild exactly the damaged or missing shards of DATASET, or of each split in that folder.
+
+    The root stays the same.
+    """
+    work = Repairing(source, root, workers, progress_in(form))
+    ctx.exit(work.run(dataset, as_json=as_json))
+
+
+@dataclass(frozen=True)
+class Repairing(DatasetWork[Report]):
+    """The repair of datasets that were converted from one source."""
+
+    source: Path
+    root: Path | None
+    workers: int | None
+    progress: Progress
+
+    def result(self, dataset: Path) -> Report:
+        return repair_dataset(
+            dataset, self.source, root=self.root, workers=self.workers, progress=self.progress
+        )
+
+    def show(self, result: Report) -> None:
+        for name in result.rebuilt:
+            say(f"rebuilt: {name}")
+        if not result.rebuilt:
+            say(f"{result.dataset}: there was nothing to rebuild")
+        print_report(result)
+
+    def to_json(self, result: Report) -> dict[str, Any]:
+        return result.to_json() | {"rebuilt": result.rebuilt}
+
+    def exit_code(self, result: Report) -> int:
+        return result.exit_code
+
+    def summary(self, results: Mapping[str, Report]) -> str:
+        rebuilt = sum(len(report.rebuilt) for report in results.values())
+        return f"{count_of(rebuilt, 'file')} rebuilt; {summary_of(results)}"

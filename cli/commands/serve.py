@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from tqdm import tqdm
 
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
+    examples,
     json_option,
     loader_options,
+    progress_option,
     transform_of,
     workers_option,
 )
 from shardprep.cli.console.output import print_fields, print_json
+from shardprep.cli.console.progress import Form
+from shardprep.cli.console.status import TEXT_ONLY, StatusLine
 from shardprep.formats.printable import printable
 
 if TYPE_CHECKING:  # start-up time: ZeroMQ and OpenCV
@@ -25,7 +27,13 @@ if TYPE_CHECKING:  # start-up time: ZeroMQ and OpenCV
     from shardprep.loaders.remote import SenderKeys, SenderStats
 
 
-@click.command()
+@click.command(
+    short_help="Make batches on a data machine for a training machine.",
+    epilog=examples(
+        "serve shards/train --to tcp://trainer:5555 --key data1.key_secret --receiver trainer.key",
+        "serve shards/train --to tcp://127.0.0.1:5555 --batch-size 512 --workers 8",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
 @click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Where the receiver is.")
 @loader_options
@@ -56,6 +64,7 @@ if TYPE_CHECKING:  # start-up time: ZeroMQ and OpenCV
     help="Go without keys on a network: any machine on it can read and change everything.",
 )
 @workers_option
+@progress_option
 @json_option
 def serve(
     dataset: Path,
@@ -72,6 +81,7 @@ def serve(
     patience: float,
     insecure_plaintext: bool,
     workers: int | None,
+    form: Form,
     as_json: bool,
 ) -> None:
     """Make batches of DATASET for the RemoteSource of a training machine, until that is closed.
@@ -94,7 +104,7 @@ def serve(
             world_size=1,
             drop_last=drop_last,
         ) as loader,
-        _SentBar() as bar,
+        StatusLine(form, TEXT_ONLY) as status,
     ):
         stats = remote.serve(
             loader,
@@ -103,7 +113,7 @@ def serve(
             insecure=insecure_plaintext,
             name=name,
             patience=patience,
-            report=bar.show,
+            report=lambda stats: status.show(_state(stats)),
         )
     if as_json:
         print_json({"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()})
@@ -123,21 +133,8 @@ def _keys(secret: Path | None, receiver: Path | None) -> SenderKeys | None:
     return None if secret is None or receiver is None else SenderKeys(secret, receiver)
 
 
-class _SentBar:
-    """The state and the rate, on a line of stderr if that is a terminal."""
-
-    def __enter__(self) -> _SentBar:
-        tqdm.monitor_interval = 0  # otherwise tqdm starts a thread, and warns if the system allows none
-        self._bar: tqdm[Any] = tqdm(
-            disable=not sys.stderr.isatty(), leave=False, bar_format="{desc}", dynamic_ncols=True
-        )
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.close()
-
-    def show(self, stats: SenderStats) -> None:
-        rate = stats.bytes / max(stats.seconds, 1e-9) / 1e6
-        self._bar.set_description_str(
-            f"{printable(stats.state)}: {stats.batches:,} batches, {rate:,.1f} MB/s, {stats.lag} more asked for"
-        )
+def _state(stats: SenderStats) -> str:
+    rate = stats.bytes / max(stats.seconds, 1e-9) / 1e6
+    return (
+        f"{printable(stats.state)}: {stats.batches:,} batches, {rate:,.1f} MB/s, {stats.lag} more asked for"
+    )

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from shardprep.cli.console.options import FOLDER, json_option, workers_option
-from shardprep.cli.console.output import TerminalProgress, count_of, print_fields, print_json, say, size
-from shardprep.formats import Report
+from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, workers_option
+from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.splits import DatasetWork
+from shardprep.formats import Progress, Report
 from shardprep.formats import verify as verify_dataset
 from shardprep.formats.dataset.verify import LEVELS
 
+from .mending import say_what_mends
 
-@click.command()
+
+@click.command(
+    short_help="Check that datasets are complete and intact.",
+    epilog=examples(
+        "verify shards",
+        "verify shards/train --level decode --workers 4",
+        "verify shards --json --quiet",
+    ),
+)
 @click.argument("dataset", type=FOLDER)
 @click.option(
     "--level",
@@ -23,10 +37,13 @@ from shardprep.formats.dataset.verify import LEVELS
     help="What to check; each level checks what the one before it does, see below.",
 )
 @workers_option
+@progress_option
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, dataset: Path, level: str, workers: int | None, as_json: bool) -> None:
-    """Check that DATASET is complete and intact. Reports every finding; changes nothing.
+def verify(
+    ctx: click.Context, dataset: Path, level: str, workers: int | None, form: Form, as_json: bool
+) -> None:
+    """Check that DATASET, or each split in that folder, is complete and intact. Changes nothing.
 
     \b
     quick    the manifest is what was published; all files are there with their sizes, and no others
@@ -38,12 +55,44 @@ def verify(ctx: click.Context, dataset: Path, level: str, workers: int | None, a
     Where images were skipped, the order and class_sorted cannot be checked. No level compares with
     the source.
     """
-    report = verify_dataset(dataset, level=level, workers=workers, progress=TerminalProgress())
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_report(report)
-    ctx.exit(report.exit_code)
+    work = Verifying(level, workers, progress_in(form))
+    ctx.exit(work.run(dataset, as_json=as_json))
+
+
+@dataclass(frozen=True)
+class Verifying(DatasetWork[Report]):
+    """The verification of datasets at one level."""
+
+    level: str
+    workers: int | None
+    progress: Progress
+
+    def result(self, dataset: Path) -> Report:
+        return verify_dataset(dataset, level=self.level, workers=self.workers, progress=self.progress)
+
+    def show(self, result: Report) -> None:
+        print_report(result)
+        say_what_mends(result)
+
+    def to_json(self, result: Report) -> dict[str, Any]:
+        return result.to_json()
+
+    def exit_code(self, result: Report) -> int:
+        return result.exit_code
+
+    def summary(self, results: Mapping[str, Report]) -> str:
+        return summary_of(results)
+
+
+def summary_of(reports: Mapping[str, Report]) -> str:
+    """Return one line about the reports of a folder's splits."""
+    damaged = [name for name, report in reports.items() if report.exit_code]
+    if damaged:
+        return f"NOT intact: {', '.join(damaged)} of {', '.join(reports)}"
+    manifests = [report.manifest for report in reports.values() if report.manifest]
+    images = count_of(sum(manifest.records for manifest in manifests), "image")
+    total = size(sum(file.size for manifest in manifests for file in manifest.files))
+    return f"{', '.join(reports)}: {images}, {total}, all intact"
 
 
 def print_report(report: Report) -> None:

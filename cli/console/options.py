@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from shardprep.formats import OperationError
 from shardprep.formats.sizes import parse_bytes
+from shardprep.formats.system.user_path import user_path
+
+from .progress import FORMS, form_of
 
 if TYPE_CHECKING:
     from shardprep.loaders import Transform
@@ -36,7 +41,7 @@ class Folder(click.ParamType[Path]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
+        path = user_path(value)
         try:
             mode = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -45,9 +50,21 @@ class Folder(click.ParamType[Path]):
             self.fail(f"{path} is not a folder", param, ctx)
         return path
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="dir")]
+
+
+class UserPath(click.Path):
+    """Any path; a ``~`` that the shell left, as in ``--save=~/x``, is the home folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return user_path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+
 
 FOLDER = Folder()
-ANY_PATH = click.Path(readable=False, path_type=Path)
+ANY_PATH = UserPath(readable=False, path_type=Path)
 
 Command = Callable[..., Any]
 
@@ -59,6 +76,30 @@ workers_option: Callable[[Command], Command] = click.option(
     type=click.IntRange(0, 4096),
     help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
 )
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: what to type, as it is typed."""
+    return "\n".join(("\b", "Examples:", *(f"  prep {line}" for line in lines)))
+
+
+def progress_option(command: Command) -> Command:
+    """Add ``--progress`` and ``--quiet`` to a command; it gets them as ``form``, of type Form."""
+
+    @click.option(
+        "--progress",
+        "shown",
+        type=click.Choice(FORMS),
+        default="auto",
+        show_default=True,
+        help="A bar, or plain lines for a log. auto: a bar on a terminal, else lines.",
+    )
+    @click.option("--quiet", is_flag=True, help="Show no progress, as --progress never does.")
+    @wraps(command)
+    def with_form(*arguments: Any, shown: str, quiet: bool, **options: Any) -> Any:
+        return command(*arguments, form=form_of("never" if quiet else shown), **options)
+
+    return with_form
 
 
 def check_writable(file: Path | None) -> None:

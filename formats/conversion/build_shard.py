@@ -17,9 +17,10 @@ from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import Rows, index_dtype, index_row, write_table
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
-from shardprep.formats.images.crop_ready import NotCropReady, crop_ready
+from shardprep.formats.images.crop_ready.making import NotCropReady, crop_ready
 from shardprep.formats.images.decode_check import check_decodes, crashes_decoder
-from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.records.record import content_digest, record_crc
@@ -118,7 +119,7 @@ def shard_jobs(
             entries=planned.entries_of(shard),
             reader=reader,
             options=planned.options,
-            plan=planned.digest,
+            plan=planned.work_digest,
             key_bytes=planned.key_bytes,
             expected_sha256=(expected or {}).get(shard.name),
         )
@@ -162,13 +163,17 @@ def _other_bytes(job: ShardJob) -> ShardprepError:
 
 
 def trusted_commit(job: ShardJob) -> BuiltShard | None:
-    """Return the commit record of a finished shard if plan, size and SHA-256 match, else None."""
+    """Return the commit record of a finished shard if plan, size and SHA-256 match, else None.
+
+    A shard without bad images is the same for any policy; one that lacks some is right only to skip them.
+    """
     final, rows = job.output / job.shard.name, job.beside(".rows")
     if final.is_symlink():
         return None
     try:
         commit = BuiltShard.from_json(parse_canonical_json(job.beside(".commit").read_bytes()))
-        fits = commit.plan == job.plan and commit.size == final.stat().st_size
+        is_wanted = job.options.on_bad_image == "skip" or not commit.skipped
+        fits = is_wanted and commit.plan == job.plan and commit.size == final.stat().st_size
         if fits and hash_file(rows) == commit.rows_sha256 and hash_file(final) == commit.sha256:
             return commit
     except (FileNotFoundError, ValueError, TypeError, KeyError):
@@ -206,9 +211,14 @@ def _images(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[_Image]:
             except BadImage as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
-                    raise bad from error
+                    raise _with_advice(bad) from error
                 skipped.append(SkippedImage(str(bad.key), _place(entry), bad.message))
         counter.set(len(job.entries))
+
+
+def _with_advice(bad: BadImage) -> BadImage:
+    advice = "or add --on-bad-image skip to leave such images out, and go on from here"
+    return BadImage(f"{bad.message}; remove it, {advice}", path=bad.path, key=bad.key)
 
 
 def decode_alone(job: ShardJob, place: int) -> None:

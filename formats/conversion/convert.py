@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
+from shardprep.formats.dataset.manifest_claims import quarantined
 from shardprep.formats.dataset.verify import verify
-from shardprep.formats.errors import PlanMismatch, SourceIncomplete
-from shardprep.formats.progress import NoProgress, Progress
-from shardprep.formats.sources.listing.source import Listing, Source
-from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.progress import Progress, shown
+from shardprep.formats.sources.listing.problems import Problems
+from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.system.user_path import user_path
 
-from .build_shard import BuiltShard, ShardJob, shard_jobs
+from .build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from .finalize import finish
 from .job_runner import run_jobs
-from .plan import Plan, PlanOptions, plan
-from .preflight import check_output, check_space, refuse_network
+from .plan import Plan, PlanOptions
+from .preparation import ConvertOptions, Prepared, Request, prepare
 from .progress_counters import COUNTERS_NAME, ProgressCounters
-from .tables import GatheredBoxes, gathered_boxes
-from .work_folder import WorkFolder, refuse_busy
+from .skipped import SkippedImages, sum_up
+from .work_folder import WorkFolder, finished_shards, noting_kept
 
 
 @dataclass(frozen=True)
@@ -33,27 +33,16 @@ class Converted:
     """One converted split.
 
     ``path`` is its folder, ``manifest`` its :class:`Manifest`, and ``already_complete`` whether an earlier
-    call had finished it, so that it was verified only.
+    call had finished it, so that it was verified only. ``skipped`` are the :class:`SkippedImages`: bad images
+    that were left out, by cause, and the classes of which none is left. ``ignored`` counts the files and
+    folders of file managers, and hidden ones, that were left out of the source, by name.
     """
 
     path: Path
     manifest: Manifest
     already_complete: bool
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """Options of a conversion that do not change the bytes of its output.
-
-    ``allow_partial`` accepts a wrong number of images; ``restart`` discards unfinished work;
-    ``check_md5`` reads official archives whole and checks their MD5; ``allow_network_fs`` builds LMDB
-    on a network file system, too. All are False by default.
-    """
-
-    allow_partial: bool = False
-    restart: bool = False
-    check_md5: bool = False
-    allow_network_fs: bool = False
+    skipped: SkippedImages = field(default_factory=SkippedImages)
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
 
 def convert(
@@ -63,6 +52,7 @@ def convert(
     split: str | None = None,
     plan_options: PlanOptions | None = None,
     options: ConvertOptions | None = None,
+    source_options: SourceOptions | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -71,120 +61,120 @@ def convert(
 
     The result has the same bytes for any number of workers and interruptions.
 
-    ``source`` is the path of the archives, the image tree or the tensorpack LMDB. ``output`` is the folder
-    of the dataset if ``split`` ("train", "val" or "test") is given; otherwise every split found is
-    converted into ``output/<split>``. ``plan_options`` decide the bytes of the output, and ``options`` do
-    not; None takes the defaults of :class:`PlanOptions` and :class:`ConvertOptions`. ``workers`` is the
+    ``source`` is the path of the archives, the image tree, the tensorpack LMDB or a list of images.
+    ``output`` is the folder of the dataset if ``split`` ("train", "val" or "test") is given; otherwise every
+    split found is converted into ``output/<split>``. ``plan_options`` decide the bytes of the output,
+    ``options`` do not, and ``source_options`` say how the source is read; None takes the defaults of
+    :class:`PlanOptions`, :class:`ConvertOptions` and :class:`SourceOptions`. ``workers`` is the
     number of processes; None is one per usable CPU, and 0 works in this process, except for decode checks,
     which need a process that may crash. An ``executor`` runs the shard jobs instead, and is left open.
-    ``progress`` receives the progress; None shows none.
+    ``progress`` receives the progress; None shows a bar in a notebook.
+
+    An interruption, such as KeyboardInterrupt, gets a note that says how many shards the next call keeps.
 
     Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
     damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
     """
-    options = options or ConvertOptions()
-    progress = progress or NoProgress()
-    recognised = recognise(Path(source), split=split, check_md5=options.check_md5)
+    progress = shown(progress)
+    request = Request(
+        user_path(source),
+        user_path(output),
+        split,
+        plan_options or PlanOptions(),
+        options or ConvertOptions(),
+        source_options or SourceOptions(),
+    )
+    recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
-    splits = (split,) if split else recognised.splits
-    outputs = {name: Path(output) if split else Path(output) / name for name in splits}
-    for path in outputs.values():
-        refuse_busy(path)
+    request.check_outputs(recognised)
+    problems = Problems()
+    prepared = prepare(recognised, request, problems)
+    problems.raise_all()
     run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
-    conversion = _Conversion(recognised, plan_options or PlanOptions(), options, run, progress)
-    return [conversion.convert(name, path) for name, path in outputs.items()]
+    conversion = _Conversion(request.options, run, progress, of_split=len(prepared) > 1)
+    again = "the same command without --restart" if request.options.restart else "the same command"
+    with noting_kept(conversion.kept, again):
+        return [conversion.convert(one) for one in prepared]
 
 
 @dataclass(frozen=True)
 class _Conversion:
     """The state that is the same for every split of one source."""
 
-    source: Source
-    plan_options: PlanOptions
     options: ConvertOptions
     run: Callable[[Iterable[ShardJob], ProgressCounters], list[BuiltShard]]
     progress: Progress
+    of_split: bool
+    begun: list[Prepared] = field(default_factory=list)
 
-    def convert(self, split: str, output: Path) -> Converted:
-        listing = self.source.listing(split)
-        _check_count(listing, allow_partial=self.options.allow_partial)
-        planned = plan(listing, self.plan_options)
-        boxes = gathered_boxes(self.source, split, listing)
-        if not _is_finished(output):
-            self._check_output(output, planned)
-            with WorkFolder(output) as work_folder:
-                if not _is_finished(output):  # another run may have finished it since
-                    return self._converted(planned, listing, boxes, work_folder)
-        return _already_there(output, planned, self.progress)
+    def convert(self, prepared: Prepared) -> Converted:
+        if not prepared.is_finished:
+            with WorkFolder(prepared.output) as work_folder:
+                if not prepared.is_finished:  # another run may have finished it since
+                    return self._converted(prepared, work_folder)
+        return _already_there(prepared, self.progress)
 
-    def _converted(
-        self, planned: Plan, listing: Listing, boxes: GatheredBoxes | None, work_folder: WorkFolder
-    ) -> Converted:
+    def kept(self) -> str:
+        """Return how many of the shards of each split that was begun are done; empty if none is."""
+        parts = [
+            f"{done} of {len(one.planned.shards)} shards"
+            + (f" of {one.planned.split}" if self.of_split else "")
+            for one in self.begun
+            if (done := _shards_done(one))
+        ]
+        return f"{', '.join(parts)} are done" if parts else ""
+
+    def _converted(self, prepared: Prepared, work_folder: WorkFolder) -> Converted:
         if self.options.restart:
             work_folder.discard()
-        work_folder.claim(_guard(planned, listing, boxes))
+        planned, listing = prepared.planned, prepared.listing
+        work_folder.claim(prepared.guard())
+        self.begun.append(prepared)
         built = self._build(planned, listing, work_folder)
-        manifest = finish(work_folder, planned, listing, built, boxes)
-        return Converted(work_folder.output, manifest, already_complete=False)
-
-    def _check_output(self, output: Path, planned: Plan) -> None:
-        check_output(output, self.source)
-        if not self.options.allow_network_fs:
-            refuse_network(output, planned.options.container)
-        check_space(output, planned)
+        manifest = finish(work_folder, planned, listing, built, prepared.boxes)
+        skipped = sum_up(
+            [image for shard in built for image in shard.skipped], planned.entries, listing.labels
+        )
+        return Converted(
+            work_folder.output, manifest, already_complete=False, skipped=skipped, ignored=listing.ignored
+        )
 
     def _build(self, planned: Plan, listing: Listing, work_folder: WorkFolder) -> list[BuiltShard]:
         counters = ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
         jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)
-        records, total = len(planned.order), int(planned.entries["length"].sum())
+        finished = finished_shards(work_folder.output)
+        if finished:
+            self.progress.note(f"{len(finished)} of {len(planned.shards)} shards are done already")
+        left = [shard.extent for shard in planned.shards if shard.name not in finished]
+        records, total = sum(e.records for e in left), sum(e.payload_bytes for e in left)
         with self.progress.task(f"convert {planned.split}", records=records, size=total):
             return self.run(jobs, counters)
 
 
-def _check_count(listing: Listing, *, allow_partial: bool) -> None:
-    found = len(listing.entries)
-    if listing.expected not in (None, found) and not allow_partial:
-        detail = f" ({listing.shortfall})" if listing.shortfall else ""
-        raise SourceIncomplete(
-            f"the split {listing.split} has {found} images, not {listing.expected}{detail}; "
-            "add --allow-partial to convert what is there"
-        )
+def _shards_done(prepared: Prepared) -> int:
+    names = {shard.name for shard in prepared.planned.shards}
+    return len(names if prepared.is_finished else names & finished_shards(prepared.output))
 
 
-def _is_finished(output: Path) -> bool:
-    return (output / MANIFEST_NAME).exists()
-
-
-def _already_there(output: Path, planned: Plan, progress: Progress) -> Converted:
+def _already_there(prepared: Prepared, progress: Progress) -> Converted:
     """Verify a finished output. Raises PlanMismatch if it has another plan, DataError if it is damaged."""
-    manifest = read_manifest(output)
-    if manifest.plan.get("sha256") != planned.digest:
-        raise PlanMismatch(
-            "holds a finished dataset of another plan (other options or another source); "
-            "choose another output, or remove it",
-            path=output,
-        )
+    output = prepared.output
+    manifest = prepared.finished_manifest()
     progress.note(f"{output} is complete already; verifying it")
     report = verify(output, level="full", progress=progress)
     report.raise_for_findings()
     if (output / WORK_FOLDER_NAME).exists():
         with WorkFolder(output) as work_folder:
             work_folder.remove()
-    return Converted(output, manifest, already_complete=True)
+    return Converted(
+        output,
+        manifest,
+        already_complete=True,
+        skipped=_skipped_in(output, manifest, prepared),
+        ignored=prepared.listing.ignored,
+    )
 
 
-def _guard(planned: Plan, listing: Listing, boxes: GatheredBoxes | None) -> dict[str, Any]:
-    """Return what must be equal when a conversion is resumed, by names that the user understands."""
-    times = hashlib.sha256()
-    for start in range(0, len(planned.order), 1 << 16):
-        rows = planned.order[start : start + (1 << 16)]
-        for column in ("path", "offset", "mtime_ns"):
-            times.update(planned.entries[column][rows].tobytes())
-    options = {name.replace("_", " "): value for name, value in asdict(planned.options).items()}
-    archives = [[a.name, a.size, a.mtime_ns] for a in listing.archives]
-    return options | {
-        "split": planned.split,
-        "source": [archives, times.hexdigest()],
-        "images": planned.digest,
-        "boxes": boxes.digest if boxes else None,
-    }
+def _skipped_in(output: Path, manifest: Manifest, prepared: Prepared) -> SkippedImages:
+    skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
+    return sum_up(skipped, prepared.planned.entries, manifest.labels)

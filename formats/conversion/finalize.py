@@ -7,9 +7,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardprep.formats.containers.registry import container
+from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.errors import DataError, OperationError
@@ -62,6 +66,7 @@ def _manifest(
     tables: tuple[FileEntry, ...],
 ) -> Manifest:
     digests: Iterable[bytes] = (r["digest"].tobytes() for r in shard_rows(work_folder, built))
+    flags = [np.bitwise_or.reduce(r["row"]["flags"]) for r in shard_rows(work_folder, built)]
     return Manifest(
         split=planned.split,
         records=sum(b.records for b in built),
@@ -70,22 +75,35 @@ def _manifest(
         class_sorted=planned.class_sorted,
         skipped=sum(len(b.skipped) for b in built),
         labels=listing.labels,
-        source={"layout": listing.layout, "archives": [a.to_json() for a in listing.archives]},
+        source={
+            "layout": listing.layout,
+            "archives": [a.to_json() for a in listing.archives],
+            **listing.options,
+        },
         plan=planned.describe(),
         container=planned.options.container,
         writer=container(planned.options.container).library(),
         tables=tables,
         shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
         content_root=content_root(digests),
+        kinds=kinds_in(np.array(flags, np.uint16)),
     )
 
 
 def _provenance(listing: Listing) -> dict[str, Any]:
-    """Return time, host, command and checked archives: for information only, and in no hash."""
+    """Return time, host, command, its folder and checked archives: for information only, and in no hash."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "command": sys.argv,
+        "folder": _current_folder(),
         "python": sys.version.split()[0],
         "archives": [asdict(archive) for archive in listing.archives],
     }
+
+
+def _current_folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # it was removed
+        return None

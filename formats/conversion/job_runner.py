@@ -10,7 +10,7 @@ from itertools import chain, islice
 from shardprep.formats.errors import ShardprepError, WorkerDied
 from shardprep.formats.processes.child_process import ChildDied, ChildLost, isolated
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
-from shardprep.formats.progress import Progress
+from shardprep.formats.progress import Progress, tell_shards
 
 from .build_shard import BuiltShard, ShardJob, build_shard, decode_alone
 from .progress_counters import ProgressCounters
@@ -44,13 +44,14 @@ def run_jobs(
     if executor is not None:
         return _Run(jobs, counters, progress).on(executor, at_once=2 * usable_cpus())
     if count == 0 and not first.options.decode_check:
-        return [_built(build_shard(job), counters, progress) for job in jobs]
+        return [_built(build_shard(job), done, counters, progress) for done, job in enumerate(jobs, 1)]
     with WorkerPool(max(1, count)) as pool:
         return _Run(jobs, counters, progress).on(pool, at_once=count + 1)
 
 
-def _built(shard: BuiltShard, counters: ProgressCounters, progress: Progress) -> BuiltShard:
+def _built(shard: BuiltShard, done: int, counters: ProgressCounters, progress: Progress) -> BuiltShard:
     progress.at(*counters.total())
+    tell_shards(progress, done, counters.shards)
     return shard
 
 
@@ -78,6 +79,8 @@ class _Run:
                 for future in ready:
                     self._take(future, executor)
                 self._progress.at(*self._counters.total())
+                if ready:
+                    tell_shards(self._progress, len(self._built), self._counters.shards)
         finally:
             for future in self._pending:
                 future.cancel()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from shardprep.formats.sources.listing.source import Entries, Listing
 
 BAD_IMAGE_POLICIES = ("fail", "skip")
 DEFAULT_SHARD_SIZE = 256 << 20
+NOT_OPTIONS = ("split", "source", "images", "boxes")  # parts of a plan that are known by their digests
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,10 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output."""
+    """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output.
+
+    ``digests`` has the plan's digest for each policy for bad images.
+    """
 
     options: PlanOptions
     split: str
@@ -74,7 +79,17 @@ class Plan:
     shards: tuple[PlannedShard, ...]
     key_bytes: int
     class_sorted: bool
-    digest: str
+    digests: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of everything that decides the output except the images' bytes."""
+        return self.digests[self.options.on_bad_image]
+
+    @property
+    def work_digest(self) -> str:
+        """The same for any policy for bad images, which decides nothing about shards without them."""
+        return self.digests[BAD_IMAGE_POLICIES[0]]
 
     def entries_of(self, shard: PlannedShard) -> Entries:
         """Return a shard's entries in stored order."""
@@ -83,6 +98,32 @@ class Plan:
     def describe(self) -> dict[str, Any]:
         """Return what the manifest keeps of the plan."""
         return asdict(self.options) | {"sha256": self.digest}
+
+
+def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say how a plan that was begun differs from this one; empty if it does not.
+
+    Options are named with their old and new values. Other parts are only named where no option differs,
+    because the digests of these parts depend on the options.
+    """
+    names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
+    options = [
+        f"{_flag(name)} was {_shown(begun.get(name))}, is now {_shown(now.get(name))}"
+        for name in names
+        if name not in NOT_OPTIONS
+    ]
+    others = [f"{name} changed" for name in names]
+    return ", ".join(options or others)
+
+
+def _flag(option: str) -> str:
+    return "--format" if option == "container" else "--" + option.replace("_", "-")
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def plan(listing: Listing, options: PlanOptions) -> Plan:
@@ -105,7 +146,10 @@ def plan(listing: Listing, options: PlanOptions) -> Plan:
         shards=shards,
         key_bytes=key_bytes,
         class_sorted=is_class_sorted(labels),
-        digest=_digest(listing, options, order, shards),
+        digests={
+            policy: _digest(listing, replace(options, on_bad_image=policy), order, shards)
+            for policy in BAD_IMAGE_POLICIES
+        },
     )
 
 

@@ -3,33 +3,73 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import index_dtype
-from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import NoSpace, UsageError
-from shardprep.formats.sources.listing.source import Source
+from shardprep.formats.sources.listing.source import SPLITS, Source
 from shardprep.formats.system.filesystem import NETWORK_FILESYSTEMS, existing_folder, filesystem_type
 
-from .plan import Plan
+from .plan import Plan, PlannedShard
 from .run_folder import bytes_in_run_folders
 
 
-def check_space(output: Path, planned: Plan) -> None:
-    """Raise NoSpace unless all that is still to be written fits, after removing leftovers of killed runs."""
-    kind = container(planned.options.container)
-    tables = 2 * len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
-    needed = tables + sum(
-        kind.bytes_needed(shard.extent) for shard in planned.shards if not (output / shard.name).exists()
-    )
-    free = shutil.disk_usage(existing_folder(output)).free + bytes_in_run_folders(output / WORK_FOLDER_NAME)
+def refuse_other_shape(output: Path, split: str | None) -> None:
+    """Raise UsageError for a dataset, begun or finished, in the place of a folder of splits, or the reverse.
+
+    ``output`` is to be a folder of splits if ``split`` is None.
+    """
+    if split is None:
+        if _is_dataset(output):
+            raise UsageError(
+                "holds one dataset, and others would lie in it; choose another output, or go on with this one "
+                "with the --split that began it",
+                path=output,
+            )
+    elif inside := [name for name in SPLITS if _is_dataset(output / name)]:
+        raise UsageError(
+            f"is a folder of splits ({', '.join(inside)}); give {str(output / split)!r} with --split {split}",
+            path=output,
+        )
+
+
+def _is_dataset(folder: Path) -> bool:
+    """Whether a dataset is there, or was begun there."""
+    return any((folder / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME))
+
+
+def check_space(planned: Mapping[Path, Plan]) -> None:
+    """Raise NoSpace unless all that is still to be written fits, after removing leftovers of killed runs.
+
+    ``planned`` has the plan of each output folder; all lie on one file system.
+    """
+    if not planned:
+        return
+    needed = sum(_bytes_to_write(output, one) for output, one in planned.items())
+    output = next(iter(planned))
+    free = shutil.disk_usage(existing_folder(output)).free
+    free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in planned)
     if free < needed:
         raise NoSpace(
             f"needs {needed / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB free; make room, or choose "
             "another output",
             path=output,
         )
+
+
+def _bytes_to_write(output: Path, planned: Plan) -> int:
+    tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)  # in .prep, until the end
+    return tables + most_bytes(planned, (s for s in planned.shards if not (output / s.name).exists()))
+
+
+def most_bytes(planned: Plan, shards: Iterable[PlannedShard]) -> int:
+    """Return an upper bound of the size of these shards and of the tables."""
+    kind = container(planned.options.container)
+    tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
+    return tables + sum(kind.bytes_needed(shard.extent) for shard in shards)
 
 
 def refuse_network(output: Path, kind: str) -> None:

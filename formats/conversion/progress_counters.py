@@ -24,6 +24,7 @@ class ProgressCounters(Owned):
     """The parent's view of all counters."""
 
     def __init__(self, path: Path, shards: Sequence[PlannedShard]) -> None:
+        self.shards = len(shards)
         slots = 1 + max((s.number for s in shards), default=0)
         path.unlink(missing_ok=True)
         with naming(path), path.open("xb") as file:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Report
 from shardprep.formats.dataset.verify import verify
 from shardprep.formats.errors import OperationError, PlanMismatch
-from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.system.user_path import user_path
 
 from .build_shard import BuiltShard, shard_jobs
 from .job_runner import run_jobs
@@ -24,19 +27,23 @@ from .tables import (
     gathered_boxes,
     publish_tables,
 )
-from .work_folder import WorkFolder
+from .work_folder import WorkFolder, finished_shards, noting_kept
 
 
 def repair(
     dataset: str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
+    root: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Rebuild what ``verify(level="full")`` finds damaged or missing; return a new verification.
 
-    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from.
+    Its ``rebuilt`` are the files that were replaced.
+
+    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from. ``root`` is
+    the folder that the paths of a list of images begin at; None is the list's own.
     ``workers`` and ``progress`` are as in :func:`~.convert.convert`.
 
     A shard is replaced only by one with the SHA-256 in the manifest, so the root stays the same. For a
@@ -44,7 +51,7 @@ def repair(
     dataset are reported and left alone. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
     if the source is a different one, and what :func:`~.convert.convert` raises.
     """
-    path, progress = Path(dataset), progress or NoProgress()
+    path, progress = user_path(dataset), shown(progress)
     manifest = read_manifest(path)
     report = verify(path, workers=workers, progress=progress)
     if report.unchecked:
@@ -52,7 +59,12 @@ def repair(
     damaged = {finding.file for finding in report.findings} & {f.name for f in manifest.files}
     if not damaged:
         return report
-    recognised = recognise(Path(source), split=manifest.split)
+    recognised = recognise(
+        user_path(source),
+        split=manifest.split,
+        options=replace(SourceOptions.of_manifest(manifest.source), root=root),
+        seed=manifest.plan["seed"],
+    )
     listing = recognised.listing(manifest.split)
     planned = _planned_again(listing, manifest, path)
     boxes = gathered_boxes(recognised, manifest.split, listing)
@@ -61,7 +73,9 @@ def repair(
         repair.shards(damaged, listing)
         repair.tables(damaged, boxes)
         work_folder.remove()
-    return verify(path, workers=workers, progress=progress)
+    again = verify(path, workers=workers, progress=progress)
+    again.rebuilt = tuple(sorted(damaged))
+    return again
 
 
 def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
@@ -94,8 +108,16 @@ class _Repair:
         expected = {s.name: s.sha256 for s in self.manifest.shards}
         jobs = shard_jobs(self.planned, shards, listing.reader, self.work_folder, expected=expected)
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
-        with self.progress.task("repair", records=records, size=size):
+        with (
+            noting_kept(partial(self._kept, {s.name for s in shards})),
+            self.progress.task("repair", records=records, size=size),
+        ):
             self.built = run_jobs(jobs, counters, workers=self.workers, progress=self.progress)
+
+    def _kept(self, names: set[str]) -> str:
+        """Return how many of these shards are rebuilt; empty if none is."""
+        done = len(names & finished_shards(self.work_folder.output))
+        return f"{done} of {len(names)} shards are rebuilt" if done else ""
 
     def tables(self, damaged: set[str], boxes: GatheredBoxes | None) -> None:
         """Rebuild the damaged tables; each must match the manifest before it is published."""

@@ -11,7 +11,8 @@ import os
 import re
 import stat
 import weakref
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,7 @@ from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.full_disk import as_no_space
 from shardprep.formats.system.owned import Owned
 
+from .plan import differences
 from .run_folder import (
     make_run_folder,
     remove_if_empty,
@@ -31,6 +33,7 @@ from .run_folder import (
     remove_run_folders,
 )
 
+PLAN_NAME = "plan.json"
 OUTPUT_FILES = re.compile(r"shard-\d{5,}\.(lmdb|h5)|(index|boxes)\.npy|(quarantine|provenance)\.json")
 
 
@@ -126,18 +129,10 @@ class WorkFolder(Owned):
 
         Raises PlanMismatch, which names what differs.
         """
-        path = self.folder / "plan.json"
+        refuse_other_plan(self.output, guard)
+        path = self.folder / PLAN_NAME
         if not path.exists():
             publish_bytes(path, canonical_json(guard), self.run)
-            return
-        begun = _parsed(path)
-        differing = [name for name in guard if begun.get(name) != guard[name]]
-        if differing:
-            raise PlanMismatch(
-                f"holds an unfinished conversion with other {', '.join(differing)}; repeat the command "
-                "that began it, or add --restart to discard what it did",
-                path=self.output,
-            )
 
     def discard(self) -> None:
         """Remove all files of an unfinished conversion from the output, and nothing else."""
@@ -160,6 +155,19 @@ class WorkFolder(Owned):
                 path.unlink()
 
 
+def refuse_other_plan(output: Path, guard: dict[str, Any]) -> None:
+    """Raise PlanMismatch, which names what differs, if another conversion was begun in the output."""
+    path = output / WORK_FOLDER_NAME / PLAN_NAME
+    if not path.exists():
+        return
+    if differing := differences(_parsed(path), guard):
+        raise PlanMismatch(
+            f"holds an unfinished conversion: {differing}; repeat the command that began it, choose another "
+            "folder, or add --restart to discard what it did",
+            path=output,
+        )
+
+
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         begun: dict[str, Any] = parse_canonical_json(path.read_bytes())
@@ -174,6 +182,27 @@ def refuse_link(folder: Path) -> None:
     """Raise UsageError for a link in place of the work folder: files elsewhere would be removed."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise UsageError("is not a folder but should be; remove it", path=folder)
+
+
+def finished_shards(output: Path) -> set[str]:
+    """Return the names of the shards with a commit record; the next run keeps those that are intact."""
+    return {path.stem for path in (output / WORK_FOLDER_NAME).glob("*.commit")}
+
+
+@contextmanager
+def noting_kept(kept: Callable[[], str], command: str = "the same command") -> Iterator[None]:
+    """Add to an interruption, such as KeyboardInterrupt, a note of what the next run keeps.
+
+    ``kept`` says that; an empty text, and an error, add no note. ``command`` is what goes on from there.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as interruption:
+        if text := kept():
+            interruption.add_note(f"{text}; {command} goes on from there")
+        raise
 
 
 def refuse_busy(output: Path) -> None:

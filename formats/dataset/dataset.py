@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.containers.container import ShardReader
-from shardprep.formats.images.header import ImageFlag
+from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.record import CropReadyRecord, Record
+from shardprep.formats.system.user_path import user_path
 
 from .columns import checked_boxes, checked_index
 from .index import Rows
 from .manifest import Manifest, read_manifest
 from .shard_cache import OpenShards
+from .splits import refuse_folder_of_splits
 
 
 class Dataset(AbstractContextManager["Dataset"]):
@@ -27,7 +29,8 @@ class Dataset(AbstractContextManager["Dataset"]):
 
     ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. ``path`` is the dataset's folder.
     ``labels`` is the space of the records' labels: ``sorted_wnid0``, ``ilsvrc2012_id`` or
-    ``sorted_wnid1_bg``. Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
+    ``sorted_wnid1_bg``. Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels
+    and for a folder of splits, which it names.
 
     Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
     are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
@@ -35,9 +38,10 @@ class Dataset(AbstractContextManager["Dataset"]):
     OSError if the system fails. Files that change while the dataset is open give errors, never a signal.
     """
 
-    def __init__(self, path: Path, *, labels: str = "sorted_wnid0") -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") -> None:
+        path = self.path = user_path(path)
         self.label_space = labels
+        refuse_folder_of_splits(path)
         self.manifest: Manifest = read_manifest(path)
         self.index: Rows = checked_index(path, self.manifest)
         self._label_map = self.manifest.labels.mapping(labels).tolist()
@@ -47,6 +51,11 @@ class Dataset(AbstractContextManager["Dataset"]):
     def boxes(self) -> npt.NDArray[np.void] | None:
         """The table of boxes (record, label, x_min, y_min, x_max, y_max; fractions), None without any."""
         return checked_boxes(self.path, self.manifest)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, sorted: label *i* of ``sorted_wnid0`` is that of ``classes[i]``."""
+        return tuple(each.name for each in self.manifest.labels.classes)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -79,7 +88,7 @@ class Dataset(AbstractContextManager["Dataset"]):
         return _reopen, (self.path, self.label_space)
 
     def __repr__(self) -> str:
-        return f"<Dataset {os.fspath(self.path)!r}: {len(self)} records, {self.manifest.root}>"
+        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}>"
 
 
 def _reopen(path: Path, labels: str) -> Dataset:
@@ -91,6 +100,7 @@ def open_dataset(path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") 
 
     ``path`` is its folder. ``labels`` is the space of the records' labels: ``sorted_wnid0`` (0 to n - 1, by
     sorted class names), ``ilsvrc2012_id`` (the devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for
-    background). Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
+    background). Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels and for a
+    folder of splits, which it names.
     """
-    return Dataset(Path(path), labels=labels)
+    return Dataset(path, labels=labels)

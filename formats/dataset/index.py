@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardprep.formats.containers.container import Stored
 from shardprep.formats.errors import ManifestDamaged
-from shardprep.formats.images.header import ImageInfo
+from shardprep.formats.images.kinds.image_info import LATER_KINDS, ImageInfo
 from shardprep.formats.records.record import MAX_KEY_BYTES
 
 from .published_file import read_published
@@ -42,7 +42,7 @@ def index_dtype(key_bytes: int) -> np.dtype[np.void]:
 
     ``shard`` and ``ordinal`` are the record's place; ``length`` is the image's length in bytes; ``width``,
     ``height`` (pixels, EXIF not applied), ``components``, ``orientation`` and ``flags``
-    (:class:`~shardprep.formats.images.header.ImageFlag`) describe the image.
+    (:class:`~shardprep.formats.images.kinds.image_info.ImageFlag`) describe the image.
     """
     return np.dtype(
         [
@@ -59,6 +59,12 @@ def index_dtype(key_bytes: int) -> np.dtype[np.void]:
             ("orientation", "u1"),
         ]
     )
+
+
+def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
+    """Return the names of the kinds other than JPEG and PNG in the column ``flags``, in their order."""
+    found = int(np.bitwise_or.reduce(flags, initial=0))
+    return tuple(name for name, flag in LATER_KINDS.items() if found & flag)
 
 
 def write_table(file: BinaryIO, rows: Rows) -> None:

@@ -7,6 +7,7 @@ every byte of the dataset, so it is the one string to pin.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.system.user_path import user_path
 
-from .manifest_checks import issues_of
+from .manifest_checks import issues_of, unknown_parts
 from .published_file import FileEntry, read_small
 
 FORMAT_VERSION = (1, 0)
@@ -33,6 +35,7 @@ KNOWN_KEYS = frozenset(
         "format",
         "version",
         "crit",
+        "kinds",
         "dataset",
         "labels",
         "source",
@@ -62,7 +65,8 @@ class Manifest:
     ``container`` is "lmdb" or "hdf5". ``tables`` are the entries of the index and, if there are any, of the
     boxes and the quarantine list; ``shards`` those of the shards, in stored order. ``content_root`` is the
     hash over the records, ``version`` the format's (major, minor), and ``extra`` the keys of a later minor
-    version that this release does not need.
+    version that this release does not need. ``kinds`` are the kinds of image files other than JPEG and PNG,
+    by their names and in the order of :data:`~shardprep.formats.images.kinds.image_info.KINDS`.
     """
 
     split: str
@@ -81,11 +85,16 @@ class Manifest:
     content_root: str
     version: tuple[int, int] = FORMAT_VERSION
     extra: dict[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
 
     @cached_property
     def root(self) -> str:
         """The SHA-256 over everything else in the manifest: the string to pin."""
         return sha256_of(self._body())
+
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {len(self.labels):,} classes, {len(self.shards):,} {self.container} shards"
+        return f"<Manifest: {self.split}, {size}>"
 
     def table(self, name: str) -> FileEntry | None:
         """Return the table of that file name, None if there is none."""
@@ -97,31 +106,36 @@ class Manifest:
         return (*self.tables, *self.shards)
 
     def _body(self) -> dict[str, Any]:
-        return self.extra | {
-            "format": FORMAT_NAME,
-            "version": list(self.version),
-            "crit": [],
-            "dataset": {
-                "split": self.split,
-                "records": self.records,
-                "image_bytes": self.image_bytes,
-                "partial": self.partial,
-                "class_sorted": self.class_sorted,
-                "skipped": self.skipped,
-            },
-            "labels": {
-                "space": "sorted_wnid0",
-                "classes": self.labels.to_json(),
-                "sha256": self.labels.digest,
-            },
-            "source": self.source,
-            "plan": self.plan,
-            "container": self.container,
-            "writer": self.writer,
-            "tables": [t.to_json() for t in self.tables],
-            "shards": [s.to_json() for s in self.shards],
-            "content_root": self.content_root,
-        }
+        kinds = {"kinds": list(self.kinds)} if self.kinds else {}
+        return (
+            self.extra
+            | kinds
+            | {
+                "format": FORMAT_NAME,
+                "version": list(self.version),
+                "crit": list(kinds),
+                "dataset": {
+                    "split": self.split,
+                    "records": self.records,
+                    "image_bytes": self.image_bytes,
+                    "partial": self.partial,
+                    "class_sorted": self.class_sorted,
+                    "skipped": self.skipped,
+                },
+                "labels": {
+                    "space": "sorted_wnid0",
+                    "classes": self.labels.to_json(),
+                    "sha256": self.labels.digest,
+                },
+                "source": self.source,
+                "plan": self.plan,
+                "container": self.container,
+                "writer": self.writer,
+                "tables": [t.to_json() for t in self.tables],
+                "shards": [s.to_json() for s in self.shards],
+                "content_root": self.content_root,
+            }
+        )
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes, such that ``Manifest.parse(m.to_bytes()) == m``."""
@@ -159,22 +173,24 @@ class Manifest:
             content_root=value["content_root"],
             version=(value["version"][0], value["version"][1]),
             extra={name: part for name, part in value.items() if name not in KNOWN_KEYS},
+            kinds=tuple(value.get("kinds", ())),
         )
 
 
-def read_manifest(dataset: Path) -> Manifest:
+def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
     """Return the manifest of the folder ``dataset``. Raises ManifestDamaged, UnknownVersion, OSError."""
-    path = dataset / MANIFEST_NAME
+    folder = user_path(dataset)
+    path = folder / MANIFEST_NAME
     try:
         data = read_small(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
         message = "no manifest.json: not a dataset, or its conversion has not finished"
-        raise ManifestDamaged(message, path=dataset) from error
+        raise ManifestDamaged(message, path=folder) from error
     return Manifest.parse(data, path)
 
 
 def _check_version(value: object, path: Path | None) -> None:
-    """Refuse an unknown major version, or an unknown critical key, before anything else is checked."""
+    """Refuse an unknown major version, critical key or kind of image, before anything else is checked."""
     if not isinstance(value, dict) or value.get("format") != FORMAT_NAME:
         raise ManifestDamaged("is not a shardprep manifest", path=path)
     version, critical = value.get("version"), value.get("crit")
@@ -184,9 +200,10 @@ def _check_version(value: object, path: Path | None) -> None:
         raise ManifestDamaged("crit is not a list", path=path)
     if _root_of(value) != value.get("root"):
         raise ManifestDamaged("does not match its own root: it was changed after it was published", path=path)
-    if version[0] != FORMAT_VERSION[0] or critical:
+    unknown = unknown_parts(critical, value.get("kinds"))
+    if version[0] != FORMAT_VERSION[0] or unknown:
         known = ".".join(map(str, FORMAT_VERSION))
-        found = ".".join(map(str, version)) + (f" with {critical}" if critical else "")
+        found = ".".join(map(str, version)) + (f" with {unknown}" if unknown else "")
         raise UnknownVersion(f"format version {found}; this release knows {known}", path=path)
 
 

@@ -10,10 +10,19 @@ from itertools import pairwise
 from typing import Any, TypeGuard
 
 from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.images.kinds.image_info import LATER_KINDS
 from shardprep.formats.records.labels import MAX_CLASS_ID, label_digest
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+CRITICAL_KEYS = ("kinds",)
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def unknown_parts(critical: list[Any], kinds: object) -> list[Any]:
+    """Return the critical keys, and the kinds of images, that this release does not know."""
+    listed = kinds if isinstance(kinds, list) and "kinds" in critical else []
+    unknown = [name for name in critical if name not in CRITICAL_KEYS]
+    return unknown + [kind for kind in listed if isinstance(kind, str) and kind not in LATER_KINDS]
 
 
 def issues_of(value: dict[str, Any]) -> list[str]:
@@ -52,12 +61,25 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
         ("plan", "complete", _holds(value.get("plan"), plan)),
         ("writer", "complete", _holds(value.get("writer"), {})),
         ("container", "one of " + ", ".join(CONTAINERS), value.get("container") in CONTAINERS),
+        ("crit", "the list of critical keys that are there", value.get("crit") == _critical_in(value)),
+        ("kinds", "a list of kinds in order", _kinds_ok(value.get("kinds", ["WebP"]))),
         ("content_root", "a digest", isinstance(value.get("content_root"), str)),
     ]
     for name in ("tables", "shards"):
         part = value.get(name)
         checks.append((name, "a list of files", isinstance(part, list) and all(map(_file_ok, part))))
     return checks
+
+
+def _critical_in(value: dict[str, Any]) -> list[str]:
+    return [name for name in CRITICAL_KEYS if name in value]
+
+
+def _kinds_ok(value: object) -> bool:
+    """Whether the value names some kinds, in their order and each once."""
+    return (
+        isinstance(value, list) and value != [] and value == [kind for kind in LATER_KINDS if kind in value]
+    )
 
 
 def _holds(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:

@@ -12,7 +12,7 @@ from shardprep.formats.records.canonical_json import parse_canonical_json
 from shardprep.formats.records.labels import OFFICIAL_IMAGES
 from shardprep.formats.records.stored_order import MAX_SEED, ORDERS, is_class_sorted, permutation
 
-from .index import Rows
+from .index import Rows, kinds_in
 from .manifest import QUARANTINE_NAME, Manifest
 from .published_file import read_small
 
@@ -20,7 +20,7 @@ MAX_QUARANTINE_BYTES = 64 << 20
 
 
 def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
-    """Yield what is not true of unique keys, the plan's order, ``class_sorted`` and ``partial``.
+    """Yield what is not true of unique keys, the plan's order, ``kinds``, ``class_sorted`` and ``partial``.
 
     If images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked
     for the official classes only.
@@ -29,6 +29,8 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
         yield f"its order is not the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"
     if not _keys_unique(index):
         yield "two records have the same key"
+    if (kinds := kinds_in(index["flags"])) != manifest.kinds:
+        yield f"its kinds are {', '.join(manifest.kinds) or 'none'}, and the records' {', '.join(kinds) or 'none'}"
     is_sorted = is_class_sorted(index["label"])
     if is_sorted != manifest.class_sorted and not manifest.skipped:
         yield f"its class_sorted is {manifest.class_sorted}, and the records' order is {is_sorted}"
@@ -41,19 +43,21 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
 def check_quarantine(dataset: Path, manifest: Manifest) -> None:
     """Check the number of skipped images against the quarantine list. Raises ManifestDamaged, OSError."""
     entry, path = manifest.table(QUARANTINE_NAME), dataset / QUARANTINE_NAME
-    listed = _quarantined(path) if entry else 0
+    listed = len(quarantined(dataset)) if entry else 0
     if not manifest.skipped == listed == (entry.records if entry else 0):
         raise ManifestDamaged(f"lists {listed} images, and {manifest.skipped} were skipped", path=path)
 
 
-def _quarantined(path: Path) -> int:
+def quarantined(dataset: Path) -> list[dict[str, str]]:
+    """Return the quarantine list: key, where and reason of each image. Raises ManifestDamaged, OSError."""
+    path = dataset / QUARANTINE_NAME
     try:
         listed = parse_canonical_json(read_small(path, MAX_QUARANTINE_BYTES))
     except ValueError as error:
         raise ManifestDamaged(str(error), path=path) from error
     if not isinstance(listed, list) or not all(map(_is_skipped, listed)):
         raise ManifestDamaged("is not a list of images with key, where and reason", path=path)
-    return len(listed)
+    return listed
 
 
 def _is_skipped(value: object) -> bool:

@@ -35,7 +35,8 @@ class Report:
 
     ``dataset`` is the folder, ``level`` the level checked, and ``manifest`` the :class:`Manifest`, None if it
     is damaged. ``findings`` are damage, ``unchecked`` is what could not be read, and ``notes`` are remarks
-    that are no damage, such as messages of the decoder.
+    that are no damage, such as messages of the decoder. ``rebuilt`` are the names of the files that a repair
+    replaced before, and empty for a verification alone.
     """
 
     dataset: Path
@@ -44,6 +45,13 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
+    rebuilt: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        found = (
+            f"{len(self.findings):,} findings, {len(self.unchecked):,} unchecked, {len(self.notes):,} notes"
+        )
+        return f"<Report on {os.fspath(self.dataset)!r} ({self.level}): {found}>"
 
     @property
     def exit_code(self) -> int:

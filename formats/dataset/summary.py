@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.images.header import EXTREME_ASPECT, ImageFlag
+from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT, KINDS, ImageFlag
 
 from .dataset import Dataset
 
@@ -22,7 +22,8 @@ class Summary:
     ``seed``, ``class_sorted``, ``partial``, ``skipped``, the number of ``boxes``, the layout of the
     ``source``, ``content_root`` and ``root``. From the index: ``classes_present`` with images, ``per_class``
     the fewest and most images of these, ``images`` which maps "width", "height" (pixels) and "length"
-    (bytes) to (5 %, median, 95 %, largest), and ``oddities`` the number of unusual images by kind.
+    (bytes) to (5 %, median, 95 %, largest), ``kinds`` the number of images by kind of file, such as "JPEG",
+    and ``oddities`` the number of unusual images by property.
     """
 
     path: str
@@ -43,17 +44,28 @@ class Summary:
     boxes: int
     source: str
     images: dict[str, tuple[int, int, int, int]]
+    kinds: dict[str, int]
     oddities: dict[str, int]
     content_root: str
     root: str
+
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {self.classes:,} classes, {self.shards:,} {self.container} shards"
+        return f"<Summary of {self.path!r}: {self.split}, {size}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as a JSON object."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def summarise(dataset: Dataset) -> Summary:
-    """Return the summary of ``dataset``, an opened :class:`Dataset`. Reads no shard."""
+def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
+    """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`. Reads no shard.
+
+    Raises what :func:`open_dataset` raises.
+    """
+    if not isinstance(dataset, Dataset):
+        with Dataset(dataset) as opened:
+            return summarise(opened)
     manifest, index = dataset.manifest, dataset.index
     counts = np.unique(index["label"], return_counts=True)[1]
     boxes = manifest.table("boxes.npy")
@@ -76,6 +88,7 @@ def summarise(dataset: Dataset) -> Summary:
         boxes=boxes.records if boxes else 0,
         source=manifest.source["layout"],
         images={name: _spread(index[name]) for name in ("width", "height", "length")},
+        kinds=_kinds(index),
         oddities=_oddities(index),
         content_root=manifest.content_root,
         root=manifest.root,
@@ -87,20 +100,45 @@ def _spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
     return int(low), int(middle), int(high), int(largest)
 
 
+def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:
+    """Return the number of images of each kind that there is."""
+    kinds, counts = np.unique(index["flags"] & sum(KINDS.values()), return_counts=True)
+    found = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+    return {name: found[flag] for name, flag in KINDS.items() if flag in found}
+
+
 def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
-    """Return the number of unusual images by kind; an image may be of several kinds."""
+    """Return the number of unusual images by property; an image may have several."""
     flags, components = index["flags"], index["components"]
     width, height = index["width"].astype(np.int64), index["height"].astype(np.int64)
-    png = (flags & ImageFlag.PNG) != 0
+    is_jpeg = flags & sum(KINDS.values()) == 0
     counts = {
-        "PNG": png,
         "progressive": (flags & ImageFlag.PROGRESSIVE) != 0,
         "grayscale": components <= 2,
-        "CMYK": (components == 4) & ~png,
+        "CMYK": (components == 4) & is_jpeg,
         "EXIF orientation": index["orientation"] != 1,
         "corrupt EXIF": (flags & ImageFlag.CORRUPT_EXIF) != 0,
+        "several frames": (flags & ImageFlag.SEVERAL) != 0,
         "trailing bytes": (flags & ImageFlag.TRAILING_BYTES) != 0,
         "under 32 pixels": np.minimum(width, height) < 32,
         f"over {EXTREME_ASPECT}:1": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
     }
     return {name: int(np.count_nonzero(found)) for name, found in counts.items()}
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """A class: its label, its name (for ImageNet the wnid), its words (None if unknown), and its images."""
+
+    label: int
+    name: str
+    words: str | None
+    images: int
+
+
+def class_counts(dataset: Dataset) -> list[ClassCount]:
+    """Return all classes of ``dataset`` in the order of their labels, also those without images."""
+    labels = dataset.index["label"]
+    images = np.bincount(labels[labels >= 0], minlength=len(dataset.manifest.labels)).tolist()
+    classes = dataset.manifest.labels.classes
+    return [ClassCount(i, c.name, c.words, n) for i, (c, n) in enumerate(zip(classes, images, strict=True))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from .header import MAX_PIXELS
+from .kinds.image_info import MAX_PIXELS
 
 OLDEST = (4, 12)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -30,23 +30,29 @@ TINY = {Oddity.TINY_20X17: (20, 17), Oddity.TINY_8X8: (8, 8)}
 
 @dataclass(frozen=True)
 class Album:
-    """The photographs, by name, as BGR uint8 [H, W, 3]; ``cmyk`` is a finished JPEG of photograph 1."""
+    """The photographs, by name, as BGR uint8 [H, W, 3]; ``cmyk`` is a finished JPEG of photograph 1.
+
+    ``on_draw`` is called before each image is drawn.
+    """
 
     names: tuple[str, ...]
     photographs: tuple[Pixels, ...]
     cmyk: bytes
+    on_draw: Callable[[], None] | None = None
 
     @classmethod
-    def load(cls) -> Album:
+    def load(cls, on_draw: Callable[[], None] | None = None) -> Album:
         """Return the photographs in the package."""
         folder = resources.files("shardprep.formats.sample.photographs")
         files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".jpg")}
         cmyk = files.pop("cmyk.jpg")
         names = tuple(sorted(files))
-        return cls(names, tuple(_decode(files[name]) for name in names), cmyk)
+        return cls(names, tuple(_decode(files[name]) for name in names), cmyk, on_draw)
 
     def draw(self, image: SampleImage) -> bytes:
         """Return the encoded image. Deterministic for the same releases of OpenCV and NumPy."""
+        if self.on_draw is not None:
+            self.on_draw()
         if image.oddity is Oddity.CMYK:
             return insert_segment(self.cmyk, MARKER_COMMENT, image.key.encode())
         pixels = _crop(self.photographs[image.photograph], np.random.default_rng(image.seed))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import IO
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.system.user_path import user_path
 
 from .archives import published, write_test, write_train, write_val
 from .boxes import (
@@ -58,35 +63,46 @@ class SampleSummary:
 
 
 def make_sample(
-    output: Path,
+    output: str | os.PathLike[str],
     *,
     classes: int = 10,
     train_per_class: int = 30,
     val: int = 100,
     test: int = 20,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> SampleSummary:
     """Write six archives into the folder ``output``, which is created if it does not exist.
 
     ``classes`` is the number of classes, 1 to 1,000; ``train_per_class`` the number of training images of
     each class; ``val`` and ``test`` the numbers of validation and test images, at least 1. Another ``seed``
-    (0 or more) gives other classes and crops.
+    (0 or more) gives other classes and crops. ``progress`` receives the progress; None shows none.
 
     Equal arguments give equal bytes with the same releases of OpenCV, NumPy, SciPy and zlib. An archive gets
     its name only when it is complete. Raises UsageError if the folder holds one already or a number is not
     possible, and OSError if the disk fails.
     """
+    folder = user_path(output)
     plan = SamplePlan(classes, train_per_class, val, test, seed)
-    with single_threaded_opencv():
-        writers = _writers(plan, Album.load())
-        _refuse_existing(output, writers)
-        output.mkdir(parents=True, exist_ok=True)
-        for name, write in writers.items():
-            with published(output / name) as file:
-                write(file)
-    files = tuple(SampleFile(name, (output / name).stat().st_size) for name in writers)
     images = {"train": classes * train_per_class, "val": val, "test": test}
+    with single_threaded_opencv(), _drawing(plan, images, progress or NoProgress()) as on_draw:
+        writers = _writers(plan, Album.load(on_draw))
+        _refuse_existing(folder, writers)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, write in writers.items():
+            with published(folder / name) as file:
+                write(file)
+    files = tuple(SampleFile(name, (folder / name).stat().st_size) for name in writers)
     return SampleSummary(files, plan.wnids, images, tuple(_oddities(plan)))
+
+
+@contextmanager
+def _drawing(plan: SamplePlan, images: dict[str, int], progress: Progress) -> Iterator[Callable[[], None]]:
+    """Show the number of drawn images; those with boxes are drawn again, for their sizes."""
+    annotated = len(annotated_train(plan)) + len(annotated_val(plan))
+    drawn = count()
+    with progress.task("sample", records=sum(images.values()) + annotated, size=0):
+        yield lambda: progress.at(next(drawn), 0)
 
 
 def _writers(plan: SamplePlan, album: Album) -> dict[str, Callable[[IO[bytes]], None]]:

@@ -1,1 +1,1 @@
-"""What can be converted: official archives, image trees, files of tensorpack."""
+"""What can be converted: official archives, image trees, files of tensorpack, lists."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from shardprep.formats.errors import SourceIncomplete
 from shardprep.formats.records.labels import LabelSpace
@@ -16,6 +17,7 @@ from shardprep.formats.sources.annotations.boxes import find_boxes, read_boxes
 from shardprep.formats.sources.annotations.expected_count import expected_images, shortfall
 from shardprep.formats.sources.annotations.ground_truth import GroundTruth, check_entries
 from shardprep.formats.sources.listing.archive_md5 import archive_of, check_md5
+from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import (
     Archive,
     Box,
@@ -28,11 +30,12 @@ from shardprep.formats.sources.listing.source import (
 
 
 class Found(NamedTuple):
-    """The entries, the reader and the archives of one split."""
+    """The entries, the reader and the archives of one split, and what was left out of it."""
 
     entries: Entries
     reader: ByteReader
     archives: tuple[Path, ...] = ()
+    ignored: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +58,24 @@ class IlsvrcSource(Source):
         """The label space of all splits."""
 
     @abstractmethod
-    def find(self, split: str) -> Found:
-        """Return the entries of an existing split."""
+    def find(self, split: str, problems: Problems) -> Found:
+        """Return the entries of an existing split; those that cannot be used are added to ``problems``."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options that the manifest keeps."""
+        return {}
 
     @property
     def description(self) -> str:
         devkit = " with devkit" if self.annotation_files.devkit else ""
         return f"{self.layout}: {', '.join(self.splits)}{devkit} ({len(self.labels)} classes)"
 
-    def listing(self, split: str) -> Listing:
+    def survey(self, split: str) -> Listing:
         if split not in self.splits:
             raise no_such_split(split, self.splits)
-        found = self.find(split)
+        problems = Problems()
+        found = self.find(split, problems)
         if split == "val":
             check_entries(found.entries, self.labels)
         expected = self.expected(split)
@@ -79,6 +88,9 @@ class IlsvrcSource(Source):
             archives=self._archives(found.archives),
             expected=expected,
             shortfall=shortfall(split, found.entries, self.labels, self.annotation_files, expected),
+            problems=problems,
+            ignored=dict(found.ignored),
+            options=self.options,
         )
 
     def expected(self, split: str) -> int | None:
@@ -96,7 +108,8 @@ class IlsvrcSource(Source):
         truth = self.annotation_files.ground_truth(self.labels)
         if flat and not truth.authorities:
             raise SourceIncomplete(
-                f"nothing says which class the val images are of; put {WANTED_FOR_VAL} beside them",
+                "nothing says which class the val images are of; sort them into val/<class>/, put "
+                f"{WANTED_FOR_VAL} beside them, or convert a list of paths and labels",
                 path=self.beside[0] if self.beside else None,
             )
         return truth

@@ -12,6 +12,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace, official_words
 from shardprep.formats.sources.annotations.annotation_files import AnnotationFiles
 from shardprep.formats.sources.listing.entry_table import EntryTable, record_key
+from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import SPLITS
 from shardprep.formats.sources.tar.reader import TarReader
 from shardprep.formats.sources.tar.walk import Member, walk
@@ -81,9 +82,9 @@ class OfficialTars(IlsvrcSource):
                 wnids = {wnid for wnid, _ in _members(archive, "train")}
         return LabelSpace.of(official_words() if wnids <= official_words().keys() else wnids)
 
-    def find(self, split: str) -> Found:
+    def find(self, split: str, problems: Problems) -> Found:
         path = self.paths[split]
-        table = EntryTable(path)
+        table = EntryTable(path, problems)
         with ArchiveFile(path) as archive:
             archive.expect_random_reads()
             if split == "train":

@@ -9,11 +9,14 @@ from pathlib import Path
 from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.annotations.annotation_files import WANTED_FOR_CLASSES, WANTED_FOR_VAL
+from shardprep.formats.sources.labelled_list.source import labelled_list
 from shardprep.formats.sources.listing.source import SPLITS, Box, Listing, Source, no_such_split
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.tar.header import BLOCK
 from shardprep.formats.sources.tensorpack.source import tensorpack_lmdb
 from shardprep.formats.system.regular_file import naming
 
+from .held_out import held_out
 from .ilsvrc_source import IlsvrcSource
 from .image_tree import class_folders, extracted_tree, kaggle_tree
 from .official_tars import official_tars, single_tar
@@ -24,7 +27,8 @@ _UNKNOWN_SOURCE = (
     "ILSVRC2012_img_train.tar, _img_val.tar or _img_test.tar, or a folder that holds them; "
     "a folder with train/<class>/, val/ or test/ in it, extracted or Kaggle's (ILSVRC/Data/CLS-LOC); "
     "a folder of class folders; "
-    "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb. "
+    "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb; "
+    "a list of images with their labels (.txt, .csv, .tsv, .jsonl). "
     f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
 )
 
@@ -56,11 +60,11 @@ class MixedSource(Source):
     def folders(self) -> tuple[Path, ...]:
         return tuple(dict.fromkeys(f for member in self.members.values() for f in member.folders))
 
-    def listing(self, split: str) -> Listing:
+    def survey(self, split: str) -> Listing:
         if split not in self.members:
             raise no_such_split(split, self.splits)
         self._labels()
-        return self.members[split].listing(split)
+        return self.members[split].survey(split)
 
     def boxes(self, split: str) -> Iterator[Box] | None:
         return self.members[split].boxes(split)
@@ -79,32 +83,56 @@ class MixedSource(Source):
         return one.labels
 
 
-def recognise(path: Path, *, split: str | None = None, check_md5: bool = False) -> Source:
+def recognise(
+    path: Path,
+    *,
+    split: str | None = None,
+    check_md5: bool = False,
+    options: SourceOptions | None = None,
+    seed: int = 0,
+) -> Source:
     """Return the source at a path, which may be a link; a split that exists twice is taken from its tar.
 
-    Class folders without a split, and an LMDB, are taken for ``split``, or for train. Only folders and a
-    first header are read. Raises UsageError if nothing is recognised, DataError and OSError.
+    Class folders without a split, an LMDB and a list are taken for ``split``, or for train. ``seed`` draws
+    the images of a ``val_fraction``. Only folders and a first header are read. Raises UsageError if nothing
+    is recognised, DataError and OSError.
     """
+    options = options or SourceOptions()
     if split not in (None, *SPLITS):
         raise UsageError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
     if not path.exists():
         raise UsageError("does not exist", path=path)
-    path = path.resolve()
-    found = _of_folder(path, check_md5) if path.is_dir() else _of_file(path, check_md5)
+    if options.val_fraction is None:
+        return _recognised(path.resolve(), split, check_md5, options)
+    return held_out(_recognised(path.resolve(), "train", check_md5, options), options.val_fraction, seed)
+
+
+def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
+    found = _of_folder(path, options, check_md5) if path.is_dir() else _of_file(path, check_md5)
     if not found and (lmdb := tensorpack_lmdb(path, split or "train")):
-        return lmdb
-    if not found and path.is_dir() and (source := class_folders(path, split or "train")):
+        return _without_list_options(lmdb, options)
+    if not found and path.is_dir() and (source := class_folders(path, split or "train", options)):
         found = [source]
+    if not found and (listed := labelled_list(path, split, options)):
+        return listed
     if not found:
         raise UsageError(_UNKNOWN_SOURCE, path=path)
-    return merged(found)
+    return _without_list_options(merged(found), options)
 
 
-def _of_folder(path: Path, check_md5: bool) -> list[IlsvrcSource]:
+def _without_list_options(source: Source, options: SourceOptions) -> Source:
+    """Return the source, which is no list. Raises UsageError if options of lists were given."""
+    if options.for_lists:
+        names = ", ".join(name.replace("_", " ") for name in options.for_lists)
+        raise UsageError(f"only a list of images has a {names}, and this is {source.description}")
+    return source
+
+
+def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[IlsvrcSource]:
     every = (
         official_tars(path, check_md5=check_md5),
-        kaggle_tree(path, check_md5=check_md5),
-        extracted_tree(path, check_md5=check_md5),
+        kaggle_tree(path, options, check_md5=check_md5),
+        extracted_tree(path, options, check_md5=check_md5),
     )
     return [source for source in every if source is not None]
 

@@ -155,6 +155,8 @@ class Flow(FlowSources):
     def shuffle(self, window: int, *, seed: int = 0) -> Flow:
         """Move each item by less than ``window`` places, at random. Every pass has each item once.
 
+        Away from both ends, an item moves by up to half the window in either direction, a quarter on average,
+        with a standard deviation of 0.29 windows: a window of 3 n spreads as far as tensorpack's buffer of n.
         Where items can be picked by number (sequences, datasets, files, and maps over those), only numbers
         are shuffled. Otherwise about half a window of items is held in memory.
         """

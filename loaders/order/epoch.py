@@ -24,6 +24,7 @@ class EpochPlan:
     """The parameters of one rank's batches in every epoch; equal plans give equal batches.
 
     ``dataset`` is the root of its manifest, ``shard_counts`` are the shards' record counts in stored order.
+    Raises UsageError where an epoch of any rank would be without a batch, though there are records.
     """
 
     dataset: str
@@ -34,6 +35,21 @@ class EpochPlan:
     rank: int
     world_size: int
     drop_last: bool
+
+    def __post_init__(self) -> None:
+        records = self.split(0).records
+        if 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
+            raise UsageError(self._without_batch(records))
+
+    def _without_batch(self, records: int) -> str:
+        ranks = f" for each of {self.world_size} ranks" if self.world_size > 1 else ""
+        most = records // self.world_size
+        instead = [f"a batch_size of at most {most}"] if most else [f"at most {records} ranks"]
+        instead += ["drop_last=False"] if self.drop_last and most else []
+        return (
+            f"an epoch of {records} records has no batch with batch_size={self.batch_size}{ranks} and "
+            f"drop_last={self.drop_last}; use {' or '.join(instead)}"
+        )
 
     def split(self, start: int) -> RankSplit:
         """Return this rank's batches of an epoch that continues at ``start``."""
@@ -129,7 +145,10 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
     differing = [name for name, value in _identity(plan).items() if state.get(name) != value]
     if differing:
-        raise UsageError(f"the state is of a loader with another {' and '.join(differing)}; use the same")
+        hint = " (records= and classes= count, too)" if "dataset" in differing else ""
+        raise UsageError(
+            f"the state is of a loader with another {' and '.join(differing)}; use the same{hint}"
+        )
     number, place, rank, world_size = (
         _number(state, name) for name in ("epoch", "place", "rank", "world_size")
     )

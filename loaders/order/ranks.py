@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from shardprep.formats.errors import UsageError
 
-LAUNCHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-SLURM_STEPS = 0xFFFFFFF0  # step ids from here on are not srun's: the batch script, an interactive shell
-TRAINERS = ("chief", "master", "worker")  # the task types that train, in rank order; master is TF 1's chief
+from .launchers import launched_rank
+from .process_groups import process_groups
+from .process_rank import ProcessRank, checked_rank
 
 
 def rank_and_world_size(
@@ -19,65 +18,49 @@ def rank_and_world_size(
     world_size: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[int, int]:
-    """Return rank and world size as given, else from the launcher's environment, else (0, 1).
+    """Return rank and world size as given, else as an initialised framework or a launcher says, else (0, 1).
 
-    The first of these that is set is used: RANK and WORLD_SIZE, Open MPI, an srun step of Slurm, TF_CONFIG.
-    Slurm counts only within a step: a batch script or the shell of salloc has SLURM_NTASKS too, but is one
-    process. Raises UsageError where a value is missing or invalid.
+    Given values are taken as they are. Else an initialised ``torch.distributed`` or ``jax.distributed``, or a
+    current ``MultiWorkerMirroredStrategy``, is asked, where it is imported already, and then the environment:
+    RANK and WORLD_SIZE, Lightning's LOCAL_RANK, Open MPI, an srun step of Slurm, TF_CONFIG. Raises UsageError
+    where a value is missing or invalid, and where two of them contradict each other. A launcher's process may
+    start several ranks: then the framework's world size is a multiple of the environment's, and counts.
     """
     if rank is not None or world_size is not None:
-        return _pair("rank", rank, "world_size", world_size)
-    for rank_name, size_name in (*LAUNCHERS, *_slurm_names(environ)):
-        if rank_name in environ or size_name in environ:
-            return _pair(rank_name, environ.get(rank_name), size_name, environ.get(size_name))
-    if environ.get("TF_CONFIG"):
-        return _tf_config(environ["TF_CONFIG"])
-    return 0, 1
+        return checked_rank("rank", rank, "world_size", world_size)[:2]
+    if groups := process_groups():
+        return _agreed(groups, _launched_or_none(environ))[:2]
+    launched = launched_rank(environ)
+    return launched[:2] if launched else (0, 1)
 
 
-def _slurm_names(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    step = environ.get("SLURM_STEP_ID", "")
-    if not step.isdecimal() or int(step) >= SLURM_STEPS:
-        return ()
-    # A step may have fewer tasks than the job; older Slurm has only SLURM_NTASKS.
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    return (("SLURM_PROCID", size),)
+def refuse_other_rank(rank: int, world_size: int) -> None:
+    """Raise UsageError where a framework that was initialised in the meantime says another rank."""
+    made_for = ProcessRank(rank, world_size, "the Loader, which was made before that,")
+    for group in process_groups():
+        if not group.is_same(made_for):
+            raise UsageError(
+                f"{group}, but {made_for}: make it after the framework is initialised (in Lightning, in "
+                "train_dataloader()), or give it rank= and world_size="
+            )
 
 
-def _pair(rank_name: str, rank: int | str | None, size_name: str, size: int | str | None) -> tuple[int, int]:
-    for name, value, other in ((rank_name, rank, size_name), (size_name, size, rank_name)):
-        if value is None:
-            raise UsageError(f"{other} is set but {name} is not: set both or neither")
-    number, count = _number(rank_name, rank), _number(size_name, size)
-    if count < 1:
-        raise UsageError(f"{size_name} must be at least 1, not {count}")
-    if not 0 <= number < count:
-        raise UsageError(f"{rank_name} must be from 0 to {count - 1} ({size_name} is {count}), not {number}")
-    return number, count
+def _agreed(groups: Sequence[ProcessRank], launched: ProcessRank | None) -> ProcessRank:
+    for one, other in pairwise(groups):
+        if not one.is_same(other):
+            raise _contradiction(one, other)
+    if launched and not launched.is_same(groups[0]) and not launched.may_have_started(groups[0]):
+        raise _contradiction(groups[0], launched)
+    return groups[0]
 
 
-def _number(name: str, value: int | str | None) -> int:
+def _contradiction(one: ProcessRank, other: ProcessRank) -> UsageError:
+    return UsageError(f"{one}, but {other}: give the Loader rank= and world_size=")
+
+
+def _launched_or_none(environ: Mapping[str, str]) -> ProcessRank | None:
+    """What the launcher set, None where that is incomplete, as a framework does not need it."""
     try:
-        return int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
-
-
-def _tf_config(text: str) -> tuple[int, int]:
-    """Rank the chief first, then the workers. An evaluator, or a config without a cluster, is (0, 1)."""
-    try:
-        config = json.loads(text)
-        cluster = config.get("cluster") or {}
-        task = config.get("task") or {}
-        sizes = {kind: len(cluster.get(kind, ())) for kind in TRAINERS}
-        kind, index = task.get("type"), task.get("index")
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UsageError(f"TF_CONFIG is not a cluster and a task in JSON: {error}") from error
-    if not cluster or kind == "evaluator":
-        return 0, 1
-    if kind not in TRAINERS:
-        raise UsageError(f"TF_CONFIG has the task type {kind!r}: only {', '.join(TRAINERS)} read data")
-    if not isinstance(index, int) or not 0 <= index < sizes[kind]:
-        raise UsageError(f"TF_CONFIG has the task {kind} {index!r} in a cluster of {sizes[kind]}")
-    before = TRAINERS[: TRAINERS.index(kind)]
-    return sum(sizes[k] for k in before) + index, sum(sizes.values())
+        return launched_rank(environ)
+    except UsageError:
+        return None

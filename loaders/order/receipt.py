@@ -80,6 +80,12 @@ class Receipt:
     skipped: tuple[int, ...] = ()
     left_out: Tally = field(default_factory=Tally)
 
+    def __repr__(self) -> str:
+        return (
+            f"<Receipt of epoch {self.epoch}: {self.count:,} delivered, {len(self.skipped):,} skipped, "
+            f"{self.left_out.count:,} left out>"
+        )
+
     @classmethod
     def of(cls, records: npt.ArrayLike | range, *, dataset: str, epoch: int) -> Receipt:
         """Return the receipt for these record numbers."""
@@ -122,12 +128,23 @@ class Receipt:
             left_out=_common("left_out", {part.left_out for part in parts} - {Tally()} or {Tally()}),
         )
 
-    def check(self, records: int) -> None:
+    def check(self, records: int, *, left_out: int = 0, skipped: int = 0) -> None:
         """Raise DataError unless records 0 .. records - 1 were each delivered exactly once.
 
-        Records that were skipped or left out count as accounted for; :attr:`is_complete` says whether there
-        are any.
+        ``left_out`` is the number of records that ``drop_last`` cuts off, ``skipped`` that of bad records, 0
+        by default. The error names them where they differ: ``check(n)`` passes only if n were delivered.
         """
+        self._check_all_are_known(records)
+        found = {"left_out": self.left_out.count, "skipped": len(self.skipped)}
+        if found != {"left_out": left_out, "skipped": skipped}:
+            call = ", ".join([str(records), *(f"{name}={count}" for name, count in found.items() if count)])
+            raise DataError(
+                f"epoch {self.epoch} of {self.dataset} delivered {self.count} of {records} records: drop_last left "
+                f"out {self.left_out.count}, and {len(self.skipped)} were skipped as bad; check({call}) accepts that"
+            )
+
+    def _check_all_are_known(self, records: int) -> None:
+        """Raise DataError unless each record was delivered, skipped or left out, exactly once."""
         accounted = self.delivered + Tally.of(self.skipped) + self.left_out
         if accounted == Tally.of_dataset(records):
             return

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.crop import Crop
+from shardprep.formats.images.crop_ready.crop import Crop
 
 Matrix = npt.NDArray[np.float64]
 

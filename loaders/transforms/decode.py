@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.crop import Crop
+from shardprep.formats.images.crop_ready.crop import Crop
+from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.decoder import Encoded, decode
-from shardprep.formats.images.header import jpeg_size
+from shardprep.formats.images.kinds.jpeg import jpeg_size
 from shardprep.formats.images.opencv import cv2
-from shardprep.formats.images.restart_grid import grid_of
 
 from .windows import Window
 

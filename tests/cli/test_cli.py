@@ -31,7 +31,7 @@ def test_every_command_has_help(command: str) -> None:
 
 @pytest.mark.slow
 def test_convert_says_what_it_made(archives: Path, tmp_path: Path) -> None:
-    done = prep("convert", archives, tmp_path / "out", "--workers", "2", check=True)
+    done = prep("convert", archives, tmp_path / "out", "--workers", "2", "--quiet", check=True)
 
     assert "official-tars" in done.stdout or "official" in done.stdout
     assert done.stdout.count("root ") == 6  # content_root and root of three splits
@@ -40,7 +40,7 @@ def test_convert_says_what_it_made(archives: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_convert_json_is_one_object_and_nothing_else(archives: Path, tmp_path: Path) -> None:
-    done = prep("convert", archives, tmp_path / "out", "--split", "val", "--json", check=True)
+    done = prep("convert", archives, tmp_path / "out", "--split", "val", "--json", "--quiet", check=True)
 
     (split,) = json.loads(done.stdout)["splits"]
     assert split["records"] == 10
@@ -59,7 +59,7 @@ def test_inspect_prints_the_same_figures_as_text_and_json(archives: Path, tmp_pa
     assert manifest.root == summary["root"]
     assert manifest.root in text
     assert "shuffled, seed 0" in text
-    assert summary["oddities"]["PNG"] == 1
+    assert summary["kinds"]["PNG"] == 1
     assert summary["oddities"]["CMYK"] == 1
 
 
@@ -141,7 +141,7 @@ def test_damage_is_1_and_named(archives: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_written_is_3(archives: Path, tmp_path: Path) -> None:
-    done = prep("convert", archives, "/proc/shards")
+    done = prep("convert", archives, "/proc/shards", "--quiet")
 
     assert done.returncode == 3
     assert_one_line(done.stderr)
@@ -149,7 +149,7 @@ def test_what_cannot_be_written_is_3(archives: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_file_size_limit_is_3_and_resumable(archives: Path, tmp_path: Path) -> None:
-    words = ["convert", archives, tmp_path / "out", "--split", "val", "--shard-size", "100K"]
+    words = ["convert", archives, tmp_path / "out", "--split", "val", "--shard-size", "100K", "--quiet"]
 
     done = prep(*words, prefix=["prlimit", "--fsize=60000"])
 
@@ -166,6 +166,7 @@ def test_an_interruption_ends_all_at_once_and_is_resumable(
 ) -> None:
     out = tmp_path / "out"
     words = ["convert", str(archives), str(out), "--split", "train", "--shard-size", "1", "--workers", "2"]
+    words.append("--quiet")
     process = subprocess.Popen(
         [sys.executable, "-m", "shardprep.cli", *words],
         stderr=subprocess.PIPE,

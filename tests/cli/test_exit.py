@@ -73,7 +73,7 @@ def launch(self, process):
     raise BrokenPipeError(32, "Broken pipe")
 
 Popen._launch = launch
-sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--workers", "1"]))
+sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--workers", "1", "--quiet"]))
 """
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -87,7 +87,7 @@ sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--worker
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_matter(archives: Path, tmp_path: Path, closed: str) -> None:
-    words = ["convert", archives, tmp_path / "out", "--split", "test", "--workers", 1]
+    words = ["convert", archives, tmp_path / "out", "--split", "test", "--workers", 1, "--quiet"]
 
     done = shell(f'"$@" {closed}', *words)
 
@@ -218,7 +218,9 @@ def test_workers_need_no_shared_memory(archives: Path, tmp_path: Path) -> None:
 
 
 def test_too_many_open_files_says_which_limit_to_raise(archives: Path, tmp_path: Path) -> None:
-    done = prep("convert", archives, tmp_path / "out", "--workers", 1, prefix=["prlimit", "--nofile=10"])
+    done = prep(
+        "convert", archives, tmp_path / "out", "--workers", 1, "--quiet", prefix=["prlimit", "--nofile=10"]
+    )
 
     assert done.returncode == 3
     assert done.stderr.endswith("too many open files; raise ulimit -n\n")

@@ -32,6 +32,7 @@ from shardprep.formats.records.canonical_json import canonical_json, parse_canon
 from shardprep.formats.records.record import Record
 from shardprep.formats.sources.annotations.boxes import read_boxes
 from shardprep.formats.sources.annotations.devkit import read_devkit
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 from shardprep.loaders import EvalTransform, Loader, TrainTransform
 from shardprep.loaders.order.rng import record_rng
@@ -159,6 +160,19 @@ def lists(rng: Random, base: Path, scratch: Path) -> None:
     read_source(kaggle, "val")
 
 
+ROWS = [*LISTS, b"{", b"[" * 9999, b"\\u", b";", b"\t", b"../", b"/", b"9" * 5000, b"null", b"true", b"-1"]
+
+
+def image_lists(rng: Random, base: Path, scratch: Path) -> None:
+    name = rng.choice(["rows.txt", "rows.csv", "rows.jsonl"])
+    path = scratch / name
+    path.write_bytes(mutated((base / name).read_bytes(), rng, ROWS))
+    listing = recognise(path, options=SourceOptions(root=base)).listing("train")
+    with listing.reader as reader:
+        for entry in listing.entries:
+            reader.read(entry)
+
+
 PICKLES = [bytes([code]) for code in b"(.]ae)tu0N}cRbhjqr\x94\x95\x85\x86\x87\x88\x8c\x8e\x93"]
 PICKLES += [b"(" * 9999, b"N" * 9999, b"h\0a" * 9999, b"\x8a\x10" + b"\xff" * 16, b"\x8b\xff\xff\xff\x7f"]
 PICKLES += [
@@ -214,6 +228,23 @@ JPEG += [b"\xff\xda\0\2", b"\xff\xff\0\1", b"\0\1\xff\xff", b"Exif\0\0MM\0*\xff\
 def jpeg(rng: Random, base: Path, scratch: Path) -> None:
     name = rng.choice(["baseline.jpg", "progressive.jpg", "exif.jpg", "cmyk.jpg", "line.jpg"])
     read_image(mutated((base / name).read_bytes(), rng, JPEG))
+
+
+NUMBERS = [
+    b"\0\0",
+    b"\0\0\0\0",
+    b"\xff\xff",
+    b"\xff\xff\xff\xff",
+    b"\x7f\xff\xff\xff",
+    b"\0\0\1\0",
+    b"\xff\xff\xff\x7f",
+]
+
+
+def image_kind(rng: Random, base: Path, scratch: Path) -> None:
+    """A file of another kind than PNG and JPEG."""
+    path = rng.choice(sorted((base / "kinds").iterdir()))
+    read_image(mutated(path.read_bytes(), rng, NUMBERS))
 
 
 def read_dataset(path: Path) -> None:
@@ -285,7 +316,7 @@ def verified(rng: Random, base: Path, scratch: Path) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(devkit, annotation, val_tar, train_tar, lists, tensorpack, png, jpeg),
+        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg, image_kind),
         *(manifest, table, lmdb_shard, hdf5_shard, verified),
     )
 }

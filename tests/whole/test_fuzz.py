@@ -1,5 +1,6 @@
 """Odd files of every kind are read, or refused with a documented error; no crash, hang or flood of memory."""
 
+import json
 import subprocess
 import sys
 import zlib
@@ -13,6 +14,7 @@ import pytest
 from datasets import converted
 from fuzz_targets import TARGETS
 from image_files import chunk, encoded, pixels, png, tiff, with_exif
+from image_kinds import KINDS
 from pictures import cmyk_jpeg
 from source_builders import Miniature
 from test_boxes import WNID, box_object, xml
@@ -46,8 +48,17 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "box.xml": b'<?xml version="1.0" encoding="utf-8"?>'
         + xml(box_object(WNID, 1, 2, 30, 40), box_object("dog", -5, 2, 130, 20)),
     }
+    rows = [(name, at % 2) for at, name in enumerate(images)]
+    others |= {
+        "rows.txt": "".join(f"{name} {label}\n" for name, label in rows).encode(),
+        "rows.csv": b"image,label\n" + "".join(f'"{name}",{label}\n' for name, label in rows).encode(),
+        "rows.jsonl": "".join(json.dumps({"path": n, "label": label}) + "\n" for n, label in rows).encode(),
+    }
     for name, data in (images | others).items():
         (folder / name).write_bytes(data)
+    (folder / "kinds").mkdir()
+    for name, (data, _) in KINDS.items():
+        (folder / "kinds" / name).write_bytes(data)
     for name, serializer in (("pickle", "pickle 5"), ("text", "pickle 2"), ("msgpack", "msgpack")):
         dumps = SERIALIZERS[serializer]
         points = [*images.values(), np.frombuffer(images["baseline.jpg"], np.uint8)]
@@ -91,9 +102,11 @@ MANY = {
     "val_tar": 2500,
     "train_tar": 2500,
     "lists": 800,
+    "image_lists": 2500,
     "tensorpack": 2500,
     "png": 6000,
     "jpeg": 6000,
+    "image_kind": 6000,
     "manifest": 1500,
     "table": 1500,
     "lmdb_shard": 600,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 
+from .problems import Problems
 from .source import Entries, entry_dtype
 
 _PIECE_ROWS = 1 << 14
@@ -60,38 +62,52 @@ class GrowingTable:
 class EntryTable:
     """The builder of ``Listing.entries`` for images in the archive, or below the folder, ``source``.
 
-    Raises SourceDamaged for an entry over the limits, and for repeated keys.
+    Entries over the limits, and repeated keys, are added to ``problems``; None raises SourceDamaged for them.
     """
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, problems: Problems | None = None) -> None:
         self._source = source
+        self._problems = problems
         self._table = GrowingTable(entry_dtype(1, 1))
 
     def append(
         self, key: str, label: int, *, length: int, path: bytes = b"", offset: int = 0, mtime_ns: int = 0
-    ) -> None:
+    ) -> bool:
+        """Append a row; return whether it was, and not refused."""
         raw = key.encode()
         if length > MAX_IMAGE_BYTES:
-            raise SourceDamaged(
-                f"has {length} bytes, but no image may have more than {MAX_IMAGE_BYTES}; remove it",
-                path=self._source,
-                key=key,
-            )
-        if max(len(raw), len(path)) > MAX_KEY_BYTES:
-            raise SourceDamaged(
-                f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it", path=self._source
-            )
-        self._table.append((raw, path, label, length, offset, mtime_ns))
+            too_large = f"has {length} bytes, but no image may have more than {MAX_IMAGE_BYTES}; remove it"
+            self._refuse(SourceDamaged(too_large, path=self._source, key=key), "too large")
+        elif max(len(raw), len(path)) > MAX_KEY_BYTES:
+            too_long = f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it"
+            self._refuse(SourceDamaged(too_long, path=self._source))
+        else:
+            self._table.append((raw, path, label, length, offset, mtime_ns))
+            return True
+        return False
 
-    def finish(self) -> Entries:
-        """Return the entries, after checking that each key is unique."""
+    def _refuse(self, error: SourceDamaged, kind: str = "") -> None:
+        if self._problems is None:
+            raise error
+        self._problems.add(error, kind)
+
+    def finish(self, lines: Sequence[int] = ()) -> Entries:
+        """Return the entries, after checking that each key is unique.
+
+        ``lines`` are the numbers of the entries' lines in ``source``, which then are named.
+        """
         entries = self._table.finish()
-        check_unique(entries["key"], self._source)
+        for key in repeated_keys(entries["key"]):
+            twice = "two images have this record key; remove one of them"
+            if lines:
+                first, second = (lines[place] for place in np.flatnonzero(entries["key"] == key)[:2])
+                twice = f"lines {first} and {second} have one record key; remove one of them"
+            self._refuse(SourceDamaged(twice, path=self._source, key=key.decode()), "twice")
         return entries
 
 
-def check_unique(keys: npt.NDArray[np.bytes_], source: Path) -> None:
-    """Raise SourceDamaged with a key that occurs twice. Takes 8 bytes per key.
+def repeated_keys(keys: npt.NDArray[np.bytes_]) -> list[bytes]:
+    """Return the keys that occur more than once, sorted. Takes 8 bytes per key.
 
     Equal keys have equal hashes, so only keys of equal hash are compared.
     """
@@ -99,13 +115,9 @@ def check_unique(keys: npt.NDArray[np.bytes_], source: Path) -> None:
     hashes.sort()
     repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
     if not repeated:
-        return
+        return []
     counts = Counter(key for key in keys.tolist() if hash(key) in repeated)
-    twice = min((key for key, count in counts.items() if count > 1), default=None)
-    if twice is not None:
-        raise SourceDamaged(
-            "two images have this record key; remove one of them", path=source, key=twice.decode()
-        )
+    return sorted(key for key, count in counts.items() if count > 1)
 
 
 _TRAIN = re.compile(r"(n\d{8})_\d+", re.ASCII)

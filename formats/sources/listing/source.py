@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.system.owned import not_copyable
+
+from .problems import Problems
 
 SPLITS = ("train", "val", "test")
 
@@ -86,7 +88,9 @@ class Listing:
     """One split of a source: every image, not yet read.
 
     ``entries`` (dtype of :func:`entry_dtype`) are in any order and have unique keys; ``expected`` is the
-    number of images that there should be, None if it is unknown.
+    number of images that there should be, None if it is unknown. ``problems`` are those of files that could
+    not be listed. ``ignored`` counts the files and folders of file managers, and hidden ones, that were left
+    out, by name. ``options`` are those that the source was read with, as the manifest keeps them.
     """
 
     split: str
@@ -97,6 +101,9 @@ class Listing:
     archives: tuple[Archive, ...] = ()
     expected: int | None = None
     shortfall: str = ""
+    problems: Problems = field(default_factory=Problems)
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +137,22 @@ class Source(ABC):
         return ()
 
     @abstractmethod
+    def survey(self, split: str) -> Listing:
+        """Return every image of a split that can be listed, and the problems of the others.
+
+        Deterministic; reads headers and folder entries, never pixels. Raises DataError if nothing can be
+        listed, and OSError if the source cannot be read.
+        """
+
     def listing(self, split: str) -> Listing:
-        """Return every image of a split. Deterministic; reads headers and folder entries, never pixels.
+        """Return every image of a split.
 
         Raises DataError if the source is damaged, contradicts itself, or holds links, devices, duplicate or
-        hostile names, and OSError if it cannot be read.
+        hostile names, with the number of problems and the first of each kind, and OSError.
         """
+        listing = self.survey(split)
+        listing.problems.raise_all()
+        return listing
 
     def boxes(self, split: str) -> Iterator[Box] | None:
         """Return the split's annotated boxes, ordered by key and by object; None if it has none."""

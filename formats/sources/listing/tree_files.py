@@ -1,29 +1,26 @@
-"""The walk through folders of images, without following links."""
+"""The walk through folders of images."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-
-import numpy as np
+from typing import NamedTuple
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.system.descriptor import Descriptor
-from shardprep.formats.system.no_follow import open_below, open_folder, open_folder_below
+from shardprep.formats.system.no_follow import open_folder, open_folder_below
 
-from .source import ByteReader
+from .problems import Problems
 
-T = TypeVar("T")
-
-_IGNORED = {"Thumbs.db", "desktop.ini"}
-_IS_LINK = "is a symbolic link, and only SOURCE itself may be one; put here what it points to"
-
-
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+IGNORED_NAMES = ("Thumbs.db", "desktop.ini", ".DS_Store", "__MACOSX")
+OTHER_HIDDEN = "other hidden"
+_IS_LINK = (
+    "is a symbolic link, and only SOURCE itself may be one; put here what it points to, or convert with "
+    "--follow-symlinks"
+)
 
 
 class FoundFile(NamedTuple):
@@ -39,50 +36,133 @@ def mtime_of(status: os.stat_result) -> int:
     return (status.st_mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _scanned(top: Path, place: str, take: Callable[[os.DirEntry[str]], T]) -> list[T]:
-    """Return ``take(entry)`` for each entry of a folder, by name, without hidden and file managers' files.
+@dataclass(frozen=True)
+class FolderWalk:
+    """The walk through the folders below ``top``, in the order of names.
 
-    ``place`` is the folder's path below ``top``. Raises SourceDamaged for fifos, sockets and devices, for
-    names that are not UTF-8, and for links, including ``top`` and the folders between, even if they become
-    links during the walk.
+    Hidden names, and those of IGNORED_NAMES, are left out; ``ignored`` counts them. Fifos, sockets, devices,
+    links, and names that are not UTF-8 are left out, too, and added to ``problems``, which the caller raises.
+    With ``follow_symlinks`` a link is taken for what it points to, inside ``top`` or not; only a link to
+    nothing, and one to a folder that it lies in, are problems.
+
+    All methods raise OSError. Without ``follow_symlinks`` they raise SourceDamaged if ``top``, or a folder on
+    the way, is a link, even if it becomes one during the walk.
     """
-    here = top / place
-    try:
-        folder = _opened(top, place)
+
+    top: Path
+    follow_symlinks: bool = False
+    problems: Problems = field(default_factory=Problems)
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    def folders(self, place: str = "") -> list[str]:
+        """Return the folders' names in the folder ``place``; files, odd ones included, are passed over."""
+        return [one for one in self._scanned(place, files=False) if isinstance(one, str)]
+
+    def files(self, place: str = "") -> list[FoundFile]:
+        """Return the files in the folder ``place``; folders, odd ones included, are passed over."""
+        return [one for one in self._scanned(place, folders=False) if isinstance(one, FoundFile)]
+
+    def files_below(self, place: str = "") -> Iterator[FoundFile]:
+        """Yield the files in the folder and in all folders below it."""
+        waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
+        while waiting:
+            prefix, above = waiting.pop()
+            here = f"{place}/{prefix}".strip("/")
+            if self.follow_symlinks:
+                above = (*above, _inode(self.top / here))
+                if above[-1] in above[:-1]:
+                    self.problems.add(
+                        SourceDamaged(
+                            "is a link to a folder that it lies in; remove it", path=self.top / here
+                        )
+                    )
+                    continue
+            for one in self._scanned(here):
+                if isinstance(one, FoundFile):
+                    yield one._replace(path=prefix + one.path)
+                else:
+                    waiting.append((f"{prefix}{one}/", above))
+
+    def _scanned(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
+        """Return files, and the names of folders, by name."""
+        here = self.top / place
         try:
-            return [take(entry) for entry in _entries(folder, here)]
+            folder = self._opened(place)
+            try:
+                entries = [e for e in self._entries(folder) if (folders if _is_folder(e) else files)]
+                found = [self._found(entry, here) for entry in entries]
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise self._failed(error, here) from error
+        return [one for one in found if one is not None]
+
+    def _opened(self, place: str) -> int:
+        if self.follow_symlinks:
+            return os.open(self.top / place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = open_folder(self.top)
+        if not place:
+            return folder
+        try:
+            return open_folder_below(folder, os.fsencode(place))
         finally:
             os.close(folder)
-    except OSError as error:
-        raise _failed(error, top, here) from error
+
+    def _entries(self, folder: int) -> list[os.DirEntry[str]]:
+        """Return the entries by name, without those to ignore."""
+        found = []
+        with os.scandir(folder) as scan:
+            for entry in scan:
+                if entry.name in IGNORED_NAMES:
+                    self.ignored[entry.name] += 1
+                elif entry.name.startswith("."):
+                    self.ignored[OTHER_HIDDEN] += 1
+                else:
+                    found.append(entry)
+        return sorted(found, key=lambda entry: entry.name)
+
+    def _found(self, entry: os.DirEntry[str], here: Path) -> FoundFile | str | None:
+        """Return a file, or a folder's name; None for a problem."""
+        if not self._is_sound(entry, here):
+            return None
+        if _is_folder(entry):
+            return entry.name
+        status = entry.stat(follow_symlinks=self.follow_symlinks)
+        return FoundFile(entry.name, status.st_size, mtime_of(status))
+
+    def _is_sound(self, entry: os.DirEntry[str], here: Path) -> bool:
+        """Whether the entry is a file or a folder with a good name; if not, it is added to the problems."""
+        kind, path = "", here / entry.name
+        if not entry.name.isascii() and not _is_utf8(entry.name):
+            wrong = f"the name {os.fsencode(entry.name)!r} in this folder is not UTF-8; rename it"
+            kind, path = "not UTF-8", here
+        elif entry.is_symlink() and not self.follow_symlinks:
+            wrong = _IS_LINK
+        elif entry.is_symlink() and (reason := _unreadable(entry)):
+            wrong = f"is a symbolic link to nothing that can be read ({reason}); remove it"
+        elif not entry.is_dir() and not entry.is_file():
+            wrong = "is neither a file nor a folder; remove it"
+        else:
+            return True
+        self.problems.add(SourceDamaged(wrong, path=path), kind)
+        return False
+
+    def _failed(self, error: OSError, here: Path) -> SourceDamaged | OSError:
+        """Return the error for a folder that could not be listed."""
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            if not self.follow_symlinks:
+                refuse_links(self.top.parent, here)
+            return SourceDamaged(
+                "is no longer a folder; let no other program write to it, and start again", path=here
+            )
+        return OSError(error.errno, error.strerror, str(here))
 
 
-def _opened(top: Path, place: str) -> int:
-    folder = open_folder(top)
-    if not place:
-        return folder
-    try:
-        return open_folder_below(folder, os.fsencode(place))
-    finally:
-        os.close(folder)
-
-
-def _entries(folder: int, here: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as scan:
-        found = [entry for entry in scan if not entry.name.startswith(".") and entry.name not in _IGNORED]
-    for entry in found:
-        _check(entry, here)
-    return sorted(found, key=lambda entry: entry.name)
-
-
-def _failed(error: OSError, top: Path, here: Path) -> SourceDamaged | OSError:
-    """Return the error for a folder that could not be listed."""
-    if error.errno in (errno.ENOTDIR, errno.ELOOP):
-        refuse_links(top.parent, here)
-        return SourceDamaged(
-            "is no longer a folder; let no other program write to it, and start again", path=here
-        )
-    return OSError(error.errno, error.strerror, str(here))
+def files_below(top: Path, place: str = "") -> Iterator[FoundFile]:
+    """Yield the files in a folder and in all folders below it. Raises SourceDamaged at the end, OSError."""
+    walk = FolderWalk(top)
+    yield from walk.files_below(place)
+    walk.problems.raise_all()
 
 
 def refuse_links(top: Path, path: Path) -> None:
@@ -93,15 +173,26 @@ def refuse_links(top: Path, path: Path) -> None:
         path = path.parent
 
 
-def _check(entry: os.DirEntry[str], here: Path) -> None:
-    if not entry.name.isascii() and not _is_utf8(entry.name):
-        raise SourceDamaged(
-            f"the name {os.fsencode(entry.name)!r} in this folder is not UTF-8; rename it", path=here
-        )
-    if entry.is_symlink():
-        raise SourceDamaged(_IS_LINK, path=here / entry.name)
-    if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
-        raise SourceDamaged("is neither a file nor a folder; remove it", path=here / entry.name)
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether the entry is a folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link into nowhere
+        return False
+
+
+def _unreadable(entry: os.DirEntry[str]) -> str:
+    """Return why a link's target cannot be read; empty if it can."""
+    try:
+        entry.stat()
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _is_utf8(name: str) -> bool:
@@ -110,102 +201,3 @@ def _is_utf8(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def folders_in(top: Path, place: str = "") -> list[str]:
-    """Return the folders' names in the folder ``place`` below ``top``. Raises SourceDamaged, OSError."""
-    return [name for name in _scanned(top, place, _folder_name) if name is not None]
-
-
-def files_in(top: Path, place: str = "") -> Iterator[FoundFile]:
-    """Return the files in the folder itself."""
-    return (one for one in _scanned(top, place, _found) if isinstance(one, FoundFile))
-
-
-def files_below(top: Path, place: str = "") -> Iterator[FoundFile]:
-    """Yield the files in the folder and in all folders below it."""
-    waiting = [""]
-    while waiting:
-        prefix = waiting.pop()
-        for one in _scanned(top, f"{place}/{prefix}".strip("/"), _found):
-            if isinstance(one, FoundFile):
-                yield one._replace(path=prefix + one.path)
-            else:
-                waiting.append(f"{prefix}{one}/")
-
-
-def _folder_name(entry: os.DirEntry[str]) -> str | None:
-    return entry.name if entry.is_dir(follow_symlinks=False) else None
-
-
-def _found(entry: os.DirEntry[str]) -> FoundFile | str:
-    """Return a file, or a folder's name."""
-    if entry.is_dir(follow_symlinks=False):
-        return entry.name
-    status = entry.stat(follow_symlinks=False)
-    return FoundFile(entry.name, status.st_size, mtime_of(status))
-
-
-@dataclass
-class TreeReader(ByteReader):
-    """Reader of the entries' files below ``root``, which must be unchanged since they were listed."""
-
-    root: Path
-    _fd: Descriptor | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __enter__(self) -> TreeReader:
-        self._fd = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            self._fd.close()
-            self._fd = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._fd is not None
-
-    def read(self, entry: np.void) -> bytes:
-        if self._fd is None:
-            raise ValueError("the reader is closed")
-        try:
-            fd = open_below(self._fd.fileno(), entry["path"].item())
-        except OSError as error:
-            raise self._failed(error, entry) from error
-        try:
-            return self._read(fd, entry)
-        except OSError as error:
-            raise self._failed(error, entry) from error
-        finally:
-            os.close(fd)
-
-    def where(self, entry: np.void) -> str:
-        return str(self.root / os.fsdecode(entry["path"].item()))
-
-    def _read(self, fd: int, entry: np.void) -> bytes:
-        pieces, missing = [], int(entry["length"])
-        self._check(fd, entry)
-        while missing and (piece := os.read(fd, missing)):
-            pieces.append(piece)
-            missing -= len(piece)
-        self._check(fd, entry)
-        if missing:
-            raise self._changed(entry)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _check(self, fd: int, entry: np.void) -> None:
-        status = os.fstat(fd)
-        if (status.st_size, mtime_of(status)) != (entry["length"], entry["mtime_ns"]):
-            raise self._changed(entry)
-
-    def _changed(self, entry: np.void) -> SourceDamaged:
-        return SourceDamaged(
-            "changed while it was read; let no other program write to it, and start again",
-            path=self.where(entry),
-        )
-
-    def _failed(self, error: OSError, entry: np.void) -> Exception:
-        if error.errno in _GONE:
-            return self._changed(entry)
-        return OSError(error.errno, error.strerror, self.where(entry))

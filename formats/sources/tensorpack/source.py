@@ -92,7 +92,7 @@ class TensorpackLmdb(Source):
     def description(self) -> str:
         return f"{LAYOUT}: {self.split}"
 
-    def listing(self, split: str) -> Listing:
+    def survey(self, split: str) -> Listing:
         if split != self.split:
             raise no_such_split(split, self.splits)
         with foreign_file(self.path, _ADVICE), ArchiveFile(self.path) as archive:

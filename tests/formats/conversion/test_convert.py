@@ -263,15 +263,32 @@ def test_resuming_trusts_no_shard_that_has_changed(archives: Path, tmp_path: Pat
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    "changed", [{"seed": 5}, {"order": "key"}, {"shard_size": 70_000}, {"on_bad_image": "skip"}]
-)
-def test_resuming_with_other_options_is_refused_and_says_which(
-    archives: Path, tmp_path: Path, changed: dict[str, object]
+CHANGES = [
+    ({"seed": 5}, "--seed was 0, is now 5"),
+    ({"order": "key"}, "--order was shuffled, is now key"),
+    ({"shard_size": 70_000}, "--shard-size was 60000, is now 70000"),
+    ({"decode_check": True}, "--decode-check was off, is now on"),
+    ({"container": "hdf5", "seed": 1}, "--format was lmdb, is now hdf5, --seed was 0, is now 1"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), CHANGES)
+def test_resuming_with_other_options_is_refused_and_names_old_and_new(
+    archives: Path, tmp_path: Path, changed: dict[str, object], said: str
 ) -> None:
     interrupted(archives, tmp_path / "out")
 
-    with pytest.raises(PlanMismatch, match=next(iter(changed)).replace("_", " ")):
+    with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; repeat"):
+        converted(archives, tmp_path / "out", **changed)
+
+
+@pytest.mark.parametrize(("changed", "said"), CHANGES)
+def test_another_plan_than_a_finished_outputs_names_old_and_new(
+    archives: Path, tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
+    converted(archives, tmp_path / "out")
+
+    with pytest.raises(PlanMismatch, match=f"finished dataset: {said}; choose"):
         converted(archives, tmp_path / "out", **changed)
 
 

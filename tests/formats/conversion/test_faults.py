@@ -337,7 +337,7 @@ def test_an_image_that_kills_its_worker_is_named(
 
     source = PoisonedSource(archives)
     monkeypatch.setattr(
-        sys.modules["shardprep.formats.conversion.convert"], "recognise", lambda *a, **k: source
+        sys.modules["shardprep.formats.conversion.preparation"], "recognise", lambda *a, **k: source
     )
 
     with pytest.raises(WorkerDied) as caught:

@@ -97,16 +97,16 @@ def test_what_a_killed_run_left_half_built_is_counted_as_room(
 
 @pytest.fixture
 def overtaken(monkeypatch: pytest.MonkeyPatch, archives: Path, tmp_path: Path) -> None:
-    """Another run begins and finishes when a conversion into ``tmp_path / "out"`` has planned."""
+    """Another run begins and finishes when a conversion into ``tmp_path / "out"`` is about to lock it."""
     module = sys.modules["shardprep.formats.conversion.convert"]
-    real = module.check_space
+    real = module.WorkFolder
 
-    def check_space(*given: object) -> None:
+    def work_folder(output: Path) -> WorkFolder:
         monkeypatch.undo()
         converted(archives, tmp_path / "out")
-        real(*given)
+        return real(output)
 
-    monkeypatch.setattr(module, "check_space", check_space)
+    monkeypatch.setattr(module, "WorkFolder", work_folder)
 
 
 @pytest.mark.usefixtures("overtaken")

@@ -13,7 +13,18 @@ FEWEST = 15  # operations on files that it takes to make a shard and its commit 
 
 
 def arguments(archives: Path, output: Path, container: str) -> list[object]:
-    return ["convert", archives, output, "--split", "val", "--format", container, "--shard-size", 500_000]
+    return [
+        "convert",
+        archives,
+        output,
+        "--split",
+        "val",
+        "--format",
+        container,
+        "--shard-size",
+        500_000,
+        "--quiet",
+    ]
 
 
 @pytest.fixture(scope="module", params=["lmdb", "hdf5"])

@@ -9,8 +9,9 @@ from image_files import acTL, animated, chunk, encoded, fcTL, fdAT, pixels, png,
 
 from shardprep.formats.errors import BadImage
 from shardprep.formats.images.decode_check import check_decodes
-from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header
-from shardprep.formats.images.png import without_animation
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
+from shardprep.formats.images.kinds.png import without_animation
 from shardprep.formats.processes.child_process import isolated
 from shardprep.loaders import decode_rgb
 

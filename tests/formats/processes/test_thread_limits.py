@@ -125,7 +125,7 @@ def test_a_command_says_it_in_one_line(archives: Path, tmp_path: Path) -> None:
 import sys, threading
 from shardprep.cli.app import run
 threading.stack_size({NO_ROOM})
-sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--workers", "1"]))
+sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--workers", "1", "--quiet"]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
 

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pytest
 from sample_reading import TEST, TRAIN, TRAIN_BOXES, VAL, VAL_BOXES, Sample, decode, members
 
-from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
 from shardprep.formats.sample.boxes import BoxDefect
 from shardprep.formats.sample.images import Album
 from shardprep.formats.sample.plan import Oddity

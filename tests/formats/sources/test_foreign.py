@@ -11,7 +11,8 @@ from source_builders import DEVKIT, Miniature, contents, tar_of, write
 from test_boxes import WNID, box_object, xml
 
 from shardprep.formats.errors import BadImage, SourceDamaged
-from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.header import READERS, read_image_header
+from shardprep.formats.images.kinds import jpeg
 from shardprep.formats.records.labels import MAX_WORDS
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.sample.devkit import DOUBLE, INT8, INT32, MATRIX, STRUCT, UINT32, meta_mat
@@ -207,7 +208,7 @@ def test_bytes_that_trip_the_reader_of_images_are_a_bad_image(monkeypatch: pytes
     def trip(image: bytes) -> None:
         raise struct.error("short")
 
-    monkeypatch.setattr("shardprep.formats.images.header._read_jpeg", trip)
+    monkeypatch.setitem(READERS, (jpeg.SIGNATURE,), trip)
     with pytest.raises(BadImage, match=r"cannot be read \(error: short\)") as caught:
         read_image_header(b"\xff\xd8\xff")
     assert isinstance(caught.value.__cause__, struct.error)

@@ -12,6 +12,7 @@ from source_builders import Miniature, contents, image, write
 from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.labels import official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.listing.tree_files import files_below
 from shardprep.formats.sources.recognise import recognise
 
@@ -321,3 +322,126 @@ def test_a_reader_travels_while_it_is_closed(tree: Path) -> None:
 def test_nothing_is_recognised_in_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not a known source"):
         recognise(tmp_path)
+
+
+def litter(folder: Path) -> None:
+    for name in (".DS_Store", "cat/.DS_Store", "cat/Thumbs.db", "cat/.hidden", "__MACOSX/cat/._1.jpg"):
+        write(folder / name, b"x")
+
+
+def test_files_of_file_managers_are_left_out_and_counted(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    litter(tmp_path)
+
+    listing = recognise(tmp_path).listing("train")
+
+    assert [*contents(listing)] == ["cat/1.jpg"]
+    assert listing.ignored == {".DS_Store": 2, "Thumbs.db": 1, "other hidden": 1, "__MACOSX": 1}
+
+
+def test_empty_classes_loose_images_and_litter_alone_are_named_in_one_message(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    write(tmp_path / "lost.jpg", b"x")
+    write(tmp_path / "dog/.DS_Store", b"x")
+    (tmp_path / "bird").mkdir()
+    with pytest.raises(
+        SourceDamaged,
+        match=r"lost\.jpg: lies in no class folder; .*; also: .*bird: this class has no image; add some, or "
+        r"remove the folder \(the first of 2\)$",
+    ):
+        recognise(tmp_path).listing("train")
+
+
+def test_images_in_one_folder_are_wrong_usage_that_says_what_would_help(tmp_path: Path) -> None:
+    write(tmp_path / "1.jpg", b"x")
+    with pytest.raises(UsageError, match=r"in no class folders.*sort them into <class>/, or convert a list"):
+        recognise(tmp_path)
+
+
+def test_flat_val_says_all_that_would_help(tmp_path: Path) -> None:
+    MINI.write_tree(tmp_path)
+    with pytest.raises(
+        SourceIncomplete, match=r"sort them into val/<class>/, put .* list of paths and labels"
+    ):
+        recognise(tmp_path).listing("val")
+
+
+FOLLOW = SourceOptions(follow_symlinks=True)
+
+
+@pytest.fixture
+def links(tree: Path, tmp_path: Path) -> Path:
+    """A subset of the tree, made of links: a split, a class, and an image of another class."""
+    subset = tmp_path / "subset"
+    (subset / "train/n02119789").mkdir(parents=True)
+    (subset / "train/n01440764").symlink_to(tree / "train/n01440764")
+    image = "train/n02119789/n02119789_5.JPEG"
+    (subset / image).symlink_to(tree / image)
+    (subset / "test").symlink_to(tree / "test")
+    return subset
+
+
+def test_a_subset_made_of_links_is_read_by_their_targets(links: Path) -> None:
+    source = recognise(links, options=FOLLOW)
+    train, test = (source.listing(split) for split in source.splits)
+
+    wanted = {key: data for key, (_, data) in MINI.records["train"].items()}
+    keys = {"n01440764/n01440764_10026", "n01440764/n01440764_7", "n02119789/n02119789_5"}
+    assert {key: data for key, (_, data) in contents(train).items()} == {key: wanted[key] for key in keys}
+    assert contents(test) == MINI.records["test"]
+    assert train.options == {"follow_symlinks": True}
+
+
+def test_an_output_in_a_folder_that_a_link_leads_to_lies_in_the_source(links: Path, tree: Path) -> None:
+    assert tree / "train/n01440764" in recognise(links, options=FOLLOW).folders
+    assert tree / "test" in recognise(links, options=FOLLOW).folders
+
+
+def test_links_are_counted_and_the_option_is_named(links: Path, tree: Path) -> None:
+    for number in range(3):
+        (links / f"train/n0000000{number}").symlink_to(tree)
+    (links / "test").unlink()
+    with pytest.raises(SourceDamaged, match=r"symbolic link.*--follow-symlinks \(the first of 4\)$"):
+        recognise(links).listing("train")
+
+
+def test_links_to_images_are_counted(tree: Path) -> None:
+    for number in range(3):
+        (tree / f"train/n01440764/{number}.jpg").symlink_to(tree / IMAGE)
+    with pytest.raises(SourceDamaged, match=r"0\.jpg: is a symbolic link.* \(the first of 3\)$"):
+        recognise(tree).listing("train")
+
+
+@pytest.mark.parametrize("target", [".", "..", "self"])
+def test_a_loop_of_links_is_an_error_and_ends(target: str, tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    (tmp_path / "cat/self").symlink_to(target)
+    with pytest.raises(
+        SourceDamaged, match=r"link to a folder that it lies in|link to nothing that can be read"
+    ):
+        recognise(tmp_path, options=FOLLOW).listing("train")
+
+
+def test_two_links_to_one_folder_are_no_loop(tmp_path: Path) -> None:
+    write(tmp_path / "other/1.jpg", b"x")
+    for name in ("cat", "dog"):
+        (tmp_path / "source").mkdir(exist_ok=True)
+        (tmp_path / "source" / name).symlink_to(tmp_path / "other")
+    assert [*contents(recognise(tmp_path / "source", options=FOLLOW).listing("train"))] == [
+        "cat/1.jpg",
+        "dog/1.jpg",
+    ]
+
+
+def test_links_to_nothing_are_counted(tree: Path) -> None:
+    for number in range(2):
+        (tree / f"train/n01440764/{number}.jpg").symlink_to("nowhere")
+    with pytest.raises(SourceDamaged, match=r"nothing that can be read .No such file.*the first of 2"):
+        recognise(tree, options=FOLLOW).listing("train")
+
+
+def test_a_target_that_changed_since_it_was_listed_is_an_error(links: Path, tree: Path) -> None:
+    listing = recognise(links, options=FOLLOW).listing("train")
+    rewrite(tree / IMAGE)
+    with pytest.raises(SourceDamaged, match="changed"):
+        contents(listing)

@@ -104,16 +104,15 @@ def test_every_record_comes_exactly_once_over_ranks_and_workers(
             receipts.append(loader.receipt())
 
     receipt = Receipt.merge(receipts)
-    receipt.check(204)
+    receipt.check(204, left_out=204 % (batch * world) if drop_last else 0)
     assert len(numbers) == len(set(numbers)) == receipt.count == 204 - receipt.left_out.count
-    assert receipt.left_out.count == (204 % (batch * world) if drop_last else 0)
 
 
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(
     window=st.integers(1, 300),
-    batch=st.integers(1, 120),
+    batch=st.integers(1, 68),
     world=st.integers(1, 3),
     drop_last=st.booleans(),
     epoch=st.integers(0, 5),
@@ -132,9 +131,9 @@ def test_exactly_once_holds_for_any_window_batch_size_and_world(
             numbers += numbers_in(batches)
             receipts.append(loader.receipt())
 
-    Receipt.merge(receipts).check(204)
-    assert len(numbers) == len(set(numbers))
-    assert len(numbers) == (204 // (batch * world) * batch * world if drop_last else 204)
+    left_out = 204 % (batch * world) if drop_last else 0
+    Receipt.merge(receipts).check(204, left_out=left_out)
+    assert len(numbers) == len(set(numbers)) == 204 - left_out
 
 
 def test_without_a_transform_a_batch_is_the_bytes_of_its_records(dataset: Dataset) -> None:
@@ -157,9 +156,8 @@ def test_what_has_no_fixed_size_comes_as_a_list(dataset: Dataset, workers: int) 
     assert [bytes(p) for p in parts] == [
         dataset[int(n)].image[: len(p)] for p, n in zip(parts, numbers, strict=True)
     ]
-    assert [(m["key"], m["label"]) for m in mappings] == [
-        (dataset[int(n)].key, label) for n, label in zip(numbers, labels, strict=True)
-    ]
+    assert mappings["key"] == [dataset[int(n)].key for n in numbers]
+    assert mappings["label"].tolist() == labels.tolist()
 
 
 def test_a_transform_with_several_outputs_gives_as_many_arrays(dataset: Dataset) -> None:
@@ -266,7 +264,7 @@ def test_loaders_on_the_same_shards_may_be_nested(lmdb_shards: Path) -> None:
             assert_exactly_once(validate, epoch_of(validate))
             assert_exactly_once(here, epoch_of(here))
         assert steps == 3
-        train.receipt().check(204)
+        train.receipt().check(204, left_out=24)
 
 
 @pytest.mark.slow
@@ -299,13 +297,10 @@ def test_a_loop_that_drops_its_batches_never_makes_the_loader_copy(lmdb_shards: 
         assert loader.stats().copied == 0
 
 
-def test_too_few_records_for_one_batch_give_none(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, batch_size=103, rank=0, world_size=2) as loader:
-        assert len(loader) == 0
-        assert list(loader) == []
-        assert loader.epoch == 1
-        assert loader.receipt().left_out.count == 204
-        loader.receipt().check(204)
+@pytest.mark.parametrize("options", [{"batch_size": 205}, {"batch_size": 103, "rank": 0, "world_size": 2}])
+def test_a_loader_whose_epochs_have_no_batch_is_refused(lmdb_shards: Path, options: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"204 records has no batch with batch_size=.*drop_last=True"):
+        loader_on(lmdb_shards, **options, drop_last=True)
 
 
 def test_rank_and_world_size_come_from_the_launcher(
@@ -452,7 +447,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rank": 1}, "set both or neither"),
     ({"rank": 2, "world_size": 2}, "rank"),
     ({"read_ahead": -1}, "read_ahead must be"),
-    ({"transform": lambda record, rng: None, "workers": 1}, "cannot be sent to the workers"),
 ]
 
 

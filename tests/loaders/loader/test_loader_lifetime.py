@@ -110,7 +110,7 @@ def maps() -> int:
 
 def with_everything_imported(path: Path) -> None:
     """multiprocessing keeps a descriptor or two once it has started a process."""
-    with Loader(path, workers=1) as loader:
+    with Loader(path, batch_size=4, workers=1) as loader:
         iter(loader)
 
 

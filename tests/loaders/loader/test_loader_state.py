@@ -105,11 +105,10 @@ def test_another_world_goes_on_with_the_same_records(lmdb_shards: Path, before: 
             receipts.append(loader.receipt())
 
     receipt = Receipt.merge(receipts)
-    receipt.check(204)
+    receipt.check(204, left_out=(204 - 40 * before) % (7 * after))
     numbers = numbers_in(delivered)
     assert len({state["place"] for state in states}) == 1
     assert len(numbers) == len(set(numbers)) == receipt.count
-    assert receipt.left_out.count == (204 - 40 * before) % (7 * after)
 
 
 def test_the_state_before_the_first_and_after_the_last_batch_is_the_start_of_an_epoch(
@@ -258,7 +257,7 @@ def test_skipped_records_stay_in_the_receipt_of_a_resumed_epoch(lmdb_shards: Pat
         epoch_of(loader)
         receipt = loader.receipt()
 
-    receipt.check(204)
+    receipt.check(204, skipped=3)
     assert receipt.skipped == (3, 15, 100)
 
 

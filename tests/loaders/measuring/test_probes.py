@@ -24,7 +24,7 @@ HANDING = {"handing": 9.5, "starved": 0.1}
 @pytest.mark.slow
 def test_a_slow_transform_is_confirmed_by_runs_without_it(lmdb_shards: Path) -> None:
     transform = Computing(0.005)
-    make = partial(Loader, lmdb_shards, batch_size=10, transform=transform, workers=1)
+    make = partial(Loader, lmdb_shards, batch_size=2, transform=transform, workers=1)
     speed = measure(make, seconds=0.3)
 
     probes = probe(make, speed, transform, seconds=0.2)
@@ -109,7 +109,7 @@ def test_the_page_cache_tells_what_the_second_reading_was(
 
 def test_ceilings_are_measured_and_leave_opencv_as_it_was(lmdb_shards: Path) -> None:
     threads = cv2.getNumThreads()
-    with Loader(lmdb_shards, workers=0) as loader:
+    with Loader(lmdb_shards, batch_size=8, workers=0) as loader:
         small = one_core_rate(loader.dataset, TrainTransform(16), seconds=0.1)
         slow = one_core_rate(loader.dataset, Computing(0.02), seconds=0.1)
 

@@ -6,17 +6,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import GlobalShuffle, LocalShuffle, Receipt
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
-from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.epoch_order import RankSplit, Shuffle
 
 SHARDS = (13, 5, 0, 20, 2)
 RECORDS = sum(SHARDS)
@@ -74,14 +75,15 @@ def test_every_record_comes_once_over_all_ranks_or_is_stated_as_left_out(
     number: int,
 ) -> None:
     options = {"shard_counts": shard_counts, "shuffle": shuffle, "batch_size": batch, "drop_last": drop_last}
+    total = sum(shard_counts)
+    assume(total >= world * (batch if drop_last else 1))
     epochs = [Epoch(plan(**options, rank=rank, world_size=world), number) for rank in range(world)]
 
     batches = [run(epoch) for epoch in epochs]
 
-    total = sum(shard_counts)
     delivered = sorted(flat(flat(batches)))  # type: ignore[arg-type]
     receipt = Receipt.merge(epoch.receipt for epoch in epochs)
-    receipt.check(total)
+    receipt.check(total, left_out=total % (batch * world) if drop_last else 0)
     assert [len(epoch) for epoch in epochs] == [len(part) for part in batches]
     assert all(epoch.is_over for epoch in epochs)
     assert receipt.count == len(set(delivered)) == len(delivered)
@@ -107,6 +109,7 @@ def test_an_epoch_goes_on_exactly_after_a_change_of_batch_size_and_world(
     batch_after: int,
     world_after: int,
 ) -> None:
+    assume(not drop_last or max(batch * world, batch_after * world_after) <= RECORDS)
     options = {"shuffle": shuffle, "drop_last": drop_last}
     before = [Epoch(plan(**options, batch_size=batch, rank=r, world_size=world), 1) for r in range(world)]
     done = [run(epoch, steps) for epoch in before]
@@ -127,7 +130,7 @@ def test_an_epoch_goes_on_exactly_after_a_change_of_batch_size_and_world(
     )  # rank 0 of the same world continues with its receipt
     ended = [epoch.receipt for epoch in before if epoch not in carried_on]
     if not before[0].is_over:
-        Receipt.merge([*ended, *(epoch.receipt for epoch in after)]).check(RECORDS)
+        Receipt.merge([*ended, *(epoch.receipt for epoch in after)]).check(RECORDS, left_out=left_out)
 
 
 @given(
@@ -180,13 +183,43 @@ def test_a_rank_without_a_share_of_the_rest_is_over_only_once_it_asked_for_more(
     assert epoch.is_over
 
 
-def test_an_epoch_without_a_full_batch_has_none_and_says_what_it_left_out() -> None:
-    epoch = Epoch(plan(batch_size=RECORDS + 1, drop_last=True), 0)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (
+            {"batch_size": 41, "drop_last": True},
+            "40 records has no batch with batch_size=41 and drop_last=True; "
+            "use a batch_size of at most 40 or drop_last=False",
+        ),
+        (
+            {"batch_size": 21, "drop_last": True, "world_size": 2},
+            "40 records has no batch with batch_size=21 for each of 2 ranks and drop_last=True; "
+            "use a batch_size of at most 20 or drop_last=False",
+        ),
+        (
+            {"batch_size": 1, "drop_last": True, "world_size": 41},
+            "batch_size=1 for each of 41 ranks and drop_last=True; use at most 40 ranks",
+        ),
+        (
+            {"batch_size": 8, "world_size": 41},
+            "batch_size=8 for each of 41 ranks and drop_last=False; use at most 40 ranks",
+        ),
+    ],
+)
+def test_an_epoch_without_a_batch_is_an_error_for_every_rank(options: dict[str, Any], named: str) -> None:
+    for rank in range(options.get("world_size", 1)):
+        with pytest.raises(UsageError, match=named):
+            plan(**options, rank=rank)
 
-    assert len(epoch) == 0
-    assert run(epoch) == []
-    assert epoch.receipt.left_out.count == RECORDS
-    epoch.receipt.check(RECORDS)
+
+@given(batch=st.integers(1, 50), world=st.integers(1, 50), drop_last=st.booleans())
+def test_a_plan_is_refused_exactly_where_a_rank_would_have_no_batch(
+    batch: int, world: int, drop_last: bool
+) -> None:
+    fewest = min(len(RankSplit(RECORDS, batch, rank, world, drop_last)) for rank in range(world))
+
+    with nullcontext() if fewest else pytest.raises(UsageError, match="no batch"):
+        plan(batch_size=batch, world_size=world, drop_last=drop_last)
 
 
 def test_what_was_left_out_is_not_stated_before_the_end() -> None:
@@ -207,7 +240,7 @@ def test_skipped_records_are_accounted_for_and_carried_on() -> None:
     run(went_on)
 
     assert went_on.receipt.skipped == tuple(sorted(first[:2].tolist()))
-    went_on.receipt.check(RECORDS)
+    went_on.receipt.check(RECORDS, skipped=2)
     assert went_on.receipt.count == RECORDS - 2
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from buffer_shuffle import buffer_shuffled, spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -260,3 +261,16 @@ def test_a_step_outside_of_the_epoch_is_an_index_error(step):
 def test_a_split_that_cannot_be_meant_is_refused(wrong):
     with pytest.raises(UsageError):
         RankSplit(**{"records": 10, "batch_size": 3, "world_size": 2} | wrong)
+
+
+@pytest.mark.parametrize("size", [300, 3_000])
+def test_a_window_spreads_records_as_far_as_tensorpacks_buffer_of_a_third(size):
+    def in_window(window):
+        order = epoch_order([100 * size], shuffle=LocalShuffle(window), seed=0, epoch=0)
+        return spread(order, edge=5 * size)
+
+    buffer = spread(buffer_shuffled(100 * size, size, np.random.default_rng(0)), edge=5 * size)
+
+    assert in_window(size) == pytest.approx(size / 12**0.5, rel=0.02)
+    assert buffer == pytest.approx(0.83 * size, rel=0.03)
+    assert in_window(3 * size) == pytest.approx(buffer, rel=0.08)

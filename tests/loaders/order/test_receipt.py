@@ -67,26 +67,65 @@ def test_the_error_counts_what_is_missing_and_what_is_repeated(records, message)
         receipt(records).check(5)
 
 
-def test_skipped_records_are_accounted_for_and_make_it_incomplete():
+def test_a_check_counts_what_was_delivered_and_names_what_was_skipped():
     partial = receipt([0, 1, 3]).skip([2])
 
-    partial.check(4)
+    with pytest.raises(
+        DataError, match=r"delivered 3 of 4.*left out 0, and 1 were skipped.*\(4, skipped=1\)"
+    ):
+        partial.check(4)
+    partial.check(4, skipped=1)
     assert partial.skipped == (2,)
     assert partial.count == 3
     assert not partial.is_complete
     assert receipt(range(4)).is_complete
 
 
+def test_a_check_counts_what_was_delivered_and_names_what_drop_last_left_out():
+    partial = receipt(range(8)).leave_out([8, 9])
+
+    with pytest.raises(DataError, match=r"delivered 8 of 10.*left out 2.*check\(10, left_out=2\) accepts"):
+        partial.check(10)
+    partial.check(10, left_out=2)
+
+
+def test_a_receipt_of_nothing_blesses_nothing():
+    with pytest.raises(DataError, match="delivered 0 of 300"):
+        EMPTY.leave_out(range(300)).check(300)
+
+
+@given(
+    delivered=st.integers(0, 9),
+    left_out=st.integers(0, 2),
+    skipped=st.integers(0, 2),
+    named=st.integers(0, 2),
+)
+def test_a_check_passes_exactly_with_the_numbers_of_records_that_are_missing(
+    delivered, left_out, skipped, named
+):
+    records = range(delivered + left_out + skipped)
+    some = receipt(records[:delivered]).leave_out(records[delivered:][:left_out])
+    some = some.skip(records[delivered + left_out :])
+
+    some.check(len(records), left_out=left_out, skipped=skipped)
+    if named not in (left_out, skipped):
+        for wrong in ({"left_out": named, "skipped": skipped}, {"left_out": left_out, "skipped": named}):
+            with pytest.raises(DataError, match="accepts that"):
+                some.check(len(records), **wrong)
+
+
 def test_skipping_a_record_that_was_delivered_is_found():
     with pytest.raises(DataError):
-        receipt([0, 1, 2]).skip([1]).check(4)
+        receipt([0, 1, 2]).skip([1]).check(4, skipped=1)
 
 
 def test_what_drop_last_leaves_out_is_stated_once_for_all_ranks():
     ranks = [receipt(part).leave_out([8, 9]) for part in ([0, 1, 2, 3], [4, 5, 6, 7])]
     merged = Receipt.merge(ranks)
 
-    merged.check(10)
+    with pytest.raises(DataError, match="delivered 8 of 10"):
+        merged.check(10)
+    merged.check(10, left_out=2)
     assert not merged.is_complete
     assert merged.left_out.count == 2
 
@@ -94,7 +133,7 @@ def test_what_drop_last_leaves_out_is_stated_once_for_all_ranks():
 def test_parts_of_a_resumed_epoch_merge_though_only_the_last_reached_the_end():
     merged = Receipt.merge([receipt(range(5)), receipt(range(5, 8)).leave_out([8, 9])])
 
-    merged.check(10)
+    merged.check(10, left_out=2)
 
 
 def test_a_rank_that_is_missing_or_given_twice_is_found():
@@ -129,7 +168,7 @@ def test_a_receipt_travels_as_json():
     copy = Receipt.from_json(json.loads(json.dumps(original.to_json())))
 
     assert copy == original
-    copy.check(10)
+    copy.check(10, left_out=1, skipped=2)
 
 
 def test_the_digest_is_the_same_as_ever():

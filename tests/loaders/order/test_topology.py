@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.order.ranks import rank_and_world_size
+from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
 
+LIGHTNING = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"}
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"], "evaluator": ["e:1"]}
 
@@ -29,6 +32,11 @@ def test_alone_by_default():
         (STEP, (5, 8)),
         (STEP | {"SLURM_STEP_NUM_TASKS": "6"}, (5, 6)),
         (STEP | {"RANK": "0", "WORLD_SIZE": "2"}, (0, 2)),
+        (LIGHTNING, (1, 4)),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (0, 2)),
+        (LIGHTNING | {"NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (3, 4)),
+        (LIGHTNING | {"RANK": "2"}, (2, 4)),
+        ({"LOCAL_RANK": "1"}, (0, 1)),
         (tf_config("chief", 0), (0, 3)),
         (tf_config("worker", 1), (2, 3)),
         (tf_config("worker", 1, {"worker": ["b:1", "c:1"]}), (1, 2)),
@@ -69,6 +77,8 @@ def test_one_process_in_an_allocation_of_many_tasks_is_alone(environ):
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE must be at least 1"),
         ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, not 'two'"),
+        (LIGHTNING | {"LOCAL_RANK": "4"}, "LOCAL_RANK must be from 0 to 3"),
+        (LIGHTNING | {"NODE_RANK": "1"}, "NODE_RANK=1, LOCAL_RANK=1 and WORLD_SIZE=4 .* LOCAL_WORLD_SIZE"),
         ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not"),
         ({"SLURM_STEP_ID": "1", "SLURM_PROCID": "0"}, "SLURM_NTASKS is not"),
         ({"TF_CONFIG": "{"}, "TF_CONFIG"),
@@ -89,3 +99,100 @@ def test_a_half_given_or_senseless_value_names_its_variable(environ, named):
 def test_senseless_arguments_are_refused(rank, world_size):
     with pytest.raises(UsageError, match=r"rank|world_size"):
         rank_and_world_size(rank, world_size, environ={"RANK": "0", "WORLD_SIZE": "2"})
+
+
+@pytest.fixture
+def initialised(monkeypatch):
+    """Put initialised frameworks where the real ones are when they are imported."""
+
+    def initialise(torch=None, jax=None):
+        group = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: torch is not None,
+            get_rank=lambda: torch[0],
+            get_world_size=lambda: torch[1],
+        )
+        monkeypatch.setitem(sys.modules, "torch.distributed", group)
+        processes = SimpleNamespace(
+            distributed=SimpleNamespace(is_initialized=lambda: jax is not None),
+            process_index=lambda: jax[0],
+            process_count=lambda: jax[1],
+        )
+        monkeypatch.setitem(sys.modules, "jax", processes)
+
+    return initialise
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"RANK": "3", "WORLD_SIZE": "4"},
+        {"RANK": "3"},
+        LIGHTNING | {"NODE_RANK": "1"},
+    ],
+    ids=["nothing", "the same", "half of it", "too little"],
+)
+def test_an_initialised_framework_is_asked_where_the_environment_says_the_same_or_nothing(
+    initialised, framework, environ
+):
+    initialised(**{framework: (3, 4)})
+
+    assert rank_and_world_size(environ=environ) == (3, 4)
+
+
+def test_a_framework_that_is_imported_but_not_initialised_says_nothing(initialised):
+    initialised()
+
+    assert rank_and_world_size(environ={}) == (0, 1)
+    refuse_other_rank(0, 1)
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "1", "WORLD_SIZE": "2"}, STEP | {"SLURM_NTASKS": "2"}])
+def test_a_launcher_that_starts_one_process_per_machine_does_not_contradict_its_ranks(initialised, environ):
+    environ = environ | {"SLURM_PROCID": "1"}
+    initialised(torch=(5, 8))
+
+    assert rank_and_world_size(environ=environ) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "4"}, "RANK and WORLD_SIZE says rank 2 of 4"),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, "rank 3 of 8"),
+        ({"RANK": "2", "WORLD_SIZE": "3"}, "rank 2 of 3"),
+        (STEP, "SLURM_PROCID and SLURM_NTASKS says rank 5 of 8"),
+    ],
+)
+def test_a_framework_and_an_environment_that_contradict_each_other_are_an_error(initialised, environ, said):
+    initialised(torch=(3, 4))
+
+    with pytest.raises(UsageError, match=f"torch.distributed says rank 3 of 4, but .*{said}: give .* rank="):
+        rank_and_world_size(environ=environ)
+
+
+def test_two_frameworks_that_contradict_each_other_are_an_error(initialised):
+    initialised(torch=(3, 4), jax=(1, 2))
+
+    with pytest.raises(
+        UsageError, match=r"torch\.distributed says rank 3 of 4, but jax\.distributed says rank 1"
+    ):
+        rank_and_world_size(environ={})
+
+
+def test_explicit_values_come_before_a_framework(initialised):
+    initialised(torch=(3, 4))
+
+    assert rank_and_world_size(0, 1, environ={"RANK": "2", "WORLD_SIZE": "8"}) == (0, 1)
+
+
+def test_a_framework_that_is_initialised_later_is_an_error_where_its_rank_is_another(initialised):
+    initialised(torch=(1, 2))
+
+    refuse_other_rank(1, 2)
+    with pytest.raises(
+        UsageError, match=r"torch\.distributed says rank 1 of 2, but the Loader, .*rank 0 of 1"
+    ):
+        refuse_other_rank(0, 1)

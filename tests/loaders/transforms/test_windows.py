@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from image_files import PHOTOGRAPHS, encoded, pixels
 
 from shardprep.formats import UsageError
-from shardprep.formats.images.header import EXTREME_ASPECT
+from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT
 from shardprep.formats.records.record import Record
 from shardprep.loaders import EvalTransform, TrainTransform, decode_rgb
 from shardprep.loaders.order.rng import record_rng

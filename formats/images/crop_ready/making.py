@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardprep.formats.errors import BadImage
+from shardprep.formats.images.decoder import decode
+from shardprep.formats.images.kinds.image_info import ImageInfo
+from shardprep.formats.images.kinds.jpeg import marker_segments
 
-from .decoder import decode
-from .header import ImageInfo, marker_segments
 from .jpegtran import transcode
 from .restart_grid import APPLICATION, EOI, MAX_SEGMENTS, SEQUENTIAL_FRAMES, SIGNATURE, TABLE, VERSION
 
@@ -86,7 +87,7 @@ def grid_interval(image: bytes) -> int:
 
 
 def _same_pixels(image: bytes, made: bytes) -> bool:
-    from .opencv import cv2  # start-up time: OpenCV
+    from shardprep.formats.images.opencv import cv2  # start-up time: OpenCV
 
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     return np.array_equal(decode(image, flags), decode(made, flags))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from image_files import PHOTOGRAPHS, encoded, pixels, png, segment, tiff, with_exif
 
-from shardprep.formats.images.crop_ready import NotCropReady, grid_is_sound
+from shardprep.formats.images.crop_ready.making import NotCropReady, grid_is_sound
+from shardprep.formats.images.crop_ready.restart_grid import grid_of
+from shardprep.formats.images.crop_ready.shrink import shrink
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.restart_grid import grid_of
-from shardprep.formats.images.shrink import shrink
 from shardprep.loaders import decode_rgb
 
 

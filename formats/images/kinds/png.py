@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from shardprep.formats.errors import BadImage
 
+from .image_info import ImageFlag, ImageInfo
 from .png_animation import ANIMATION, Animation
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -19,21 +19,19 @@ _HEAD = struct.Struct(">I4s")  # the length of a chunk's data, and its kind
 _REST = _HEAD.size + 4  # with the CRC after the data
 
 
-class Png(NamedTuple):
-    """Size in pixels, number of coded channels, and the end of the last chunk."""
-
-    width: int
-    height: int
-    components: int
-    end: int
-
-
-def read_png(image: bytes) -> Png:
+def read_png(image: bytes) -> ImageInfo:
     """Return the properties of a PNG. Raises BadImage unless its chunks are complete, known and in order.
 
     Unknown chunks are allowed if they are not critical. An animation must follow its specification; see
     :class:`.png_animation.Animation`.
     """
+    width, height, colour, end = _walked(image)
+    trailing = ImageFlag.TRAILING_BYTES if end != len(image) else ImageFlag(0)
+    return ImageInfo(width, height, COMPONENTS[colour], ImageFlag.PNG | trailing)
+
+
+def _walked(image: bytes) -> tuple[int, int, int, int]:
+    """Return width, height, colour type and the end of the last chunk, after checking all chunks."""
     walk = _checked_chunks(image)
     _, data, end = next(walk)
     width, height, colour = _header(image, data)
@@ -46,7 +44,7 @@ def read_png(image: bytes) -> Png:
         seen.add(kind)
         last, end = kind, stop
     animation.end()
-    return Png(width, height, COMPONENTS[colour], end)
+    return width, height, colour, end
 
 
 def without_animation(image: bytes) -> bytes:
@@ -57,7 +55,7 @@ def without_animation(image: bytes) -> bytes:
     """
     if not _is_animated(image):
         return image
-    end = read_png(image).end
+    *_, end = _walked(image)
     still = (image[start:stop] for kind, start, stop in _chunks(image[:end]) if kind not in ANIMATION)
     return SIGNATURE + b"".join(still)
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
+from shardprep.formats.images.decoder import decode
+from shardprep.formats.images.kinds.image_info import ImageInfo
+from shardprep.formats.images.kinds.jpeg import marker_segments
+from shardprep.formats.images.opencv import cv2
 
-from .crop_ready import NotCropReady, grid_interval, with_grid
-from .decoder import decode
-from .header import ImageInfo, marker_segments
-from .opencv import cv2
+from .making import NotCropReady, grid_interval, with_grid
 from .restart_grid import APP0, APP14, APPLICATION
 
 DEFAULT_QUALITY = 90

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.images.decoder import Encoded
+from shardprep.formats.images.kinds.jpeg import MAX_MARKERS
+
 from .crop import Crop
-from .decoder import Encoded
-from .header import MAX_MARKERS
 
 SIGNATURE = b"shardprep\0"
 VERSION = 1

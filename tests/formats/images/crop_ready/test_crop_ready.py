@@ -27,17 +27,17 @@ from image_files import (
 from PIL import Image
 
 from shardprep.formats.errors import BadImage, OperationError
-from shardprep.formats.images import jpegtran
-from shardprep.formats.images.crop import Crop
-from shardprep.formats.images.crop_ready import (
+from shardprep.formats.images.crop_ready import jpegtran
+from shardprep.formats.images.crop_ready.crop import Crop
+from shardprep.formats.images.crop_ready.making import (
     NotCropReady,
     crop_ready,
     grid_is_sound,
     with_grid,
     without_grid,
 )
+from shardprep.formats.images.crop_ready.restart_grid import SIGNATURE, TABLE, grid_of
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.restart_grid import SIGNATURE, TABLE, grid_of
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.loaders.transforms.decode import EncodedImage, decode_rgb
 

@@ -1,0 +1,70 @@
+"""What mends a damaged dataset: the next command, with the arguments that work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from shardprep.cli.console.output import say, say_next
+from shardprep.formats import Report
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME
+from shardprep.formats.dataset.published_file import read_small
+from shardprep.formats.errors import DataError
+
+from .convert import convert
+
+MOST_PROVENANCE_BYTES = 1 << 20
+
+GOES_ON = "next: the prep convert command that began it; it goes on from there"
+CONVERT_AGAIN = (
+    "next: the prep convert command that made it (provenance.json has it), into another folder; or put "
+    "manifest.json back from a copy"
+)
+BAD_IN_SOURCE = (
+    "next: these records are as they were published; prep convert with --decode-check --on-bad-image skip, into "
+    "another folder, leaves bad images out"
+)
+FOREIGN = "next: move what does not belong to the dataset to another place"
+
+
+def say_what_mends(report: Report) -> None:
+    """Print what to do about the findings; nothing if there are none."""
+    if not report.findings:
+        return
+    files = {file.name for file in report.manifest.files} if report.manifest else set()
+    found = {finding.file for finding in report.findings}
+    if not files or MANIFEST_NAME in found:
+        unfinished = not files and (report.dataset / WORK_FOLDER_NAME).is_dir()
+        say(GOES_ON if unfinished else CONVERT_AGAIN)
+    elif any(finding.file in files and finding.key is None for finding in report.findings):
+        say_next("repair", report.dataset, *_source_of(report.dataset))
+    else:
+        say(BAD_IN_SOURCE if found & files else FOREIGN)
+
+
+def _source_of(dataset: Path) -> list[str | Path]:
+    """Return the options that name the dataset's source; a placeholder if it is not known, or not there."""
+    try:
+        options = _recorded_source(dataset)
+    except (OSError, DataError, ValueError, TypeError, KeyError, RecursionError, click.ClickException):
+        options = []  # the provenance is in no hash, and may hold anything
+    return options if "--source" in options else ["--source", "SOURCE"]
+
+
+def _recorded_source(dataset: Path) -> list[str | Path]:
+    """Return the options from the command that made the dataset, if it was ``prep convert``."""
+    made = json.loads(read_small(dataset / PROVENANCE_NAME, MOST_PROVENANCE_BYTES))
+    folder, (_, name, *words) = Path(made["folder"]), map(str, made["command"])
+    if name != convert.name:
+        return []
+    given = convert.make_context(name, words, resilient_parsing=True).params
+    places = {name: folder / given[name] for name in ("source", "root") if given.get(name) is not None}
+    options = ((f"--{name}", _short(path)) for name, path in places.items() if path.exists())
+    return [part for option in options for part in option]
+
+
+def _short(path: Path) -> Path:
+    """Return the path relative to the current folder, if it is below that."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,277 @@
+"""The dry run of a conversion: all that it would find wrong, and what it would take."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from copy import copy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.errors import BadImage, DataError
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
+from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.records.record import content_digest, record_crc
+from shardprep.formats.sources.listing.problems import Problems
+from shardprep.formats.sources.listing.source import ByteReader, Entries
+from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.system.user_path import user_path
+
+from .plan import PlannedShard, PlanOptions
+from .preflight import most_bytes
+from .preparation import ConvertOptions, Prepared, Request, prepare
+
+SAMPLE_EVERY = 8  # images of which one is hashed, to measure how long that takes
+_DETAILS = re.compile(r"\(.*?\)|\d+")
+
+
+@dataclass(frozen=True)
+class PlannedSplit:
+    """One split as it would be converted.
+
+    ``path`` is the folder of its dataset, ``layout`` the source's, ``container`` that of the shards;
+    ``images``, ``classes`` and ``image_bytes`` are what the source has, ``shards`` is the number of shards
+    and ``disk_bytes`` the most that all files can take. ``skipped``
+    counts bad images that would be left out, and ``ignored`` the files of file managers and hidden ones. A
+    split that is ``already_complete`` would only be verified.
+    """
+
+    split: str
+    path: Path
+    layout: str
+    images: int
+    classes: int
+    image_bytes: int
+    container: str
+    shards: int
+    disk_bytes: int
+    skipped: int
+    ignored: Mapping[str, int]
+    already_complete: bool
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The result of :func:`plan_conversion`.
+
+    ``source`` describes the source, empty if it was not recognised. ``splits`` are those that could be
+    listed. ``problems`` are what would make the conversion fail, and ``skipped`` what is wrong with the
+    images that it would leave out; both hold the number of cases and the first error of each kind.
+
+    ``seconds`` is about how long the conversion would take with ``workers``, None if nothing was read: the
+    time in which these workers read all images in this run, at ``read_rate`` bytes per second, and that of
+    hashing them, by a sample of one in SAMPLE_EVERY. Writing is not measured, because nothing is written.
+    """
+
+    source: str
+    splits: tuple[PlannedSplit, ...]
+    problems: Problems
+    skipped: Problems
+    workers: int
+    seconds: float | None = None
+    read_rate: float | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of ``prep`` for the conversion: 0, or that of the first problem."""
+        return next((problem.exit_code for problem in self.problems), 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object."""
+        return {
+            "source": self.source,
+            "splits": [{**asdict(split), "path": str(split.path)} for split in self.splits],
+            "problems": [problem.to_json() for problem in self.problems],
+            "skipped": [problem.to_json() for problem in self.skipped],
+            "workers": self.workers,
+            "seconds": self.seconds,
+            "read_rate": self.read_rate,
+        }
+
+
+def plan_conversion(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    plan_options: PlanOptions | None = None,
+    options: ConvertOptions | None = None,
+    source_options: SourceOptions | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> DryRun:
+    """Return what :func:`.convert.convert` with these arguments would do; write nothing.
+
+    Every split is listed, counted, labelled and planned, the outputs are checked, and every image is read
+    and its header checked. That takes about as long as reading the source. Images are not decoded. Problems
+    do not end it: all are in the result.
+
+    ``source``, ``output``, ``split``, ``plan_options``, ``options``, ``source_options`` and ``progress`` are
+    those of :func:`.convert.convert`. ``workers=0`` reads in this process.
+
+    Raises WorkerDied, ChildLost and MemoryError.
+    """
+    progress, problems = progress or NoProgress(), Problems()
+    count = usable_cpus() if workers is None else workers
+    request = Request(
+        user_path(source),
+        user_path(output),
+        split,
+        plan_options or PlanOptions(),
+        options or ConvertOptions(),
+        source_options or SourceOptions(),
+    )
+    description, prepared = "", []
+    with problems.collected():
+        recognised = request.recognised()
+        description = recognised.description
+        progress.note(f"source: {description}")
+        with problems.collected():
+            request.check_outputs(recognised)
+        prepared = prepare(recognised, request, problems)
+    return _Check(problems, count, progress).result(description, prepared)
+
+
+@dataclass
+class _Checked:
+    """What is found in the images of one shard, and the seconds that it took."""
+
+    problems: Problems = field(default_factory=Problems)
+    bad: Problems = field(default_factory=Problems)
+    bad_images: int = 0
+    read: float = 0.0
+    hashed: float = 0.0
+    hashed_bytes: int = 0
+
+    def add(self, other: _Checked) -> None:
+        self.problems.merge(other.problems)
+        self.bad.merge(other.bad)
+        self.bad_images += other.bad_images
+        self.read += other.read
+        self.hashed += other.hashed
+        self.hashed_bytes += other.hashed_bytes
+
+
+class _Check:
+    """The check of all images of the prepared splits."""
+
+    def __init__(self, problems: Problems, workers: int, progress: Progress) -> None:
+        self._problems = problems
+        self._workers = workers
+        self._progress = progress
+        self._skipped = Problems()
+        self._total = _Checked()
+        self._bytes = 0
+        self._shards = 0
+
+    def result(self, source: str, prepared: Iterable[Prepared]) -> DryRun:
+        splits = tuple(self._split(one) for one in prepared)
+        seconds, rate = self._estimate()
+        return DryRun(source, splits, self._problems, self._skipped, self._workers, seconds, rate)
+
+    def _split(self, one: Prepared) -> PlannedSplit:
+        planned, is_finished = one.planned, one.is_finished
+        found = _Checked() if is_finished else self._images(one)
+        is_skipping = planned.options.on_bad_image == "skip"
+        self._problems.merge(found.problems)
+        (self._skipped if is_skipping else self._problems).merge(found.bad)
+        if found.bad_images == len(planned.order):
+            self._problems.add(DataError("no image of the source is intact", path=one.output))
+        return PlannedSplit(
+            split=planned.split,
+            path=one.output,
+            layout=one.listing.layout,
+            images=len(planned.order),
+            classes=len(one.listing.labels),
+            image_bytes=int(planned.entries["length"].sum()),
+            container=planned.options.container,
+            shards=len(planned.shards),
+            disk_bytes=most_bytes(planned, planned.shards),
+            skipped=found.bad_images if is_skipping else 0,
+            ignored=one.listing.ignored,
+            already_complete=is_finished,
+        )
+
+    def _images(self, one: Prepared) -> _Checked:
+        """Check the images of the shards that are still to be built."""
+        shards = [shard for shard in one.planned.shards if not (one.output / shard.name).exists()]
+        records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
+        found, done = _Checked(), np.zeros(2, np.int64)
+        with self._progress.task(f"check {one.planned.split}", records=records, size=size):
+            for shard, checked in zip(shards, self._checked(one, shards), strict=True):
+                found.add(checked)
+                done += (shard.extent.records, shard.extent.payload_bytes)
+                self._progress.at(*done.tolist())
+        self._bytes += size
+        self._shards += len(shards)
+        self._total.add(found)
+        return found
+
+    def _checked(self, one: Prepared, shards: Iterable[PlannedShard]) -> Iterator[_Checked]:
+        jobs = ((one.planned.entries_of(shard), one.listing.reader) for shard in shards)
+        if not self._workers:
+            yield from (check_images(*job) for job in jobs)
+            return
+        with WorkerPool(self._workers) as pool:
+            waiting: deque[Future[_Checked]] = deque()
+            for job in jobs:
+                waiting.append(pool.submit(check_images, *job))
+                if len(waiting) > self._workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _estimate(self) -> tuple[float | None, float | None]:
+        """Return the seconds that the conversion would take, and the bytes per second that were read."""
+        total, at_once = self._total, max(1, min(self._workers, self._shards))
+        if not total.hashed_bytes or not total.read:
+            return None, None
+        hashing = total.hashed / total.hashed_bytes * self._bytes
+        return (total.read + hashing) / at_once, self._bytes * at_once / total.read
+
+
+def check_images(entries: Entries, reader: ByteReader) -> _Checked:
+    """Read the images of one shard, check their headers, and hash some of them."""
+    found = _Checked()
+    with found.problems.collected(), copy(reader) as opened:  # an open reader is of one process
+        for number, entry in enumerate(entries):
+            with found.problems.collected():
+                _check_image(found, entry, opened, is_sample=number % SAMPLE_EVERY == 0)
+    return found
+
+
+def _check_image(found: _Checked, entry: np.void, reader: ByteReader, *, is_sample: bool) -> None:
+    start = perf_counter()
+    try:
+        image = reader.read(entry)
+        read_image_header(image)
+    except BadImage as error:
+        found.bad_images += 1
+        bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
+        found.bad.add(bad, _DETAILS.sub("", error.message))
+        return
+    finally:
+        found.read += perf_counter() - start
+    if is_sample:
+        found.hashed += _seconds_to_hash(entry, image)
+        found.hashed_bytes += len(image)
+
+
+def _seconds_to_hash(entry: np.void, image: bytes) -> float:
+    """Return how long hashing takes that a conversion does with each image."""
+    start = perf_counter()
+    key, label = entry["key"].item(), int(entry["label"])
+    for _ in ("written", "read back"):
+        record_crc(key, label, image)
+    content_digest(key, label, image)
+    hashlib.sha256(image)
+    return perf_counter() - start

@@ -1,0 +1,178 @@
+"""The preparation of a conversion: each split is listed, planned and checked before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.errors import PlanMismatch, SourceIncomplete
+from shardprep.formats.sources.listing.problems import Problems
+from shardprep.formats.sources.listing.source import Listing, Source
+from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.sources.recognise import recognise
+
+from .plan import Plan, PlanOptions, differences, plan
+from .preflight import check_output, check_space, refuse_network, refuse_other_shape
+from .tables import GatheredBoxes, gathered_boxes
+from .work_folder import refuse_busy, refuse_other_plan
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Options of a conversion that do not change the bytes of its output.
+
+    ``allow_partial`` accepts a wrong number of images; ``restart`` discards unfinished work;
+    ``check_md5`` reads official archives whole and checks their MD5; ``allow_network_fs`` builds LMDB
+    on a network file system, too. All are False by default.
+    """
+
+    allow_partial: bool = False
+    restart: bool = False
+    check_md5: bool = False
+    allow_network_fs: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a conversion, as in :func:`.convert.convert`."""
+
+    source: Path
+    output: Path
+    split: str | None
+    plan_options: PlanOptions
+    options: ConvertOptions
+    source_options: SourceOptions
+
+    def recognised(self) -> Source:
+        """Return the source. Raises UsageError, DataError, OSError."""
+        return recognise(
+            self.source,
+            split=self.split,
+            check_md5=self.options.check_md5,
+            options=self.source_options,
+            seed=self.plan_options.seed,
+        )
+
+    def outputs(self, source: Source) -> dict[str, Path]:
+        """Return the folder of each split that is asked for."""
+        if self.split:
+            return {self.split: self.output}
+        return {split: self.output / split for split in source.splits}
+
+    def check_outputs(self, source: Source) -> None:
+        """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
+        refuse_other_shape(self.output, self.split)
+        for path in self.outputs(source).values():
+            refuse_busy(path)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One split, listed and planned; ``output`` is the folder of its dataset."""
+
+    output: Path
+    listing: Listing
+    planned: Plan
+    boxes: GatheredBoxes | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output has a manifest, by now."""
+        return (self.output / MANIFEST_NAME).exists()
+
+    def finished_manifest(self) -> Manifest:
+        """Return the finished output's manifest. Raises PlanMismatch if it is of another plan, DataError."""
+        manifest = read_manifest(self.output)
+        if differing := self._differing(manifest):
+            raise PlanMismatch(
+                f"holds a finished dataset: {differing}; choose another folder, or remove this one",
+                path=self.output,
+            )
+        return manifest
+
+    def _differing(self, manifest: Manifest) -> str:
+        """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped."""
+        policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
+        begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
+        now = asdict(self.planned.options) | {
+            "on_bad_image": policy,
+            "images": self.planned.digests.get(policy),
+        }
+        return differences(begun, now)
+
+    def guard(self) -> dict[str, Any]:
+        """Return what must be equal when a conversion is resumed, by names that the user understands."""
+        planned = self.planned
+        times = hashlib.sha256()
+        for start in range(0, len(planned.order), 1 << 16):
+            rows = planned.order[start : start + (1 << 16)]
+            for column in ("path", "offset", "mtime_ns"):
+                times.update(planned.entries[column][rows].tobytes())
+        options = asdict(planned.options) | dict(self.listing.options)
+        del options["on_bad_image"]  # it only concerns shards that are not built
+        archives = [[a.name, a.size, a.mtime_ns] for a in self.listing.archives]
+        return options | {
+            "split": planned.split,
+            "source": [archives, times.hexdigest()],
+            "images": planned.work_digest,
+            "boxes": self.boxes.digest if self.boxes else None,
+        }
+
+
+def prepare(source: Source, request: Request, problems: Problems) -> list[Prepared]:
+    """Return the splits that can be planned; write nothing.
+
+    A problem with one split or output is added to ``problems``, and the others are prepared all the same.
+    """
+    outputs = request.outputs(source)
+    prepared = []
+    for listing in _listings(source, outputs, problems):
+        with problems.collected():
+            _check_count(listing, allow_partial=request.options.allow_partial)
+        with problems.collected():
+            boxes = gathered_boxes(source, listing.split, listing)
+            planned = plan(listing, request.plan_options)
+            prepared.append(Prepared(outputs[listing.split], listing, planned, boxes))
+    for one in prepared:
+        _check_output(one, source, request.options, problems)
+    with problems.collected():
+        check_space({one.output: one.planned for one in prepared if not one.is_finished})
+    return prepared
+
+
+def _listings(source: Source, splits: Iterable[str], problems: Problems) -> list[Listing]:
+    listings = []
+    for split in splits:
+        with problems.collected():
+            listings.append(source.survey(split))
+    for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one listing share theirs
+        problems.merge(found)
+    return listings
+
+
+def _check_output(one: Prepared, source: Source, options: ConvertOptions, problems: Problems) -> None:
+    if one.is_finished:
+        with problems.collected():
+            one.finished_manifest()
+        return
+    with problems.collected():
+        check_output(one.output, source)
+        if not options.restart:
+            refuse_other_plan(one.output, one.guard())
+    if not options.allow_network_fs:
+        with problems.collected():
+            refuse_network(one.output, one.planned.options.container)
+
+
+def _check_count(listing: Listing, *, allow_partial: bool) -> None:
+    found = len(listing.entries)
+    if listing.expected not in (None, found) and not allow_partial:
+        detail = f" ({listing.shortfall})" if listing.shortfall else ""
+        raise SourceIncomplete(
+            f"the split {listing.split} has {found} images, not {listing.expected}{detail}; "
+            "add --allow-partial to convert what is there"
+        )

@@ -1,0 +1,1 @@
+"""Lists of images with their labels: text, CSV and JSON lines."""

@@ -1,0 +1,68 @@
+"""The help of ``prep`` and of its commands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from datasets import prep
+
+from shardprep.cli.app import cli
+
+IN_ORDER = [
+    "sample",
+    "convert",
+    "verify",
+    "inspect",
+    "repair",
+    "bench-disk",
+    "bench-loader",
+    "serve",
+    "keygen",
+    "demo",
+]
+
+
+def examples_of(command: str) -> list[str]:
+    """The examples in a command's help, without ``prep`` and the command's name."""
+    with cli.commands[command].make_context(command, [], resilient_parsing=True) as context:
+        shown = cli.commands[command].get_help(context)
+    return re.findall(rf"^    prep {command} ?(.*)$", shown.partition("Examples:\n")[2], re.M)
+
+
+EXAMPLES = [(command, words) for command in cli.commands for words in examples_of(command)]
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_every_command_has_examples(command: str) -> None:
+    assert 2 <= len(examples_of(command)) <= 3
+
+
+@pytest.mark.parametrize(("command", "words"), EXAMPLES)
+def test_an_example_can_be_parsed(
+    command: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shards" / "train").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    with cli.commands[command].make_context(command, shlex.split(words)) as context:
+        assert context.params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 100])
+def test_commands_stand_in_the_order_of_work_with_whole_summaries(columns: int) -> None:
+    shown = prep("--help", check=True, env={"COLUMNS": str(columns), "PATH": "/usr/bin:/bin"}).stdout
+
+    lines = shown.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == IN_ORDER
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+    assert max(map(len, shown.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_a_summary_fits_into_80_columns(command: str) -> None:
+    summary = cli.commands[command].get_short_help_str(limit=200)
+
+    assert len(summary) + max(map(len, cli.commands)) + 4 <= 78
+    assert summary.endswith(".")

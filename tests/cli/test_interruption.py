@@ -1,0 +1,147 @@
+"""What Ctrl-C says: which shards are kept, where that is so."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+from datasets import converted, flip, prep
+
+from shardprep.formats import PlanOptions, convert
+from shardprep.formats.conversion.work_folder import finished_shards
+
+pytestmark = pytest.mark.slow
+
+
+def interrupt(*words: object, when: Callable[[], object]) -> tuple[int, str, str]:
+    """Run ``prep``, send it SIGINT when that is true, and return exit code, stdout and stderr."""
+    command = [sys.executable, "-m", "shardprep.cli", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not when() and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        said, complained = process.communicate(timeout=60)
+    return process.returncode, said, complained
+
+
+def conversion(archives: Path, output: Path, *words: object) -> list[object]:
+    return ["convert", archives, output, "--shard-size", 1, "--workers", 1, "--quiet", *words]
+
+
+def test_a_conversion_says_how_many_shards_are_kept(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out", "--split", "train")
+
+    code, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+
+    kept = len(finished_shards(tmp_path / "out"))
+    match = re.fullmatch(
+        r"prep: interrupted; (\d+) of (\d+) shards are done; the same command goes on from there\n",
+        complained,
+    )
+    assert match, complained
+    assert (code, int(match[1])) == (130, kept)
+    prep(*words, check=True)
+
+
+def test_the_run_after_it_says_what_it_found(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out", "--split", "train")
+    interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+    kept = len(finished_shards(tmp_path / "out"))
+
+    again = prep(*(word for word in words if word != "--quiet"), check=True)
+
+    assert re.search(rf"^\S+ {kept} of \d+ shards are done already$", again.stderr, re.M)
+
+
+def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out")
+
+    _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out" / "val")) > 2)
+
+    match = re.search(r"; (\d+) of (\d+) shards of train, (\d+) of \d+ shards of val are done; ", complained)
+    assert match, complained
+    assert match[1] == match[2]
+    assert int(match[3]) == len(finished_shards(tmp_path / "out" / "val"))
+
+
+def test_after_restart_the_command_without_it_goes_on(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out", "--split", "train", "--restart")
+
+    _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+
+    assert complained.endswith("shards are done; the same command without --restart goes on from there\n")
+
+
+def test_nothing_is_said_of_nothing(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out", "--split", "train", "--shard-size", "1G", "--decode-check")
+
+    _, _, complained = interrupt(*words, when=lambda: list((tmp_path / "out").glob(".prep/run-*/*.tmp")))
+
+    assert complained == "prep: interrupted\n"
+
+
+def test_a_verification_has_nothing_to_go_on_from(archives: Path, tmp_path: Path) -> None:
+    convert(archives, tmp_path / "out", split="train", plan_options=PlanOptions(shard_size=1), workers=0)
+    begun = time.monotonic()
+
+    code, _, complained = interrupt(
+        "verify", tmp_path / "out", "--level", "decode", when=lambda: time.monotonic() > begun + 1
+    )
+
+    assert (code, complained) in [(130, "prep: interrupted\n"), (130, ""), (0, "")]
+
+
+def test_an_interruption_is_json_where_results_are(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out", "--split", "train", "--json")
+
+    code, said, _ = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+
+    error = json.loads(said)["error"]
+    assert (code, error["kind"], error["exit_code"], error["signal"]) == (130, "Interrupted", 130, 2)
+    assert "shards are done" in error["message"]
+
+
+def test_a_repair_says_how_many_shards_are_rebuilt(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "out", shard_size=1)
+    for shard in (tmp_path / "out").glob("shard-*"):
+        flip(shard, shard.stat().st_size // 2)
+    words = ["repair", tmp_path / "out", "--source", archives, "--workers", 1, "--quiet"]
+
+    _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+
+    kept = len(finished_shards(tmp_path / "out"))
+    assert re.search(rf"; {kept} of \d+ shards are rebuilt; the same command goes on", complained), complained
+
+
+def test_an_interrupted_call_has_the_same_note(archives: Path, tmp_path: Path) -> None:
+    class StopsAtTwo:
+        """Progress that interrupts, and knows nothing of shards."""
+
+        def note(self, text: str) -> None:
+            pass
+
+        def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[None]:
+            return nullcontext()
+
+        def at(self, records: int, size: int) -> None:
+            if records >= 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        convert(
+            archives,
+            tmp_path / "out",
+            split="train",
+            plan_options=PlanOptions(shard_size=1),
+            workers=0,
+            progress=StopsAtTwo(),
+        )
+
+    (note,) = stopped.value.__notes__
+    assert re.fullmatch(r"2 of \d+ shards are done; the same command goes on from there", note)

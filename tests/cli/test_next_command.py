@@ -1,0 +1,169 @@
+"""The next command: what results end with."""
+
+import json
+import shlex
+import shutil
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+from datasets import converted, flip, prep, prep_here, tree, writable
+
+
+def last(text: str) -> str:
+    return text.splitlines()[-1]
+
+
+def run_next(text: str, folder: Path) -> tuple[int, str]:
+    """Run the command that a result ends with, as it stands."""
+    word, prep_word, *words = shlex.split(last(text))
+    assert (word, prep_word) == ("next:", "prep")
+    done = prep_here(*words, cwd=folder)
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def made(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with archives, and with shards that ``prep convert`` made there."""
+    folder = tmp_path_factory.mktemp("made here")
+    (folder / "the archives").symlink_to(archives)
+    prep(
+        "convert", "the archives", "my shards", "--workers", 1, "--shard-size", "200K", cwd=folder, check=True
+    )
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """The same shards, to damage."""
+    shutil.copytree(made / "my shards", tmp_path / "my shards")
+    (tmp_path / "the archives").symlink_to((made / "the archives").resolve())
+    return tmp_path
+
+
+def damage(dataset: Path) -> None:
+    shard = sorted(dataset.glob("shard-*"))[0]
+    flip(shard, shard.stat().st_size // 2)
+
+
+def test_a_conversion_ends_with_its_verification(archives: Path, tmp_path: Path) -> None:
+    (tmp_path / "the archives").symlink_to(archives)
+
+    done = prep_here("convert", "the archives", "my shards", "--workers", 0, "--quiet", cwd=tmp_path)
+
+    assert last(done.stdout) == "next: prep verify 'my shards'"
+    assert run_next(done.stdout, tmp_path)[0] == 0
+
+
+def test_what_was_complete_and_intact_is_measured_next(made: Path) -> None:
+    words = ["convert", "the archives", "my shards", "--workers", 0, "--shard-size", "200K"]
+
+    done = prep_here(*words, cwd=made)
+
+    assert last(done.stdout) == "next: prep bench-loader 'my shards'"
+
+
+def test_the_json_of_a_conversion_has_no_such_line(made: Path) -> None:
+    words = ["convert", "the archives", "my shards", "--workers", 0, "--shard-size", "200K", "--json"]
+
+    assert json.loads(prep_here(*words, cwd=made).stdout)
+
+
+def test_nothing_is_next_after_an_intact_dataset(made: Path) -> None:
+    assert "next:" not in prep_here("verify", "my shards", cwd=made).stdout
+
+
+def test_damage_is_mended_by_the_command_that_verify_names(folder: Path, made: Path) -> None:
+    damage(folder / "my shards" / "val")
+    (folder / "my shards" / "val" / "index.npy").unlink()
+
+    done = prep_here("verify", "my shards/val", cwd=folder)
+
+    source = made / "the archives"  # where it was converted
+    assert last(done.stdout) == f"next: prep repair 'my shards/val' --source '{source}'"
+    code, said = run_next(done.stdout, folder)
+    assert code == 0
+    assert said.splitlines()[:2] == ["rebuilt: index.npy", "rebuilt: shard-00000.lmdb"]
+    assert tree(folder / "my shards") == tree(made / "my shards")
+
+
+def test_a_source_below_the_current_folder_is_named_from_there(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "my shards" / "val", tmp_path / "val")
+    damage(tmp_path / "val")
+
+    done = prep_here("verify", tmp_path / "val", cwd=made)
+
+    assert last(done.stdout).endswith(" --source 'the archives'")
+
+
+@pytest.mark.parametrize(
+    "provenance",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"command": [], "folder": "/"}',
+        b'{"command": ["prep", "convert", "a\\u0000b", "c"], "folder": "/"}',
+        b'{"command": ["prep", "convert", "gone", "c"], "folder": "/"}',
+        b'{"command": ["prep", "convert", {"a": 1}, [2]], "folder": "/"}',
+        b'{"command": ["train.py", "x", "y"], "folder": "/"}',
+        b'{"command": ["prep", "convert", "--nonsense"], "folder": null}',
+    ],
+)
+def test_a_source_that_is_not_known_is_left_to_name(folder: Path, provenance: bytes) -> None:
+    damage(folder / "my shards" / "val")
+    writable(folder / "my shards" / "val" / "provenance.json").write_bytes(provenance)
+
+    done = prep_here("verify", "my shards/val", cwd=folder)
+
+    assert done.returncode == 1
+    assert last(done.stdout) == "next: prep repair 'my shards/val' --source SOURCE"
+
+
+def test_each_damaged_split_has_its_command(folder: Path) -> None:
+    damage(folder / "my shards" / "train")
+    damage(folder / "my shards" / "test")
+
+    said = prep_here("verify", "my shards", cwd=folder).stdout
+
+    assert said.count("next: prep repair 'my shards/") == 2
+
+
+def test_a_file_that_does_not_belong_is_no_case_for_repair(folder: Path) -> None:
+    (folder / "my shards" / "val" / "notes.txt").touch()
+
+    done = prep_here("verify", "my shards/val", cwd=folder)
+
+    assert last(done.stdout) == "next: move what does not belong to the dataset to another place"
+
+
+def test_without_a_manifest_the_conversion_is_next(folder: Path) -> None:
+    dataset = folder / "my shards" / "val"
+    (dataset / "manifest.json").unlink()
+
+    lost = prep_here("verify", dataset).stdout
+    (dataset / ".prep").mkdir()
+    unfinished = prep_here("verify", dataset).stdout
+
+    assert "into another folder" in last(lost)
+    assert last(unfinished) == "next: the prep convert command that began it; it goes on from there"
+
+
+def test_a_repair_of_what_is_intact_says_so(made: Path) -> None:
+    done = prep_here("repair", "my shards/val", "--source", "the archives", cwd=made)
+    found = json.loads(
+        prep_here("repair", "my shards/val", "--source", "the archives", "--json", cwd=made).stdout
+    )
+
+    assert done.stdout.startswith("my shards/val: there was nothing to rebuild\n")
+    assert found["rebuilt"] == []
+
+
+def test_the_current_folder_may_be_gone(archives: Path, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    with chdir(tmp_path / "gone"):
+        (tmp_path / "gone").rmdir()
+        converted(archives, tmp_path / "out", split="val")
+
+    assert json.loads((tmp_path / "out" / "provenance.json").read_bytes())["folder"] is None

@@ -1,0 +1,156 @@
+"""Commands over a folder of splits."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from datasets import flip, prep_here, tree
+
+from shardprep.formats import convert
+
+
+@pytest.fixture(scope="module")
+def made(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All splits of the miniature, as ``prep convert`` leaves them."""
+    output = tmp_path_factory.mktemp("splits") / "shards"
+    convert(archives, output, workers=0)
+    return output
+
+
+@pytest.fixture
+def shards(made: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(made, tmp_path / "shards")
+    return tmp_path / "shards"
+
+
+def damage(dataset: Path) -> Path:
+    """Flip a bit of a dataset's first shard."""
+    shard = sorted(dataset.glob("shard-*"))[0]
+    flip(shard, shard.stat().st_size // 2)
+    return shard
+
+
+def test_verify_checks_each_split_and_sums_up(made: Path) -> None:
+    done = prep_here("verify", made)
+
+    assert done.returncode == 0
+    assert [line.split(":")[0] for line in done.stdout.splitlines() if ": intact:" in line] == [
+        f"{made}/{split}" for split in ("train", "val", "test")
+    ]
+    assert done.stdout.splitlines()[-1].startswith(f"{made}: train, val, test: ")
+    assert done.stdout.splitlines()[-1].endswith("all intact")
+
+
+def test_the_json_of_verify_has_every_split(made: Path) -> None:
+    found = json.loads(prep_here("verify", made, "--json").stdout)
+
+    assert (found["folder"], found["ok"], found["exit_code"]) == (str(made), True, 0)
+    assert [split["dataset"] for split in found["splits"]] == [
+        f"{made}/{split}" for split in ("train", "val", "test")
+    ]
+    assert all(split["root"].startswith("sha256:") for split in found["splits"])
+
+
+def test_one_damaged_split_is_named_and_decides_the_exit_code(shards: Path) -> None:
+    damage(shards / "val")
+
+    done = prep_here("verify", shards)
+
+    assert done.returncode == 1
+    assert f"{shards}/train: intact" in done.stdout
+    assert f"{shards}/test: intact" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"{shards}: NOT intact: val of train, val, test"
+
+
+def test_a_split_that_is_unfinished_is_damage(shards: Path) -> None:
+    (shards / "val" / "manifest.json").unlink()
+
+    done = prep_here("verify", shards)
+
+    assert done.returncode == 1
+    assert "no manifest.json" in done.stdout
+
+
+def test_an_error_in_one_split_does_not_hide_the_others(shards: Path) -> None:
+    (shards / "train" / "manifest.json").unlink()
+
+    text = prep_here("inspect", shards)
+    found = json.loads(prep_here("inspect", shards, "--json").stdout)
+
+    assert text.returncode == found["exit_code"] == 1
+    assert f"{shards}/val: val split" in text.stdout
+    assert text.stdout.splitlines()[-1].endswith("train failed")
+    assert text.stderr.startswith(f"prep: {shards}/train: no manifest.json")
+    assert found["splits"][0]["error"]["kind"] == "ManifestDamaged"
+    assert found["splits"][1]["split"] == "val"
+
+
+def test_inspect_sums_up_each_split(made: Path) -> None:
+    text = prep_here("inspect", made)
+
+    assert text.returncode == 0
+    assert text.stdout.count("content_root") == 3
+    assert text.stdout.splitlines()[-1].startswith(f"{made}: train, val, test: ")
+    assert [
+        split["split"] for split in json.loads(prep_here("inspect", made, "--json").stdout)["splits"]
+    ] == [
+        "train",
+        "val",
+        "test",
+    ]
+
+
+@pytest.mark.slow
+def test_repair_mends_each_split(shards: Path, made: Path, archives: Path) -> None:
+    damaged = [damage(shards / "train"), damage(shards / "test")]
+
+    done = prep_here("repair", shards, "--source", archives, "--workers", 0)
+
+    assert done.returncode == 0
+    assert done.stdout.count("rebuilt: ") == 2
+    assert all(f"rebuilt: {shard.name}" in done.stdout for shard in damaged)
+    assert f"{shards}/val: there was nothing to rebuild" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"{shards}: 2 files rebuilt; ")
+    assert tree(shards) == tree(made)
+
+
+@pytest.mark.slow
+def test_bench_loader_measures_each_split(made: Path) -> None:
+    words = [
+        "bench-loader",
+        made,
+        "--workers",
+        0,
+        "--seconds",
+        0.05,
+        "--transform",
+        "none",
+        "--batch-size",
+        2,
+    ]
+
+    text = prep_here(*words)
+    found = json.loads(prep_here(*words, "--json").stdout)
+
+    assert text.stdout.splitlines()[-1].startswith(f"{made}: train ")
+    assert text.stdout.splitlines()[-1].count("images/s") == 3
+    assert [Path(split["dataset"]).name for split in found["splits"]] == ["train", "val", "test"]
+
+
+def test_a_trace_is_of_one_split(made: Path, tmp_path: Path) -> None:
+    done = prep_here("bench-loader", made, "--trace", tmp_path / "trace.json")
+
+    assert done.returncode == 2
+    assert "--trace" in done.stderr
+
+
+def test_a_dataset_that_has_folders_is_one_dataset(made: Path, shards: Path) -> None:
+    shutil.copytree(made / "val", shards / "train" / "val")
+
+    done = prep_here("verify", shards / "train")
+
+    assert done.returncode == 1
+    assert "damaged: val: does not belong to the dataset" in done.stdout
+    assert prep_here("inspect", shards / "train").stdout.startswith(f"{shards}/train: train split")

@@ -1,0 +1,262 @@
+"""Every kind of image that OpenCV decodes is read from its header; the others are refused by name."""
+
+import struct
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_files import encoded
+from image_kinds import (
+    ALPHA,
+    COLOUR,
+    GRAY,
+    JP2,
+    KINDS,
+    LOSSLESS,
+    SIX,
+    bmp,
+    chunk_of_riff,
+    codestream,
+    extended_webp,
+    raw_tiff,
+    webp,
+)
+
+from shardprep.formats import BadImage, ImageFlag, read_image_header
+from shardprep.formats.images.kinds.gif import MAX_BLOCKS
+from shardprep.formats.images.kinds.image_info import KINDS as NAMES
+from shardprep.formats.images.kinds.image_info import MAX_PIXELS
+from shardprep.loaders import decode_rgb
+
+TEXT_OR_PADDED = ("plain.pbm", "plain.pgm", "plain.ppm", "pages.tiff")
+ANY = sum(NAMES.values())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_header_says_what_the_decoder_makes_of_it(name: str) -> None:
+    image, expected = KINDS[name]
+
+    info = read_image_header(image)
+
+    assert info == expected
+    for orientation in ("ignore", "apply"):
+        is_turned = orientation == "apply" and info.orientation >= 5
+        size = (info.width, info.height) if is_turned else (info.height, info.width)
+        assert decode_rgb(image, orientation=orientation).shape == (*size, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_pixels_are_those_of_opencv(name: str) -> None:
+    image, _ = KINDS[name]
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+
+    assert np.array_equal(decode_rgb(image)[..., ::-1], cv2.imdecode(np.frombuffer(image, np.uint8), flags))
+
+
+LOSS = {"alpha.tiff": 60, "colour.gif": 80, "animated.gif": 80, "colour.jp2": 60, "bare.j2k": 60}
+NEAR = [
+    name
+    for name in KINDS
+    if name.startswith(
+        ("colour.", "lossless", "lossy", "lzw", "deflate", "jpeg", "deep-colour", "bare", "animated")
+    )
+    or name in ("deep.ppm", "deep.avif", "pages.tiff")
+]
+
+
+@pytest.mark.parametrize("name", [*NEAR, "alpha.avif", "alpha.webp", "alpha.bmp", "alpha.tiff"])
+def test_the_pixels_are_those_that_were_encoded(name: str) -> None:
+    """Within what lossy formats lose, and where alpha is not nearly transparent."""
+    pixels = decode_rgb(KINDS[name][0])[:, 38:40, ::-1].astype(int)
+
+    assert np.abs(pixels - COLOUR[:, 38:40]).max() <= LOSS.get(name, 25)
+
+
+def test_deep_and_gray_samples_keep_their_upper_bits() -> None:
+    for name in (
+        "deep.tiff",
+        "deep.jp2",
+        "raw.tiff",
+        "motorola.tiff",
+        "big.tiff",
+        "gray.pgm",
+        "gray.bmp",
+        "gray.sr",
+    ):
+        assert np.array_equal(decode_rgb(KINDS[name][0])[..., 1], GRAY), name
+    assert np.array_equal(decode_rgb(KINDS["inverted.tiff"][0])[..., 1], 255 - GRAY)
+
+
+@pytest.mark.parametrize("name", sorted(set(KINDS) - set(TEXT_OR_PADDED)))
+def test_an_image_cut_anywhere_is_refused(name: str) -> None:
+    image, _ = KINDS[name]
+
+    for size in sorted({*range(0, len(image), 1 + len(image) // 100), len(image) - 1}):
+        with pytest.raises(BadImage):
+            read_image_header(image[:size])
+
+
+def test_a_cut_image_is_called_truncated() -> None:
+    for name, (image, _) in KINDS.items():
+        if name not in TEXT_OR_PADDED:
+            with pytest.raises(BadImage, match=r"^truncated: the"):
+                read_image_header(image[:-1])
+
+
+TRAILING = [
+    name for name in KINDS if not name.endswith((".tiff", ".tif", ".avif")) and not name.startswith("plain")
+]
+
+
+@pytest.mark.parametrize("name", TRAILING)
+def test_trailing_bytes_are_noted(name: str) -> None:
+    image, info = KINDS[name]
+
+    assert read_image_header(image + b"junk").flags == info.flags | (
+        ImageFlag(0) if name.endswith(".jp2") else ImageFlag.TRAILING_BYTES
+    )
+
+
+def named(brand: bytes) -> bytes:
+    return b"\0\0\0\x18ftyp" + brand + bytes(4) + brand + b"mif1" + bytes(90)
+
+
+REFUSED = {
+    "HEIC": (named(b"heic"), "^HEIC, which OpenCV does not decode: convert it to PNG or JPEG$"),
+    "HEIF of mif1": (named(b"mif1"), "^HEIC, which OpenCV does not decode"),
+    "MP4": (b"\0\0\0\x18ftypmp42" + bytes(90), "not an image .*mp42"),
+    "WAV": (b"RIFF\x24\0\0\0WAVEfmt ", "not an image .*WAVE"),
+    "JPEG XL": (b"\xff\x0a" + bytes(9), "^JPEG XL, which"),
+    "JPEG XL in boxes": (b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(9), "^JPEG XL, which"),
+    "OpenEXR": (b"v/1\1" + bytes(9), "^OpenEXR, which OpenCV does not decode"),
+    "PSD": (b"8BPS\0\1", "^PSD, which"),
+    "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "^SVG, which"),
+    "Radiance HDR": (encoded(COLOUR.astype(np.float32), ".hdr"), "^Radiance HDR, which OpenCV decodes to wrong pixels"),
+    "PFM": (encoded(COLOUR.astype(np.float32), ".pfm"), "^PFM, which OpenCV decodes to wrong pixels"),
+    "PAM": (encoded(COLOUR, ".pam"), "^PAM, which OpenCV decodes to wrong pixels"),
+    "text": (b"not found\n", r"^not an image \(starts with 6e 6f 74"),
+    "TIFF of floats": (encoded(COLOUR.astype(np.float32), ".tiff"), "TIFF of 3 samples of 32 bits, of format 3"),
+    "TIFF of Zstandard": (raw_tiff(**{"259": 50000}), "TIFF with compression 50000, which OpenCV does not decode"),
+    "TIFF of 12 bits": (raw_tiff(**{"258": 12}), "12 bits"),
+    "TIFF of signed samples": (raw_tiff(**{"339": 2}), "of format 2"),
+    "TIFF of 16 bits in gray tiles": (
+        raw_tiff(**{"258": 16, "273": None, "279": None, "322": 32, "323": 32, "324": 8, "325": 8}),
+        "gray tiles, which OpenCV decodes to wrong pixels",
+    ),
+    "PGM of 4 bits": (b"P5\n3 2\n15\n123456", "values up to 15, which OpenCV decodes to wrong pixels"),
+    "BMP of unusual masks": (
+        bmp(32, packing=3, rest=struct.pack("<3I", 255, 255 << 8, 255 << 16)),
+        "unusual colour masks, which OpenCV decodes to wrong pixels",
+    ),
+    "BMP of JPEG": (bmp(24, packing=4), "compression 4, which OpenCV does not decode"),
+    "JPEG 2000 of CMYK": (JP2.replace(b"colr\1\0\0\0\0\0\x10", b"colr\1\0\0\0\0\0\x0c"), "not sRGB or gray"),
+    "JPEG 2000 of 12 bits": (JP2.replace(b"\7\1\1\7\1\1\7\1\1", b"\x0b\1\1" * 3), "8 or 16 bits"),
+    "JPEG 2000 in subsamples": (JP2.replace(b"\7\1\1\7\1\1\7\1\1", b"\7\1\1\7\2\2\7\2\2"), "subsampled"),
+    "Sun raster in RGB": (encoded(COLOUR, ".sr").replace(b"\0\0\0\1\0\0\0\0", b"\0\0\0\3\0\0\0\0", 1), "type 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("image", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_decoded_to_its_pixels_is_refused_by_name(image: bytes, message: str) -> None:
+    with pytest.raises(BadImage, match=message):
+        read_image_header(image)
+
+
+def gif(*blocks: bytes, width: int = 3, height: int = 2) -> bytes:
+    return b"GIF89a" + struct.pack("<HHBBB", width, height, 0, 0, 0) + b"".join(blocks) + b";"
+
+
+FRAME = b"," + struct.pack("<HHHHB", 0, 0, 3, 2, 0) + b"\2\2\x44\1\0"
+HOSTILE = {
+    "TIFF of pages in a circle": (raw_tiff()[: -GRAY.size - 4] + struct.pack("<I", 8) + raw_tiff()[-GRAY.size :], "in a circle"),
+    "TIFF of huge tiles": (
+        raw_tiff(**{"273": None, "279": None, "322": 1 << 31, "323": 1 << 31, "324": 8, "325": 8}),
+        "too large: a TIFF with tiles",
+    ),
+    "TIFF bomb": (raw_tiff(**{"256": 1 << 20, "257": 1 << 20}), "too large"),
+    "TIFF without pixels' places": (raw_tiff(**{"273": None}), "without the places"),
+    "TIFF with pixels after the end": (raw_tiff(**{"279": 9999}), "truncated"),
+    "TIFF of two widths": (raw_tiff(**{"256": None}), "0 values of tag 256"),
+    "BigTIFF of odd pointers": (raw_tiff(big=True).replace(b"+\0\x08\0", b"+\0\x04\0"), "pointers"),
+    "WebP bomb": (extended_webp(width=1 << 14, height=1 << 14), "another size|too large"),
+    "WebP of another size": (extended_webp(width=30), "another size than its canvas"),
+    "WebP without an image": (webp(extended_webp()[12:30]), "without an image|truncated"),
+    "WebP with a strange beginning": (webp(chunk_of_riff(b"ABCD", bytes(20))), "begins with the chunk"),
+    "WebP of too many chunks": (webp(LOSSLESS[12:12], *[chunk_of_riff(b"VP8X", bytes(10))] * 70_000), "chunks"),
+    "WebP with a chunk that does not fit": (LOSSLESS[:16] + b"\xff\xff" + LOSSLESS[18:], "does not fit"),
+    "GIF of too many blocks": (gif(FRAME[:-3] + b"\1x" * MAX_BLOCKS + b"\0"), "more than"),
+    "GIF without an image": (gif(), "without an image"),
+    "GIF with an unknown block": (gif(FRAME, b"\x42"), "unknown block at byte"),
+    "GIF with a frame outside": (gif(FRAME, width=2), "does not fit its screen"),
+    "GIF bomb": (gif(FRAME, width=65535, height=65535), "too large"),
+    "BMP bomb": (bmp(8, packing=1)[:18] + struct.pack("<ii", 1 << 20, 1 << 20) + bmp(8, packing=1)[26:], "too large|truncated"),
+    "BMP of negative width": (bmp(24)[:18] + struct.pack("<i", -5) + bmp(24)[22:], "negative width"),
+    "BMP of a short header": (bmp(24)[:14] + b"\x10" + bmp(24)[15:], "header of 16 bytes"),
+    "PPM bomb": (b"P6 999999999 999999999 255\n", "truncated"),
+    "PPM of a word": (b"P6 3 two 255\n", "without the numbers"),
+    "PPM of a long number": (b"P6 " + b"9" * 5000, "without the numbers"),
+    "PPM of a long comment": (b"P6 #" + b"#" * 1_000_000, "without the numbers"),
+    "JPEG 2000 bomb": (codestream(JP2)[:8] + struct.pack(">II", 1 << 20, 1 << 20) + codestream(JP2)[16:], "tiles|large"),
+    "JPEG 2000 of no tiles": (codestream(JP2)[:24] + bytes(8) + codestream(JP2)[32:], "tiles that do not fit"),
+    "JP2 without a codestream": (JP2[: JP2.index(b"jp2c") - 4], "without a codestream"),
+    "JP2 without a header": (JP2[:12] + JP2[JP2.index(b"jp2c") - 4 :], "without its header"),
+    "JP2 of an empty box": (JP2[:12] + b"\0\0\0\4" + JP2[16:], "too short"),
+    "JP2 of too many boxes": (JP2[:12] + b"\0\0\0\x08free" * 20_000, "more than 10000 boxes"),
+    "AVIF of too many boxes": (KINDS["colour.avif"][0] + b"\0\0\0\x08free" * 20_000, "more than 10000 boxes"),
+    "AVIF of no properties": (KINDS["colour.avif"][0].replace(b"iprp", b"free"), "without properties"),
+    "AVIF of no size": (KINDS["colour.avif"][0].replace(b"ispe", b"free"), "without the size"),
+    "AVIF bomb": (KINDS["colour.avif"][0].replace(struct.pack(">II", 45, 34), b"\0\1\0\0" * 2), "too large"),
+    "Sun raster bomb": (encoded(COLOUR, ".sr")[:4] + struct.pack(">II", 1 << 31, 1 << 31) + bytes(24), "truncated|type"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("image", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_what_would_harm_a_decoder_or_the_reader_is_refused(image: bytes, message: str) -> None:
+    with pytest.raises(BadImage, match=message):
+        read_image_header(image)
+
+
+def test_corrupt_exif_of_a_webp_is_noted() -> None:
+    info = read_image_header(extended_webp(chunk_of_riff(b"EXIF", SIX[:9])))
+
+    assert (info.flags, info.orientation) == (ImageFlag.WEBP | ImageFlag.CORRUPT_EXIF, 1)
+
+
+def test_each_kind_has_a_flag_of_its_own() -> None:
+    assert sorted(NAMES.values()) == sorted(set(NAMES.values()))
+    assert {read_image_header(image).flags & ANY for image, _ in KINDS.values()} == {
+        flag for name, flag in NAMES.items() if name not in ("JPEG", "PNG")
+    }
+
+
+def is_refused_or_sane(image: bytes) -> bool:
+    try:
+        info = read_image_header(image)
+    except BadImage:
+        return True
+    return (
+        0 < info.width * info.height <= MAX_PIXELS
+        and info.orientation in range(1, 9)
+        and info.components in range(1, 5)
+    )
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=2000)
+@given(st.sampled_from(sorted(KINDS)), st.data())
+def test_no_mutation_gives_another_error(name: str, data: st.DataObject) -> None:
+    image = bytearray(KINDS[name][0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(len(image) - 1, 300)))
+        new = data.draw(
+            st.sampled_from([b"\0", b"\xff", b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff"])
+            | st.binary(min_size=1, max_size=4)
+        )
+        image[at : at + len(new)] = new
+    assert is_refused_or_sane(bytes(image))
+
+
+def test_alpha_is_left_out() -> None:
+    assert np.array_equal(decode_rgb(encoded(ALPHA, ".bmp")), decode_rgb(encoded(COLOUR, ".bmp")))

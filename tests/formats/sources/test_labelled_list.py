@@ -1,0 +1,313 @@
+"""Lists of images with their labels: three forms, one contract."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_files import encoded, pixels
+from source_builders import Miniature, contents, image, write
+
+from shardprep.formats import (
+    ConvertOptions,
+    PlanMismatch,
+    PlanOptions,
+    SourceDamaged,
+    SourceIncomplete,
+    SourceOptions,
+    UsageError,
+    convert,
+    repair,
+)
+from shardprep.formats.sources.labelled_list.lines import MAX_LINE_BYTES
+from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.recognise import recognise
+
+MINI = Miniature()
+ROWS = {"cat/1.jpg": "cat", "cat/a b.jpg": "cat", "dog.jpg": "dog", "été/2.jpg": "dog"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ROWS:
+        write(tmp_path / "root" / name, image(name))
+    return tmp_path / "root"
+
+
+def listing(path: Path, text: str | bytes, root: Path, **options: Any) -> Listing:
+    write(path, text if isinstance(text, bytes) else text.encode())
+    return recognise(path, options=SourceOptions(root=root, **options)).listing("train")
+
+
+def as_text(rows: dict[str, str]) -> str:
+    return "".join(f"{path} {label}\n" for path, label in rows.items())
+
+
+def as_csv(rows: dict[str, str]) -> str:
+    return "label,path\r\n" + "".join(f'{label},"{path}"\r\n' for path, label in rows.items())
+
+
+def as_json(rows: dict[str, str]) -> str:
+    return "".join(json.dumps({"file_name": path, "label": label}) + "\n" for path, label in rows.items())
+
+
+FORMS: dict[str, Callable[[dict[str, str]], str]] = {
+    "list.txt": as_text,
+    "list.csv": as_csv,
+    "list.jsonl": as_json,
+    "tabs.txt": lambda rows: as_text(rows).replace(" cat\n", "\tcat\n").replace(" dog", "\t dog"),
+    "blank.lst": lambda rows: "\ufeff" + as_text(rows).replace("\n", "\r\n\r\n"),
+    "semicolon.csv": lambda rows: as_csv(rows).replace(",", ";"),
+    "tabs.tsv": lambda rows: as_csv(rows).replace(",", "\t"),
+    "headless.csv": lambda rows: as_csv({})[:0] + "".join(f"{p}, {label}\n" for p, label in rows.items()),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_gives_the_same_keys_labels_and_bytes(name: str, root: Path, tmp_path: Path) -> None:
+    found = listing(tmp_path / name, FORMS[name](ROWS), root)
+
+    assert contents(found) == {
+        path: (["cat", "dog"].index(label), image(path)) for path, label in ROWS.items()
+    }
+    assert [one.name for one in found.labels.classes] == ["cat", "dog"]
+    assert [archive.name for archive in found.archives] == [name]
+
+
+def test_a_list_of_wnids_is_what_the_tree_is(tmp_path: Path) -> None:
+    tree = MINI.write_tree(tmp_path / "tree")
+    rows = {f"{w}/{w}_{i}.JPEG": w for w, numbers in MINI.train.items() for i in numbers}
+
+    found = listing(tmp_path / "list.txt", as_text(rows), tree / "train")
+
+    assert contents(found) == MINI.records["train"]
+    assert found.labels.digest == recognise(tree).listing("train").labels.digest
+
+
+def test_labels_that_are_numbers_stay_the_same(root: Path, tmp_path: Path) -> None:
+    found = listing(
+        tmp_path / "list.txt", as_text(dict(zip(ROWS, ["7", "0", "007", "2"], strict=True))), root
+    )
+
+    assert {key: label for key, (label, _) in contents(found).items()} == dict(
+        zip(ROWS, [7, 0, 7, 2], strict=True)
+    )
+    assert [one.name for one in found.labels.classes] == [f"{number:05d}" for number in range(8)]
+
+
+def test_a_number_in_json_is_a_label(root: Path, tmp_path: Path) -> None:
+    found = listing(tmp_path / "list.jsonl", '{"image": "dog.jpg", "target": 3}', root)
+
+    assert [label for label, _ in contents(found).values()] == [3]
+
+
+def test_columns_can_be_named(root: Path, tmp_path: Path) -> None:
+    text = "id,photo,path,animal\n1,dog.jpg,x,dog\n"
+
+    found = listing(tmp_path / "list.csv", text, root, path_column="photo", label_column="animal")
+
+    assert [*contents(found)] == ["dog.jpg"]
+    assert found.options == {"path_column": "photo", "label_column": "animal"}
+
+
+@pytest.mark.parametrize("form", ["{}", "./{}", "cat/../{}", "/abs/{}", "cat/./{}"])
+def test_a_path_has_one_form_and_stays_below_the_root(form: str, root: Path, tmp_path: Path) -> None:
+    form = form.replace("/abs", str(root)).replace("cat/./{}", "cat/.//1.jpg")
+    text = f"{form.format('dog.jpg')} dog\n"
+
+    if ".." in form:
+        with pytest.raises(SourceDamaged, match=r"list\.txt: line 1: .*without \.\."):
+            listing(tmp_path / "list.txt", text, root)
+    else:
+        assert [*contents(listing(tmp_path / "list.txt", text, root))] in (["dog.jpg"], ["cat/1.jpg"])
+
+
+def test_an_absolute_path_may_begin_with_the_root_as_it_was_given(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root)
+
+    found = listing(tmp_path / "list.txt", f"{tmp_path}/link/dog.jpg dog\n", tmp_path / "link")
+
+    assert contents(found) == {"dog.jpg": (0, image("dog.jpg"))}
+
+
+def test_without_a_root_paths_begin_at_the_lists_folder(root: Path) -> None:
+    write(root / "list.txt", as_text(ROWS).encode())
+
+    assert len(recognise(root / "list.txt").listing("train").entries) == 4
+
+
+@pytest.mark.parametrize(("name", "split"), [("val.txt", "val"), ("train.csv", "train"), ("x.txt", "train")])
+def test_a_list_named_for_a_split_is_that_split(name: str, split: str, tmp_path: Path) -> None:
+    write(tmp_path / name, b"")
+
+    assert recognise(tmp_path / name).splits == (split,)
+    assert recognise(tmp_path / name, split="test").splits == ("test",)
+
+
+HOSTILE: dict[str, tuple[str, bytes, str]] = {
+    "no label": ("list.txt", b"dog.jpg dog\ncat.jpg\n", r"line 2: 'cat\.jpg' is no path and its label"),
+    "not text": ("list.txt", b"dog.jpg dog\n\xff\xfe 1\n", r"line 2: is not UTF-8 text at its byte 0"),
+    "a long line": ("list.txt", b"x" * (MAX_LINE_BYTES + 1), r"line 1: has more than 65536 bytes"),
+    "no line end": ("list.txt", b"a b\n" + b"x" * (3 << 20), r"line 2: has more than 65536 bytes"),
+    "a zero byte": ("list.txt", b"dog\0.jpg dog\n", r"line 1: names no file"),
+    "the root itself": ("list.txt", b"./ dog\n", r"line 1: names no file"),
+    "another folder": (
+        "list.txt",
+        b"/etc/passwd dog\n",
+        r"line 1: '/etc/passwd' does not lie below .*--root",
+    ),
+    "a folder above": ("list.txt", b"dog.jpg dog\n../x.jpg dog\n", r"line 2: '\.\./x\.jpg' may lead out"),
+    "a long path": ("list.txt", b"x" * 1025 + b" dog", r"line 1: has a path of more than 1024 bytes"),
+    "mixed labels": ("list.txt", b"dog.jpg 1\ncat/1.jpg cat", r"line 2: has the label 'cat', but the first"),
+    "a large label": (
+        "list.txt",
+        b"dog.jpg 100000",
+        r"line 1: has the label 100000, but the largest is 99999",
+    ),
+    "a long label": ("list.csv", b"path,label\ndog.jpg," + b"x" * 256, r"line 2: has a label of 256 char"),
+    "an empty label": ("list.csv", b"path,label\ndog.jpg,\n", r"line 2: has a label of 0 characters"),
+    "a short row": ("list.csv", b"path,label,x\ndog.jpg,dog\n", r"line 2: has 2 columns, but the first"),
+    "an open quote": ("list.csv", b'path,label\n"dog.jpg,dog\n', r"line \d: it cannot be read \(Error"),
+    "no columns": (
+        "list.csv",
+        b"a,b\ndog.jpg,dog\n",
+        r"line 1: has none of the usual columns; .*--path-column",
+    ),
+    "an empty file": ("list.csv", b"", r"has none of the usual columns"),
+    "no JSON": ("list.jsonl", b'{"path": "dog.jpg", "label": 1}\n{"path"', r"line 2: "),
+    "no object": ("list.jsonl", b"[1]\n", r"line 1: is not a JSON object"),
+    "a deep value": ("list.jsonl", b"[" * 60000, r"line 1: "),
+    "a huge number": ("list.jsonl", b'{"path": "x", "label": ' + b"9" * 5000 + b"}", r"line 1: "),
+    "half a character": ("list.jsonl", rb'{"path": "\ud800", "label": 1}', r"line 1: "),
+    "half a label": ("list.jsonl", rb'{"path": "dog.jpg", "label": "\ud800"}', r"line 1: "),
+    "a label that is true": (
+        "list.jsonl",
+        b'{"path": "x", "label": true}',
+        r"line 1: has no text or whole num",
+    ),
+    "twice": (
+        "list.txt",
+        b"cat/1.jpg a\ndog.jpg a\n\ndog.jpg a\n",
+        r"dog\.jpg: lines 2 and 4 have one record",
+    ),
+    "a folder": ("list.txt", b"cat dog\n", r"root/cat: is not a file"),
+}
+
+
+@pytest.mark.parametrize(("name", "data", "match"), HOSTILE.values(), ids=HOSTILE)
+def test_a_list_that_cannot_be_is_an_error_with_its_line(
+    name: str, data: bytes, match: str, root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceDamaged, match=match):
+        listing(tmp_path / name, data, root)
+
+
+@settings(max_examples=100, deadline=None)
+@given(name=st.sampled_from(["a.txt", "a.csv", "a.jsonl"]), data=st.binary(max_size=60))
+def test_any_bytes_are_a_list_or_a_documented_error(
+    name: str, data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    with suppress(SourceDamaged):
+        listing(folder / name, data, folder)
+
+
+def test_bad_lines_of_one_kind_are_counted(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        SourceDamaged, match=r"line 1: 'x\.y/\.\./a' may .*\(the first of 3\); also: .*line 4: has a la"
+    ):
+        listing(tmp_path / "list.csv", "../a,x\n../b,x\n../c,x\ndog.jpg,\n".replace("..", "x.y/.."), root)
+
+
+def test_missing_files_are_counted_and_the_first_is_named(root: Path, tmp_path: Path) -> None:
+    write(tmp_path / "list.txt", as_text({**ROWS, "gone/1.jpg": "cat", "gone/2.jpg": "dog"}).encode())
+    options = SourceOptions(root=root)
+
+    with pytest.raises(
+        SourceIncomplete, match=r"4 images, not 6 \(2 files are missing, .*gone/1.jpg in line 5\)"
+    ):
+        convert(tmp_path / "list.txt", tmp_path / "out", source_options=options, workers=0)
+
+
+def test_a_link_is_refused_and_counted_or_followed(root: Path, tmp_path: Path) -> None:
+    for name in ("link.jpg", "other.jpg"):
+        (root / name).symlink_to(root / "dog.jpg")
+    (root / "folder").symlink_to(root / "cat")
+    text = "link.jpg a\nother.jpg a\nfolder/1.jpg a\n"
+
+    with pytest.raises(SourceDamaged, match=r"link\.jpg: .*--follow-symlinks \(the first of 3\)"):
+        listing(tmp_path / "list.txt", text, root)
+    found = listing(tmp_path / "list.txt", text, root, follow_symlinks=True)
+
+    assert {key: data for key, (_, data) in contents(found).items()} == {
+        "link.jpg": image("dog.jpg"),
+        "other.jpg": image("dog.jpg"),
+        "folder/1.jpg": image("cat/1.jpg"),
+    }
+    assert found.options == {"follow_symlinks": True}
+
+
+def test_options_of_lists_are_refused_for_other_sources(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+
+    with pytest.raises(UsageError, match="only a list of images has a root, path column"):
+        recognise(tmp_path, options=SourceOptions(root=tmp_path, path_column="x"))
+
+
+def test_a_text_file_has_no_names_of_columns(tmp_path: Path) -> None:
+    with pytest.raises(SourceDamaged, match="no names of columns"):
+        listing(tmp_path / "list.txt", "a b\n", tmp_path, path_column="x")
+
+
+def test_a_root_that_is_no_folder_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a folder"):
+        listing(tmp_path / "list.txt", "", tmp_path / "nowhere")
+
+
+class TestConversion:
+    """A list through all of convert, resume and repair."""
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        for number in range(12):
+            write(tmp_path / "root" / f"{number}.png", encoded(pixels(8, 8 + number), ".png"))
+        write(tmp_path / "list.txt", "".join(f"{n}.png {n % 3}\n" for n in range(12)).encode())
+        return tmp_path / "list.txt"
+
+    def convert(self, source: Path, output: Path, **options: Any) -> str:
+        (done,) = convert(
+            source,
+            output,
+            plan_options=PlanOptions(shard_size=1000),
+            source_options=SourceOptions(root=source.parent / "root"),
+            options=ConvertOptions(**options),
+            workers=0,
+        )
+        return done.manifest.root
+
+    def test_the_bytes_depend_on_the_list_alone(self, source: Path, tmp_path: Path) -> None:
+        first = self.convert(source, tmp_path / "first")
+        os.utime(source, ns=(0, 0))
+
+        assert self.convert(source, tmp_path / "second") == first
+
+    def test_a_changed_list_does_not_go_on_with_the_old_one(self, source: Path, tmp_path: Path) -> None:
+        root = self.convert(source, tmp_path / "out")
+        assert self.convert(source, tmp_path / "out") == root
+        write(source, source.read_bytes().replace(b"3.png 0", b"3.png 1"))
+
+        with pytest.raises(PlanMismatch, match="images changed"):
+            self.convert(source, tmp_path / "out")
+
+    def test_a_damaged_shard_is_repaired_from_the_list(self, source: Path, tmp_path: Path) -> None:
+        root = self.convert(source, tmp_path / "out")
+        (tmp_path / "out/train/shard-00001.lmdb").unlink()
+
+        report = repair(tmp_path / "out/train", source, root=tmp_path / "root", workers=0)
+
+        assert (report.findings, report.manifest and report.manifest.root) == ([], root)
