@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,9 @@ from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import Rows, index_dtype, index_row, write_table
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
-from shardprep.formats.images.crop_ready.making import NotCropReady, crop_ready
 from shardprep.formats.images.decode_check import check_decodes, crashes_decoder
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
+from shardprep.formats.images.kinds.image_info import ImageInfo
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.records.record import content_digest, record_crc
@@ -35,6 +34,7 @@ from shardprep.formats.system.atomic_write import (
 
 from .plan import Plan, PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
+from .transcoding import stored_image
 from .work_folder import WorkFolder
 
 
@@ -236,11 +236,7 @@ def _checked(image: bytes, entry: np.void, options: PlanOptions) -> _Image:
     info = read_image_header(image)
     if options.decode_check:
         check_decodes(image)
-    if options.crop_ready:
-        with suppress(NotCropReady):
-            image = crop_ready(image, info)
-            made = read_image_header(image)
-            info = replace(made, flags=made.flags | ImageFlag.CROP_READY)
+    image, info = stored_image(image, info, options)
     key, label = entry["key"].item(), int(entry["label"])
     return _Image(Stored(key, label, record_crc(key, label, image), image), info)
 

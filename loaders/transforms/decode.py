@@ -13,7 +13,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready.crop import Crop
 from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.decoder import Encoded, decode
-from shardprep.formats.images.kinds.jpeg import jpeg_size
+from shardprep.formats.images.kinds.jpeg import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2
 
 from .windows import Window
@@ -96,16 +96,17 @@ class EncodedImage:
         self._flags = cv2.IMREAD_COLOR_RGB
         if orientation == "ignore":
             self._flags |= cv2.IMREAD_IGNORE_ORIENTATION
-        grid = grid_of(self._image) if getattr(image, "crop_ready", False) else None
-        self._grid = grid if grid and (orientation == "ignore" or grid.orientation == 1) else None
+        is_upright = orientation == "ignore" or jpeg_orientation(self._image) == 1
+        is_ready = is_upright and getattr(image, "crop_ready", False)
+        self._grid = grid_of(self._image) if is_ready else None
         self._decoded: Pixels | None = None
-        self.size = self._size(orientation)
+        self.size = self._size(is_upright)
         """Width and height of the decoded image in pixels."""
 
-    def _size(self, orientation: Orientation) -> tuple[int, int]:
+    def _size(self, is_upright: bool) -> tuple[int, int]:
         if self._grid is not None:
             return self._grid.width, self._grid.height
-        size = jpeg_size(self._image) if orientation == "ignore" else None
+        size = jpeg_size(self._image) if is_upright else None
         if size is None:
             height, width = self.all_pixels().shape[:2]
             return width, height

@@ -13,19 +13,21 @@ grid was made from.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.images.decoder import Encoded
 from shardprep.formats.images.kinds.jpeg import MAX_MARKERS
 
 from .crop import Crop
 
+if TYPE_CHECKING:
+    from shardprep.formats.images.decoder import Encoded
+
 SIGNATURE = b"shardprep\0"
 VERSION = 1
-TABLE = struct.Struct("<10sB32sHHBBBHHHH")
+TABLE = struct.Struct("<10sB32sHHBBHHHH")
 MAX_SEGMENTS = (65_533 - TABLE.size) // 2  # the payload of a marker segment has at most 65,533 bytes
 MARGIN = 2  # pixels beside a crop that chroma upsampling reads, for each pixel of the decoded size
 
@@ -48,8 +50,7 @@ class Cut(NamedTuple):
 class RestartGrid(NamedTuple):
     """The table of a crop-ready image.
 
-    ``sha256`` is that of the original image. ``width`` and ``height`` are in stored pixels, ``orientation``
-    is EXIF's. ``mcu_width`` and ``mcu_height`` are in pixels, ``interval`` is the number of MCUs in a
+    ``sha256`` is that of the original image. ``width`` and ``height`` are in stored pixels. ``mcu_width`` and ``mcu_height`` are in pixels, ``interval`` is the number of MCUs in a
     segment, ``columns`` the number of segments in a row. ``header`` and ``scan`` are the offsets of the first
     header after the table and of the first segment; ``frame`` is the offset of the frame's header from
     ``header``. ``lengths`` are those of the segments in bytes, without their markers.
@@ -58,7 +59,6 @@ class RestartGrid(NamedTuple):
     sha256: bytes
     width: int
     height: int
-    orientation: int
     mcu_width: int
     mcu_height: int
     interval: int
@@ -121,10 +121,10 @@ def grid_of(image: Encoded) -> RestartGrid | None:
         return None
     at, header = found
     signature, version, sha256, *numbers = TABLE.unpack_from(image, at)
-    width, height, orientation, mcu_width, mcu_height, interval, columns, frame, size = numbers
+    width, height, mcu_width, mcu_height, interval, columns, frame, size = numbers
     lengths = np.frombuffer(image, "<u2", (header - at - TABLE.size) // 2, at + TABLE.size)
     grid = RestartGrid(
-        sha256, width, height, orientation, mcu_width, mcu_height, interval, columns, header,
+        sha256, width, height, mcu_width, mcu_height, interval, columns, header,
         header + size, frame, lengths,
     )  # fmt: skip
     return grid if signature == SIGNATURE and version == VERSION and _fits(grid, image) else None
@@ -146,7 +146,7 @@ def _table_at(image: Encoded) -> tuple[int, int] | None:
 
 def _fits(grid: RestartGrid, image: Encoded) -> bool:
     """Whether the table's numbers agree with each other, the frame's header and the image's length."""
-    if 0 in grid[1:8] or grid.scan > len(image) or grid.header + grid.frame + 9 > grid.scan:
+    if 0 in grid[1:7] or grid.scan > len(image) or grid.header + grid.frame + 9 > grid.scan:
         return False
     frame = image[grid.header + grid.frame : grid.header + grid.frame + 9]
     sides = struct.pack(">HH", grid.height, grid.width)

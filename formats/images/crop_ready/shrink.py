@@ -13,10 +13,9 @@ from shardprep.formats.images.kinds.image_info import ImageInfo
 from shardprep.formats.images.kinds.jpeg import marker_segments
 from shardprep.formats.images.opencv import cv2
 
-from .making import NotCropReady, grid_interval, with_grid
+from .grid_table import NotCropReady, grid_interval, with_grid
+from .quality import DEFAULT_QUALITY, MAX_GROWTH
 from .restart_grid import APP0, APP14, APPLICATION
-
-DEFAULT_QUALITY = 90
 
 
 def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = DEFAULT_QUALITY) -> bytes:
@@ -38,7 +37,10 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
     interval = grid_interval(_encoded(small, options))
     made = _encoded(small, [*options, cv2.IMWRITE_JPEG_RST_INTERVAL, interval])
     digest = hashlib.sha256(image).digest()
-    return with_grid(_with_metadata(made, image), digest, orientation=info.orientation)
+    ready = with_grid(_with_metadata(made, image), digest)
+    if len(ready) > len(image) * MAX_GROWTH:
+        raise NotCropReady("larger when shrunk")
+    return ready
 
 
 def _encoded(pixels: npt.NDArray[Any], options: list[int]) -> bytes:

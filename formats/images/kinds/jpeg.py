@@ -60,6 +60,20 @@ def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
     return None
 
 
+def jpeg_orientation(image: bytes | bytearray | memoryview) -> int | None:
+    """Return EXIF's orientation of a JPEG, 1 if there is none; None if it is corrupt, or for no JPEG."""
+    orientation: int | None = 1
+    if image[: len(SIGNATURE)] != SIGNATURE:
+        return None
+    try:
+        for marker, start, stop in marker_segments(image):
+            if marker == APP1 and image[start : start + 6] == b"Exif\0\0":
+                orientation = exif_orientation(bytes(image[start + 6 : stop]))
+    except BadImage:
+        return None
+    return orientation
+
+
 def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, start, stop) of each segment's payload, up to and including the first scan's header."""
     at = 2

@@ -29,13 +29,13 @@ from PIL import Image
 from shardprep.formats.errors import BadImage, OperationError
 from shardprep.formats.images.crop_ready import jpegtran
 from shardprep.formats.images.crop_ready.crop import Crop
-from shardprep.formats.images.crop_ready.making import (
+from shardprep.formats.images.crop_ready.grid_table import (
     NotCropReady,
-    crop_ready,
     grid_is_sound,
     with_grid,
     without_grid,
 )
+from shardprep.formats.images.crop_ready.making import crop_ready
 from shardprep.formats.images.crop_ready.restart_grid import SIGNATURE, TABLE, grid_of
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import CropReadyRecord, Record
@@ -177,7 +177,6 @@ def test_the_original_is_named_and_its_metadata_is_kept() -> None:
     grid = grid_of(made)
     assert grid is not None
     assert grid.sha256 == hashlib.sha256(image).digest()
-    assert grid.orientation == 6
     assert read_image_header(made).orientation == 6
     assert made.count(b"Exif\0\0") == 1
 
@@ -257,7 +256,7 @@ def test_a_grid_that_is_not_that_of_the_bytes_is_not_made(damage: Callable[[byte
     plain = without_grid(ready(PHOTOGRAPH))
 
     with pytest.raises(BadImage):
-        with_grid(damage(plain), bytes(32), orientation=1)
+        with_grid(damage(plain), bytes(32))
 
 
 def test_a_sound_grid_is_told_from_a_damaged_one() -> None:
@@ -269,11 +268,10 @@ def test_a_sound_grid_is_told_from_a_damaged_one() -> None:
         made[:lengths] + made[lengths + 2 : lengths + 4] + made[lengths : lengths + 2] + made[lengths + 4 :]
     )
 
-    assert grid_is_sound(made, grid.sha256, orientation=1)
-    assert not grid_is_sound(made, bytes(32), orientation=1)
-    assert not grid_is_sound(made, grid.sha256, orientation=2)
-    assert not grid_is_sound(swapped, grid.sha256, orientation=1)
-    assert not grid_is_sound(truncated(made), grid.sha256, orientation=1)
+    assert grid_is_sound(made, grid.sha256)
+    assert not grid_is_sound(made, bytes(32))
+    assert not grid_is_sound(swapped, grid.sha256)
+    assert not grid_is_sound(truncated(made), grid.sha256)
 
 
 def test_where_the_table_does_not_fit_the_bytes_the_whole_image_is_decoded() -> None:

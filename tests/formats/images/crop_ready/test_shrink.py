@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from image_files import PHOTOGRAPHS, encoded, pixels, png, segment, tiff, with_exif
 
-from shardprep.formats.images.crop_ready.making import NotCropReady, grid_is_sound
+from shardprep.formats.images.crop_ready.grid_table import NotCropReady, grid_is_sound
 from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.crop_ready.shrink import shrink
 from shardprep.formats.images.header import read_image_header
@@ -42,7 +42,7 @@ def test_a_shrunk_image_is_crop_ready_and_names_its_original() -> None:
     grid = grid_of(made)
     assert grid is not None
     assert grid.sha256 == hashlib.sha256(image).digest()
-    assert grid_is_sound(made, grid.sha256, orientation=1)
+    assert grid_is_sound(made, grid.sha256)
 
 
 def test_metadata_is_kept() -> None:
