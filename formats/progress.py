@@ -1,9 +1,20 @@
-"""The progress of long work, as the command line shows it in a bar."""
+"""The progress of long work, and the bars in which a notebook shows it."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, runtime_checkable
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} images, {elapsed}<{remaining}{postfix}"
 
 
 class Progress(Protocol):
@@ -42,6 +53,65 @@ class NoProgress:
 
     def at(self, records: int, size: int) -> None:
         """Do nothing."""
+
+
+class NotebookProgress:
+    """A progress bar below a notebook's cell, which is removed when the task ends."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+        self._began = 0.0
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        bar_class().write(text)
+
+    @contextmanager
+    def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
+        """Show a bar during the work."""
+        self._began = time.monotonic()
+        with bar_class()(total=records, desc=title, leave=False, bar_format=BAR) as self._bar:
+            yield
+
+    def at(self, records: int, size: int) -> None:
+        """Move the bar, and show the rate in bytes."""
+        if self._bar is not None:
+            rate = size / max(time.monotonic() - self._began, 1e-9) / 1e6
+            self._bar.set_postfix_str(f"{rate:,.0f} MB/s", refresh=False)
+            self._bar.update(records - self._bar.n)
+
+
+def shown(progress: Progress | None) -> Progress:
+    """Return ``progress``; where it is None a bar in a notebook, and elsewhere one that is not shown."""
+    return progress or (NotebookProgress() if in_notebook() else NoProgress())
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, as ``tqdm.auto`` finds out."""
+    return "ipykernel.zmqshell" in sys.modules
+
+
+def bar_class() -> type[tqdm[Any]]:
+    """Return the class of bars: widgets in a notebook that has ipywidgets, otherwise lines of text."""
+    return _bar_class(notebook=in_notebook())
+
+
+@cache
+def _bar_class(*, notebook: bool) -> type[tqdm[Any]]:
+    if notebook:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without ipywidgets tqdm warns, and takes a line of text
+            from tqdm.autonotebook import tqdm  # start-up time
+    else:
+        from tqdm import tqdm  # start-up time
+    return type("Bar", (_OwnLock, tqdm), {})
+
+
+class _OwnLock:
+    """Part of a bar: no lock that processes share in /dev/shm, and no monitoring thread."""
+
+    monitor_interval = 0
+    _lock = threading.RLock()
 
 
 def tell_shards(progress: Progress, done: int, total: int) -> None:

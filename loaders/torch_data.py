@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.errors import UsageError
 from shardprep.formats.system.owned import Owned, not_copyable
 from shardprep.loaders.batching.convert import NUMBERS, Conversion
 from shardprep.loaders.batching.passes import Source
@@ -37,9 +39,18 @@ class TorchBatches(Owned, IterableDataset[Any]):  # type: ignore[misc, unused-ig
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch. Raises UsageError in a DataLoader's worker process."""
+        """Begin the next epoch.
+
+        Raises UsageError in a DataLoader's worker process, and for a DataLoader that would batch batches.
+        """
         if get_worker_info() is not None:
             raise not_copyable(self, self.instead)
+        # The caller, of a DataLoader its fetcher, is the only one that knows whether it will batch.
+        caller = sys._getframe(1).f_locals.get("self")
+        if hasattr(type(self.source), "batch_specs") and getattr(caller, "auto_collation", False):
+            raise UsageError(
+                "a Loader delivers whole batches, of its own batch_size: give the DataLoader batch_size=None"
+            )
         return iter(self._batches)
 
 
@@ -61,7 +72,7 @@ def to_torch(source: Source) -> TorchBatches:
     ``source`` is a Loader, an iterable or a function that returns an iterable. The dataset delivers whole
     batches: iterate it, or give it to ``DataLoader(dataset, batch_size=None)`` with ``num_workers=0``,
     because a Loader has worker processes of its own. In a DataLoader's worker process, iterating raises
-    UsageError.
+    UsageError, as it does for a DataLoader with another ``batch_size`` over a Loader or FakeData.
 
     Arrays become tensors over the same memory: a Loader's slot stays in use while any tensor on it is held.
     Arrays that are read-only, of foreign byte order, unaligned or of strides that torch does not support are

@@ -26,11 +26,12 @@ class ExistingPath(click.ParamType[Path]):
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = ANY_PATH.convert(value, param, ctx)
         try:
-            Path(value).stat()
+            path.stat()
         except (FileNotFoundError, NotADirectoryError):
             self.fail(f"{value} does not exist", param, ctx)
-        return Path(value)
+        return path
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -44,9 +45,10 @@ class PictureName(click.ParamType[Path]):
     name = "picture"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if Path(value).suffix.lower() != ".png":
+        path = ANY_PATH.convert(value, param, ctx)
+        if path.suffix.lower() != ".png":
             self.fail(f"{value} does not end in .png", param, ctx)
-        return Path(value)
+        return path
 
 
 @click.command(

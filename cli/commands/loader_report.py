@@ -26,7 +26,7 @@ def print_report(dataset: Path, found: LoaderBench, *, explain: bool) -> None:
         _print_lines(sweep_lines(found.sweep))
     say(f"{dataset}: {speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s")
     print_fields(_fields(speed))
-    if explain:
+    if explain and speed.verdict:
         _print_lines(("", *load_lines(speed.stats.loads)))
     if found.probes:
         _print_lines(("", *probe_lines(found.probes)))
@@ -105,13 +105,16 @@ def sweep_lines(sweep: Sweep) -> Iterator[str]:
     most, mark = sweep.fastest.speed.images_per_second, _mark()
     yield f"{option:>10}{'images/s':>11}{'CPU µs':>9}{'p99 ms':>9}  limit"
     for value, speed in ((run.value, run.speed) for run in sweep.runs):
-        limit = speed.verdict.limit if speed.verdict else ""
+        limit = speed.verdict.limit if speed.verdict else "too short"
         bar = mark * max(1, round(BAR * speed.images_per_second / most))
         yield (
             f"{value:>10,}{speed.images_per_second:>11,.0f}{speed.cpu * 1e6:>9,.0f}{speed.gap_p99 * 1e3:>9,.1f}"
             f"  {limit:14}{bar}"
         )
-    yield f"Fastest with {option}={sweep.fastest.value}."
+    if any(run.speed.is_too_short for run in sweep.runs):
+        yield "Too short to tell which is fastest: measure longer."
+    else:
+        yield f"Fastest with {option}={sweep.fastest.value}."
     yield ""
 
 

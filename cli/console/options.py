@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from shardprep.formats import OperationError
 from shardprep.formats.sizes import parse_bytes
+from shardprep.formats.system.user_path import user_path
 
 from .progress import FORMS, form_of
 
@@ -40,7 +41,7 @@ class Folder(click.ParamType[Path]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
+        path = user_path(value)
         try:
             mode = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -55,8 +56,15 @@ class Folder(click.ParamType[Path]):
         return [CompletionItem(incomplete, type="dir")]
 
 
+class UserPath(click.Path):
+    """Any path; a ``~`` that the shell left, as in ``--save=~/x``, is the home folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return user_path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+
+
 FOLDER = Folder()
-ANY_PATH = click.Path(readable=False, path_type=Path)
+ANY_PATH = UserPath(readable=False, path_type=Path)
 
 Command = Callable[..., Any]
 

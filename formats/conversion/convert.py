@@ -12,10 +12,11 @@ from pathlib import Path
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
 from shardprep.formats.dataset.manifest_claims import quarantined
 from shardprep.formats.dataset.verify import verify
-from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.system.user_path import user_path
 
 from .build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from .finalize import finish
@@ -67,17 +68,17 @@ def convert(
     :class:`PlanOptions`, :class:`ConvertOptions` and :class:`SourceOptions`. ``workers`` is the
     number of processes; None is one per usable CPU, and 0 works in this process, except for decode checks,
     which need a process that may crash. An ``executor`` runs the shard jobs instead, and is left open.
-    ``progress`` receives the progress; None shows none.
+    ``progress`` receives the progress; None shows a bar in a notebook.
 
     An interruption, such as KeyboardInterrupt, gets a note that says how many shards the next call keeps.
 
     Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
     damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
     """
-    progress = progress or NoProgress()
+    progress = shown(progress)
     request = Request(
-        Path(source),
-        Path(output),
+        user_path(source),
+        user_path(output),
         split,
         plan_options or PlanOptions(),
         options or ConvertOptions(),

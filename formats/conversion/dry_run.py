@@ -24,6 +24,7 @@ from shardprep.formats.records.record import content_digest, record_crc
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import ByteReader, Entries
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.system.user_path import user_path
 
 from .plan import PlannedShard, PlanOptions
 from .preflight import most_bytes
@@ -122,8 +123,8 @@ def plan_conversion(
     progress, problems = progress or NoProgress(), Problems()
     count = usable_cpus() if workers is None else workers
     request = Request(
-        Path(source),
-        Path(output),
+        user_path(source),
+        user_path(output),
         split,
         plan_options or PlanOptions(),
         options or ConvertOptions(),

@@ -95,7 +95,7 @@ class Prepared:
         return manifest
 
     def _differing(self, manifest: Manifest) -> str:
-        """Say how a finished dataset's plan differs; the policy for bad images matters if some were skipped."""
+        """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped."""
         policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
         begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
         now = asdict(self.planned.options) | {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +11,11 @@ from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Report
 from shardprep.formats.dataset.verify import verify
 from shardprep.formats.errors import OperationError, PlanMismatch
-from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.system.user_path import user_path
 
 from .build_shard import BuiltShard, shard_jobs
 from .job_runner import run_jobs
@@ -50,7 +51,7 @@ def repair(
     dataset are reported and left alone. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
     if the source is a different one, and what :func:`~.convert.convert` raises.
     """
-    path, progress = Path(dataset), progress or NoProgress()
+    path, progress = user_path(dataset), shown(progress)
     manifest = read_manifest(path)
     report = verify(path, workers=workers, progress=progress)
     if report.unchecked:
@@ -59,9 +60,9 @@ def repair(
     if not damaged:
         return report
     recognised = recognise(
-        Path(source),
+        user_path(source),
         split=manifest.split,
-        options=SourceOptions.of_manifest(manifest.source, root=None if root is None else Path(root)),
+        options=replace(SourceOptions.of_manifest(manifest.source), root=root),
         seed=manifest.plan["seed"],
     )
     listing = recognised.listing(manifest.split)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shardprep.formats.containers.container import ShardReader
 from shardprep.formats.records.record import Record
+from shardprep.formats.system.user_path import user_path
 
 from .columns import checked_boxes, checked_index
 from .index import Rows
@@ -36,8 +37,8 @@ class Dataset(AbstractContextManager["Dataset"]):
     OSError if the system fails. Files that change while the dataset is open give errors, never a signal.
     """
 
-    def __init__(self, path: Path, *, labels: str = "sorted_wnid0") -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") -> None:
+        path = self.path = user_path(path)
         self.label_space = labels
         refuse_folder_of_splits(path)
         self.manifest: Manifest = read_manifest(path)
@@ -49,6 +50,11 @@ class Dataset(AbstractContextManager["Dataset"]):
     def boxes(self) -> npt.NDArray[np.void] | None:
         """The table of boxes (record, label, x_min, y_min, x_max, y_max; fractions), None without any."""
         return checked_boxes(self.path, self.manifest)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, sorted: label *i* of ``sorted_wnid0`` is that of ``classes[i]``."""
+        return tuple(each.name for each in self.manifest.labels.classes)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -79,7 +85,7 @@ class Dataset(AbstractContextManager["Dataset"]):
         return _reopen, (self.path, self.label_space)
 
     def __repr__(self) -> str:
-        return f"<Dataset {os.fspath(self.path)!r}: {len(self)} records, {self.manifest.root}>"
+        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}>"
 
 
 def _reopen(path: Path, labels: str) -> Dataset:
@@ -94,4 +100,4 @@ def open_dataset(path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") 
     background). Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels and for a
     folder of splits, which it names.
     """
-    return Dataset(Path(path), labels=labels)
+    return Dataset(path, labels=labels)

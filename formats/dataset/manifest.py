@@ -7,6 +7,7 @@ every byte of the dataset, so it is the one string to pin.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.system.user_path import user_path
 
 from .manifest_checks import issues_of, unknown_parts
 from .published_file import FileEntry, read_small
@@ -89,6 +91,10 @@ class Manifest:
     def root(self) -> str:
         """The SHA-256 over everything else in the manifest: the string to pin."""
         return sha256_of(self._body())
+
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {len(self.labels):,} classes, {len(self.shards):,} {self.container} shards"
+        return f"<Manifest: {self.split}, {size}>"
 
     def table(self, name: str) -> FileEntry | None:
         """Return the table of that file name, None if there is none."""
@@ -171,14 +177,15 @@ class Manifest:
         )
 
 
-def read_manifest(dataset: Path) -> Manifest:
+def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
     """Return the manifest of the folder ``dataset``. Raises ManifestDamaged, UnknownVersion, OSError."""
-    path = dataset / MANIFEST_NAME
+    folder = user_path(dataset)
+    path = folder / MANIFEST_NAME
     try:
         data = read_small(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
         message = "no manifest.json: not a dataset, or its conversion has not finished"
-        raise ManifestDamaged(message, path=dataset) from error
+        raise ManifestDamaged(message, path=folder) from error
     return Manifest.parse(data, path)
 
 

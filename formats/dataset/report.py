@@ -47,6 +47,12 @@ class Report:
     notes: list[Finding] = field(default_factory=list)
     rebuilt: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        found = (
+            f"{len(self.findings):,} findings, {len(self.unchecked):,} unchecked, {len(self.notes):,} notes"
+        )
+        return f"<Report on {os.fspath(self.dataset)!r} ({self.level}): {found}>"
+
     @property
     def exit_code(self) -> int:
         """The exit code: 0 intact, 1 damaged or incomplete, 3 not all could be checked."""

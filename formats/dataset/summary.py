@@ -49,13 +49,23 @@ class Summary:
     content_root: str
     root: str
 
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {self.classes:,} classes, {self.shards:,} {self.container} shards"
+        return f"<Summary of {self.path!r}: {self.split}, {size}>"
+
     def to_json(self) -> dict[str, Any]:
         """Return the summary as a JSON object."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def summarise(dataset: Dataset) -> Summary:
-    """Return the summary of ``dataset``, an opened :class:`Dataset`. Reads no shard."""
+def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
+    """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`. Reads no shard.
+
+    Raises what :func:`open_dataset` raises.
+    """
+    if not isinstance(dataset, Dataset):
+        with Dataset(dataset) as opened:
+            return summarise(opened)
     manifest, index = dataset.manifest, dataset.index
     counts = np.unique(index["label"], return_counts=True)[1]
     boxes = manifest.table("boxes.npy")

@@ -13,9 +13,10 @@ from typing import TypeVar
 from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.processes.worker_pool import usable_cpus
-from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.progress import Progress, shown
 from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import hash_descriptor
+from shardprep.formats.system.user_path import user_path
 
 from .columns import checked_boxes, checked_index
 from .index import BOXES_NAME, INDEX_NAME, Rows
@@ -52,7 +53,8 @@ def verify(
     """Check a dataset, and return every finding. Never changes the dataset, and does not crash on damage.
 
     ``dataset`` is its folder. ``workers`` is the number of parallel reads; None or 0 is one per usable CPU.
-    ``progress`` receives the progress; None shows none. Each ``level`` includes the one before:
+    ``progress`` receives the progress; None shows a bar in a notebook. Each ``level`` includes the one
+    before:
 
     ``quick``: the manifest matches its ``root``; its files exist with their sizes, and there are no others.
 
@@ -72,7 +74,7 @@ def verify(
     """
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
-    path = Path(dataset)
+    path = user_path(dataset)
     if not path.is_dir():
         raise UsageError("is not a dataset folder", path=path)
     report = Report(path, level)
@@ -81,7 +83,7 @@ def verify(
     except ManifestDamaged as error:
         report.findings.append(Finding(MANIFEST_NAME, error.message))
         return report
-    _Verification(report, report.manifest, workers or usable_cpus(), progress or NoProgress()).run()
+    _Verification(report, report.manifest, workers or usable_cpus(), shown(progress)).run()
     return report
 
 

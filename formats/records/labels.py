@@ -56,6 +56,10 @@ class LabelSpace:
     def __len__(self) -> int:
         return len(self.classes)
 
+    def __repr__(self) -> str:
+        ends = f" from {self.classes[0].name!r} to {self.classes[-1].name!r}" if self.classes else ""
+        return f"<LabelSpace of {len(self):,} classes{ends}>"
+
     @cached_property
     def label_of(self) -> dict[str, int]:
         """The label in ``sorted_wnid0`` by class name."""

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from shardprep.formats.printable import printable
+
 MAX_KEY_BYTES = 1024
 CONTENT_DOMAIN = b"shardprep-record-1\0"
 
@@ -25,11 +27,23 @@ MAX_IMAGE_BYTES = 64 << 20  # one ILSVRC12 image is 110 KB on average, the large
 
 
 class Record(NamedTuple):
-    """One image: its ``key``, its ``label`` (-1 for none) and ``image``, its encoded bytes unchanged."""
+    """One image: its ``key``, its ``label`` (-1 for none) and ``image``, its encoded bytes unchanged.
+
+    Notebooks show the picture; the ``repr`` has the image's size and not its bytes.
+    """
 
     key: str
     label: int
     image: bytes
+
+    def __repr__(self) -> str:
+        return f"<Record {printable(self.key)!r}: label {self.label}, {len(self.image):,} bytes>"
+
+    def _repr_html_(self) -> str:
+        # Only notebooks need OpenCV for this; readers of records do without it.
+        from shardprep.formats.images.figure import figure
+
+        return figure(self.image, caption=repr(self))
 
 
 def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import IO
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.system.user_path import user_path
 
 from .archives import published, write_test, write_train, write_val
 from .boxes import (
@@ -61,7 +63,7 @@ class SampleSummary:
 
 
 def make_sample(
-    output: Path,
+    output: str | os.PathLike[str],
     *,
     classes: int = 10,
     train_per_class: int = 30,
@@ -80,16 +82,17 @@ def make_sample(
     its name only when it is complete. Raises UsageError if the folder holds one already or a number is not
     possible, and OSError if the disk fails.
     """
+    folder = user_path(output)
     plan = SamplePlan(classes, train_per_class, val, test, seed)
     images = {"train": classes * train_per_class, "val": val, "test": test}
     with single_threaded_opencv(), _drawing(plan, images, progress or NoProgress()) as on_draw:
         writers = _writers(plan, Album.load(on_draw))
-        _refuse_existing(output, writers)
-        output.mkdir(parents=True, exist_ok=True)
+        _refuse_existing(folder, writers)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, write in writers.items():
-            with published(output / name) as file:
+            with published(folder / name) as file:
                 write(file)
-    files = tuple(SampleFile(name, (output / name).stat().st_size) for name in writers)
+    files = tuple(SampleFile(name, (folder / name).stat().st_size) for name in writers)
     return SampleSummary(files, plan.wnids, images, tuple(_oddities(plan)))
 
 

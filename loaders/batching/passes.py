@@ -70,7 +70,7 @@ class Passes:
         """Make the next pass begin where the state was taken. Raises UsageError without a state."""
         load_state_dict = getattr(self.source, "load_state_dict", None)
         if not callable(load_state_dict):
-            raise UsageError("the source of this input has no state to load; give it a Loader")
+            raise UsageError("the source of this input has no state to load; give it a Loader or a Flow")
         self.close()
         load_state_dict(state)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.buffers.memory import aligned
+from shardprep.loaders.buffers.row_form import NUMBERS, array_of
 
 
 def stack(records: Sequence[Any]) -> Any:
@@ -22,6 +23,22 @@ def stack(records: Sequence[Any]) -> Any:
     if isinstance(records[0], Mapping | tuple | list):
         return _in_columns(stack, records)
     return _stacked([np.asarray(record) for record in records])
+
+
+def gathered(records: Sequence[Any]) -> Any:
+    """Stack records part by part: a tuple or dict of parts, or one part where they are neither.
+
+    A part that differs in shape or dtype between records, or is neither an array nor a number, becomes a list
+    with one element per record. Raises UsageError where records differ in form.
+    """
+    if any(isinstance(record, Mapping | tuple) for record in records):
+        _same({type(record) for record in records}, "forms")
+        return _in_columns(gathered, records)
+    arrays = [array_of(record) for record in records]
+    forms = {None if array is None else (array.shape, array.dtype.str) for array in arrays}
+    if len(forms) == 1 and (first := arrays[0]) is not None and first.dtype.kind in NUMBERS:
+        return _stacked(arrays)  # type: ignore[arg-type]
+    return [record if array is None else array for record, array in zip(records, arrays, strict=True)]
 
 
 def listed(records: Sequence[Any]) -> Any:
@@ -45,7 +62,7 @@ def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     _same({row.shape for row in rows}, "shapes")
     _same({row.dtype.str for row in rows}, "dtypes")
     dtype = rows[0].dtype
-    if dtype.kind not in "biufc":
+    if dtype.kind not in NUMBERS:
         raise UsageError(
             f"records of dtype {dtype} cannot be stacked; convert them to numbers, or keep lists of them (as_list=True)"
         )

@@ -21,6 +21,8 @@ from .memory import ALIGNMENT, aligned, is_usable
 
 Buffers = list[pickle.PickleBuffer]
 
+INSTALL_CLOUDPICKLE = "pip install 'shardprep[cloudpickle]'"
+
 
 def dumps(value: object) -> bytes:
     """Pickle a value. Raises whatever its class raises when it cannot be pickled."""

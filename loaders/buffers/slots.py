@@ -166,6 +166,13 @@ class SlotRing(Inheritable):
         size = self.layout.nbytes
         return np.frombuffer(self._map, np.uint8, count=size, offset=slot * size)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the slots take; of a sparse layout, those that were written to until now."""
+        if not self.layout.sparse:
+            return self.slots * self.layout.nbytes
+        return os.fstat(self._file.fileno()).st_blocks * 512 if self._map else 0
+
     def load(self, slot: int, inputs: Iterable[tuple[int, Pickled]]) -> None:
         """Write the slot's inputs: offsets in its input area, and values."""
         room = self.layout.input_area(self.memory(slot))

@@ -77,7 +77,7 @@ class Engine(Owned):
         self._describe = describe
         self._crashes = crashes
         self._numbers = itertools.count(1)
-        self._meter = Meter()
+        self.meter = Meter()
         self._closed = False
         self._status_table = StatusTable(max(1, workers), len(work.stages))
         self._sent: SentWork | None = None
@@ -128,7 +128,7 @@ class Engine(Owned):
 
     def _run_here(self, plans: BatchPlans) -> Iterator[EngineBatch]:
         run = next(self._numbers)
-        with self._meter.run(), self._work.open(self._status_table.clock[0]) as fill:
+        with self.meter.run(), self._work.open(self._status_table.clock[0]) as fill:
             for number in itertools.count():
                 drawn = tuple(plans.draw(1))
                 if not plans.claim():
@@ -142,8 +142,8 @@ class Engine(Owned):
         took = perf_counter() - began
         self._status_table.filling[0] += took
         self._status_table.cpu[0] += cpu.read() - before
-        self._meter.waited(took)
-        self._meter.handed(len(items), 0.0)
+        self.meter.waited(took)
+        self.meter.handed(len(items), 0.0)
         if (trace := self._trace) is not None:
             trace.filled_here(run, number, len(items), began)
         return batch
@@ -151,7 +151,7 @@ class Engine(Owned):
     def _run_there(self, plans: BatchPlans, dispatcher: Dispatcher, ring: SlotRing) -> Iterator[EngineBatch]:
         run = self._begin(dispatcher)
         try:
-            with self._meter.run():
+            with self.meter.run():
                 while self._top_up(run, plans, dispatcher):
                     yield self._receive(run, dispatcher, ring)
         finally:
@@ -191,7 +191,7 @@ class Engine(Owned):
         leased = result.batch
         if isinstance(result, Failed):
             raise self._error_of(leased, result.failure)
-        self._meter.waited(got - began)
+        self.meter.waited(got - began)
         batch = EngineBatch.assemble(
             leased.number,
             leased.items,
@@ -202,7 +202,7 @@ class Engine(Owned):
             copied=not ring.may_keep(leased.slot),
         )
         ended = perf_counter()
-        self._meter.handed(len(leased.items), ended - got)
+        self.meter.handed(len(leased.items), ended - got)
         if (trace := self._trace) is not None:
             reception = BatchTaken(run.number, leased.number, len(leased.items), began, got, ended)
             trace.received(reception, run.results.qsize())
@@ -228,7 +228,7 @@ class Engine(Owned):
     def stats(self) -> EngineStats:
         """Return what was counted until now. Thread-safe."""
         stages, copied = self._work.stages, self._ring.copied if self._ring else 0
-        return self._meter.read(self._status_table, stages, dispatcher=self._dispatcher, copied=copied)
+        return self.meter.read(self._status_table, stages, dispatcher=self._dispatcher, copied=copied)
 
     @property
     def layout(self) -> SlotLayout:
@@ -242,8 +242,8 @@ class Engine(Owned):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of memory shared with the workers, all slots together; 0 without workers."""
-        return self._slots * self._layout.nbytes if self._dispatcher else 0
+        """Bytes of memory shared with the workers, of sparse slots what was written; 0 without workers."""
+        return self._ring.nbytes if self._ring else 0
 
     def record(self, *, keep: int = KEEP) -> Trace:
         """Begin a new trace, of what happens until :meth:`stop_recording`."""

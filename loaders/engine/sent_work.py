@@ -13,8 +13,16 @@ from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.owned import Inheritable
 from shardprep.formats.system.positional import read_at
 from shardprep.loaders.buffers.memory import anonymous_file
-from shardprep.loaders.buffers.pickling import dumps_noting_main, loads
+from shardprep.loaders.buffers.pickling import (
+    INSTALL_CLOUDPICKLE,
+    can_dump_by_value,
+    dumps_by_value,
+    dumps_noting_main,
+    loads,
+)
 from shardprep.loaders.engine.protocol.task import RowTask
+
+UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other process imports"
 
 
 class SentWork(Inheritable):
@@ -57,16 +65,32 @@ class SentWork(Inheritable):
 
 
 def _pickled(work: RowTask) -> tuple[bytes, bool]:
-    """Return the pickle, and whether the work refers to the main module."""
+    """Return the pickle, and whether unpickling it imports the main module.
+
+    Lambdas, closures and what the main module defines are pickled by value where cloudpickle is installed.
+    """
+    by_name, of_main, reason = _by_name(work)
+    if by_name and not of_main:
+        return by_name, False
+    advice = f"{INSTALL_CLOUDPICKLE}, define what it uses at the top level of a module"
+    if can_dump_by_value():
+        try:
+            return dumps_by_value(work), False
+        except Exception as error:
+            reason, advice = error, "use what can be pickled"
+    if by_name and Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
+        return by_name, True
+    raise UsageError(
+        f"the work cannot be sent to the workers ({reason or UNIMPORTABLE}): {advice}, or work without "
+        "processes (workers=0)"
+    ) from reason
+
+
+def _by_name(work: RowTask) -> tuple[bytes, bool, Exception | None]:
+    """Return a pickle and whether it refers to the main module, or else why there is none."""
     try:
-        pickled, of_main = dumps_noting_main(work)
-        if of_main and not Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
-            raise UsageError(
-                "it is defined in a notebook or on standard input, which no other process imports"
-            )
-        return pickled, of_main
+        return *dumps_noting_main(work), None
+    except UsageError:
+        raise
     except Exception as error:
-        raise UsageError(
-            f"the work cannot be sent to the workers ({error}); define what it uses at the top level of a "
-            "module, or work without processes (workers=0)"
-        ) from error
+        return b"", False, error

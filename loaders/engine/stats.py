@@ -17,14 +17,14 @@ from .dispatcher import Dispatcher
 class EngineStats:
     """Counts and seconds since the engine was made, or since other stats of it (:meth:`since`).
 
-    ``rows`` and ``batches`` were delivered. ``timed`` of the rows were not in the first batch of a run;
-    ``copied`` of the batches were copied because too many were held. ``elapsed`` is the seconds of all runs,
-    each from its first batch on; ``warming`` the seconds before the first batches. ``starved`` is how long
-    the consumer waited for batches after the first, ``handing`` how long its thread took to hand batches
-    over, ``blocked`` how long the workers had no free slot. ``filling`` and ``waiting`` are each worker's
-    seconds with and without a lease; ``cpu`` and ``queued`` are the parts of ``filling`` on a CPU and waiting
-    for one. ``stages`` has the seconds of each stage that the work times, of all workers together.
-    ``restarts`` is how many workers were replaced.
+    ``rows`` and ``batches`` were delivered. ``timed`` of the rows were not in the first batch of all;
+    ``copied`` of the batches were copied because too many were held. ``warming`` is the seconds before that
+    first batch, while the workers start; ``elapsed`` the seconds of all runs after it. ``starved`` is how
+    long the consumer waited for later batches, ``handing`` how long its thread took to hand batches over,
+    ``blocked`` how long the workers had no free slot. ``filling`` and ``waiting`` are each worker's seconds
+    with and without a lease; ``cpu`` and ``queued`` are the parts of ``filling`` on a CPU and waiting for
+    one. ``stages`` has the seconds of each stage that the work times, of all workers together. ``restarts``
+    is how many workers were replaced.
     """
 
     rows: int
@@ -42,6 +42,9 @@ class EngineStats:
     stages: dict[str, float]
     copied: int
     restarts: int
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.rows:,} rows in {self.batches:,} batches>"
 
     def since(self, before: Self) -> Self:
         """Return what was counted after ``before``, earlier stats of the same engine."""
@@ -68,17 +71,18 @@ class Meter:
     starved: float = 0.0
     handing: float = 0.0
     _elapsed: float = 0.0
-    _first: float | None = None  # time of the current run's first batch
+    _since: float | None = None  # when the timed part of the current run began
     _is_first: bool = False
 
     def waited(self, seconds: float) -> None:
         """Count the seconds that the consumer waited for the batch that it now has."""
-        self._is_first = self._first is None
+        self._is_first = not self.batches
         if self._is_first:
-            self._first = perf_counter()
             self.warming += seconds
         else:
             self.starved += seconds
+        if self._since is None:
+            self._since = perf_counter() - (0.0 if self._is_first else seconds)
 
     def handed(self, rows: int, seconds: float) -> None:
         """Count a batch that was handed over, and the seconds which that took."""
@@ -87,18 +91,23 @@ class Meter:
         self.timed += 0 if self._is_first else rows
         self.handing += seconds
 
+    @property
+    def waiting(self) -> float:
+        """Seconds that the consumer has waited for batches, those before first ones included."""
+        return self.warming + self.starved
+
     @contextmanager
     def run(self) -> Iterator[None]:
         """Measure the elapsed time of a run within the context."""
         try:
             yield
         finally:
-            self._elapsed, self._first = self.elapsed, None
+            self._elapsed, self._since = self.elapsed, None
 
     @property
     def elapsed(self) -> float:
-        first = self._first
-        return self._elapsed if first is None else self._elapsed + perf_counter() - first
+        since = self._since
+        return self._elapsed if since is None else self._elapsed + perf_counter() - since
 
     def read(
         self,

@@ -7,12 +7,12 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.engine.protocol.task import Clock
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing. Raises OSError."""
-        Path(path).write_text(chrome_json(self), encoding="ascii")
+        user_path(path).write_text(chrome_json(self), encoding="ascii")
 
 
 Event = dict[str, Any]

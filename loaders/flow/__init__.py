@@ -3,5 +3,6 @@
 from shardprep.loaders.flow.core.length import Length
 
 from .flow import Flow
+from .stats import FlowStats
 
-__all__ = ["Flow", "Length"]
+__all__ = ["Flow", "FlowStats", "Length"]

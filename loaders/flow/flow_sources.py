@@ -10,6 +10,7 @@ from shardprep.loaders.flow.core.user_function import Function
 from shardprep.loaders.flow.sources.dataset import FromDataset
 from shardprep.loaders.flow.sources.fake import FromFakeData
 from shardprep.loaders.flow.sources.files import FromFiles
+from shardprep.loaders.flow.sources.parts import FromParts
 from shardprep.loaders.order.epoch_order import Shuffle
 
 from .pipeline import Pipeline
@@ -36,6 +37,22 @@ class FlowSources(Pipeline):
         be called, and in a pass for a result without items.
         """
         return cls(python.FromCallable(Function(begin)))
+
+    @classmethod
+    def from_parts(cls, make: Callable[[int], Iterable[Any]], *, parts: int) -> Self:
+        """A flow of one item of ``make(0)``, ..., ``make(parts - 1)`` each in turn, until all have ended.
+
+        ``make(part)`` is called for each pass and returns an iterable of its own, such as a generator. A part
+        that has ended is left out of the turn. If ``make`` returns a Flow, the part has that flow's pass of
+        the same number, with random values of its own. All parts are open at the same time; ``parts`` is how
+        many there are. The length is unknown.
+
+        Several machines that :func:`.serve` this flow share the parts of a pass, and the order is the same:
+        each part is made by one of them at a time. Steps after this one are made by one machine at a time, so
+        what takes the time (``map``, ``batch``) belongs into ``make``. Raises UsageError for fewer than one
+        part, and in a pass for a result without items.
+        """
+        return cls(FromParts(Function(make), parts))
 
     @classmethod
     def from_dataset(

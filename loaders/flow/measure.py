@@ -102,7 +102,7 @@ class _DrawnItems:
     """The items of a flow, pass after pass, with counts."""
 
     def __init__(self, flow: Measured) -> None:
-        self.makes_batches = _makes_batches(flow.node)
+        self.makes_batches = makes_batches(flow.node)
         self.passes = self.bytes = self.rows = 0
         self._flow = flow
         self._is_empty = True  # the current pass, so far
@@ -121,7 +121,7 @@ class _DrawnItems:
         return 1
 
 
-def _makes_batches(node: Node) -> bool:
+def makes_batches(node: Node) -> bool:
     """Whether the last step that makes new items, and does not only pass them on, makes batches."""
     while isinstance(node, Step) and not isinstance(node, Batch | BatchByShape | Unbatch | PerItem):
         node = node.source

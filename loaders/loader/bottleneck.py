@@ -49,7 +49,8 @@ class StageLoad:
 class PipelineTimes:
     """Counts and times of a pipeline over an interval, in seconds.
 
-    ``timed`` of the images came in the time ``elapsed``; the others were in a run's first batch, before it.
+    ``timed`` of the images came in the time ``elapsed``; the others were in the first batch, before it.
+    ``unit`` is the word for images.
     """
 
     images: int
@@ -65,6 +66,7 @@ class PipelineTimes:
     blocked: float
     starved: float
     handing: float
+    unit: str = "images"
 
     def loads(self) -> tuple[StageLoad, ...]:
         """Return the stages in the order in which an image passes them. Empty before a second batch."""
@@ -116,7 +118,7 @@ class PipelineTimes:
             advice = _MAIN_ADVICE[busiest.name == STEP]
             return Verdict(busiest.name, rate, slowest.name, max(together, rate), advice)
         alone = rate_of(sum(map(_seconds, main)))
-        return Verdict(slowest.name, rate, busiest.name, max(alone, rate), self._of_workers(slowest, rate))
+        return Verdict(slowest.name, rate, busiest.name, max(alone, rate), self.advice(slowest, rate))
 
     def of_workers(self) -> Verdict | None:
         """Return the verdict on the workers alone, at the rate that they would reach without a consumer."""
@@ -127,9 +129,10 @@ class PipelineTimes:
             max(workers, key=_seconds),
             rate_of(sum(map(_seconds, workers)) / max(1, self.workers)),
         )
-        return Verdict(slowest.name, together, STEP, math.inf, self._of_workers(slowest, together))
+        return Verdict(slowest.name, together, STEP, math.inf, self.advice(slowest, together))
 
-    def _of_workers(self, slowest: StageLoad, rate: float) -> str:
+    def advice(self, slowest: StageLoad, rate: float) -> str:
+        """Return what helps where this stage of the workers limits, at that rate."""
         if not self.workers:
             return "nothing runs beside the step; set workers to 1 or more"
         asleep = self.filling - self.cpu - self.queued
@@ -153,7 +156,7 @@ class PipelineTimes:
             )
         return (
             f"more workers help: {enough} instead of {self.workers} would reach "
-            f"about {rate * enough / self.workers:,.0f} images/s"
+            f"about {rate * enough / self.workers:,.0f} {self.unit}/s"
         )
 
     def _workers_for_all_cpus(self) -> int:
@@ -167,8 +170,8 @@ class Verdict:
     """The stage that limits a pipeline, as a sentence by ``str``.
 
     ``limit`` is the name of that stage, ``rate`` the pipeline's rate in ``unit`` per second ("images" or
-    "batches"). Without that limit, ``next_limit`` would limit at ``next_rate``, inf where nothing else would.
-    ``advice`` says what helps.
+    "batches"). Without that limit, ``next_limit`` would limit at ``next_rate``, inf where nothing else would;
+    where that is unknown, ``next_limit`` is empty. ``advice`` says what helps.
     """
 
     limit: str
@@ -179,15 +182,17 @@ class Verdict:
     unit: str = "images"
 
     def __str__(self) -> str:
-        after = (
-            f"; next would be {self.next_limit} at {self.next_rate:,.0f} {self.unit}/s"
-            if math.isfinite(self.next_rate)
-            else ""
-        )
-        return f"{self.limit} limits, at {self.rate:,.0f} {self.unit}/s: {self.advice}{after}."
+        return f"{self.limit} limits, at {self.rate:,.0f} {self.unit}/s: {self.advice}{self._after()}."
+
+    def _after(self) -> str:
+        if not self.next_limit:
+            return "; what would limit next is unknown"
+        if not math.isfinite(self.next_rate):
+            return ""
+        return f"; next would be {self.next_limit} at {self.next_rate:,.0f} {self.unit}/s"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values and the sentence; ``next_rate`` is None where nothing else would limit."""
+        """Return plain JSON values and the sentence; a ``next_rate`` that is inf is None."""
         values = asdict(self)
         if not math.isfinite(self.next_rate):
             values["next_rate"] = None

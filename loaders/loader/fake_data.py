@@ -1,46 +1,49 @@
-"""Batches without a dataset, to measure the steps after a loader."""
+"""Batches without a dataset, in a loader's place, to measure the steps after it."""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Iterator
-from importlib import resources
+from collections.abc import Iterable, Iterator
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.opencv import cv2
-from shardprep.loaders.batching.spec import BatchSpec, full_batch_bytes
+from shardprep.loaders.batching.spec import BatchSpec
 from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep
+from shardprep.loaders.order.epoch_order import Records
 
-CLASSES = 1000
+from .epoch_loader import EpochLoader
+from .fake_dataset import FakeDataset
+from .fake_files import fake_files
+from .fake_stats import FakeMeter, FakeStats
+from .identity import digest_of
 
 Labels = npt.NDArray[np.int64]
 
-
-PER_PHOTOGRAPH = 2
-MEAN_BYTES = 110_000
-SPREAD = 0.55  # standard deviation of the logarithm of a file's size
-BYTES_PER_PIXEL = 0.57  # of these crops with this grain at this quality
-GRAIN, QUALITY = 7, 96
-ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0)
+NONE_LEFT: Records = np.empty(0, np.int64)
 
 
-class FakeData:
-    """Iterable of ``batches`` tuples of images and labels, in the form of a :class:`Loader`'s.
+class FakeData(EpochLoader):
+    """Iterable of ``batches`` tuples of images and labels, which takes a :class:`Loader`'s place.
 
     Images are uint8 [B, H, W, 3] of noise, at a multiple of 64 bytes, where B is ``batch_size`` and ``size``
     is (H, W). With ``encoded`` they are a list of B memoryviews of JPEG files: crops of photographs, 110 KB
     on average, of 45 KB to 205 KB (5 to 95 %), about 480x400, regardless of ``size``. Labels are int64 [B], 0
-    to 999. All are read-only. Each batch is delayed by ``seconds`` per record, in a sleep, which uses no CPU
-    and takes as long on a busy machine.
+    to ``classes`` - 1. All are read-only. Each batch is delayed by ``seconds`` per record, in a sleep, which
+    uses no CPU and takes as long on a busy machine.
 
     The batches are views of few records that are made beforehand from ``seed``, two batches of pixels or 50
-    files, which repeat. Equal arguments make equal batches in every iteration. Several iterators may run at
-    once, in any threads. Picklable, in few bytes. Raises UsageError for arguments out of range.
+    files, which repeat. Equal arguments make equal batches in every epoch. An epoch has B * ``batches``
+    records, which :meth:`receipt` counts and :attr:`dataset` has by number. Each process has all of them:
+    there are no ranks. Several iterators may run at once, in any threads; state and receipt are of the one
+    that was begun last. Picklable, in few bytes, without the state. Raises UsageError for arguments out of
+    range.
     """
 
     def __init__(
@@ -52,11 +55,14 @@ class FakeData:
         encoded: bool = False,
         seconds: float = 0.0,
         seed: int = 0,
+        classes: int = 1000,
     ) -> None:
-        if batches < 0 or min(batch_size, *size) < 1 or not 0 <= seconds < math.inf or seed < 0:
+        least_ones = min(batch_size, classes, *size)
+        if batches < 0 or least_ones < 1 or not 0 <= seconds < math.inf or not 0 <= seed < 1 << 64:
             raise UsageError(
-                f"batches={batches}, batch_size={batch_size}, size={size}, seconds={seconds}, seed={seed}: there "
-                "must be at least 0 batches, 1 record in each, 1 pixel on each side, 0 seconds and a seed of 0"
+                f"batches={batches}, batch_size={batch_size}, size={size}, seconds={seconds}, seed={seed}, "
+                f"classes={classes}: there must be at least 0 batches, 1 record in each, 1 pixel on each side, "
+                "0 seconds, a seed of 0 (and below 2**64) and 1 class"
             )
         self._options = {
             "batch_size": batch_size,
@@ -64,37 +70,87 @@ class FakeData:
             "encoded": encoded,
             "seconds": seconds,
             "seed": seed,
+            "classes": classes,
         }
         self._batches = batches
         self._rows = batch_size
         self._shape = (*size, 3)
         self._encoded = encoded
         self._seconds = seconds
+        self._classes = classes
+        self._closed = False
+        super().__init__(self._plan_of(batches, batch_size, seed))
         rng = np.random.default_rng(seed)
-        self._labels = rng.integers(0, CLASSES, 2 * batch_size)
-        self._records: Any = _files(seed) if encoded else _noise(rng, (2 * batch_size, *self._shape))
+        self._labels = rng.integers(0, classes, 2 * batch_size)
+        self._pool: Any = _files(seed) if encoded else _noise(rng, (2 * batch_size, *self._shape))
+        self._meter = FakeMeter()
 
-    def __len__(self) -> int:
-        """Number of batches of an iteration."""
-        return self._batches
+    def _plan_of(self, batches: int, batch_size: int, seed: int) -> EpochPlan:
+        made_of = {**self._options, "seconds": 0, "batches": batches}
+        return EpochPlan(
+            dataset=f"fake:{digest_of(made_of)}",
+            shard_counts=(batches * batch_size,),
+            shuffle=None,
+            seed=seed,
+            batch_size=batch_size,
+            rank=0,
+            world_size=1,
+            drop_last=True,
+        )
 
     def __iter__(self) -> Iterator[tuple[Any, Labels]]:
-        return map(self.batch, range(self._batches))
+        """Begin the next epoch; one that was left early is not continued. Raises UsageError once closed."""
+        self._check_open()
+        return self._run(self._begin())
+
+    def _run(self, epoch: Epoch) -> Iterator[tuple[Any, Labels]]:
+        run = self._meter.run()
+        for number in range(epoch.place // self._rows, self._batches):
+            self._check_open()
+            began = perf_counter()
+            batch = self.batch(number)
+            ready = perf_counter()
+            epoch.delivered(self._numbers(number), [])
+            run.delivered(self._rows, began=began, ready=ready, handed=perf_counter())
+            yield batch
+        epoch.end()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this FakeData is closed; make a new one")
+
+    def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:
+        """Yield the batches of these steps, in the order given; every epoch has the same.
+
+        Place and receipt do not change. Raises IndexError for a step that the epoch does not have.
+        """
+        for step in steps:
+            self._plan.split(0).batch(step)  # checks the step
+            yield LoadedStep(step, self.batch(step), self._numbers(step), NONE_LEFT, NONE_LEFT)
 
     def batch(self, number: int) -> tuple[Any, Labels]:
         """Return the batch of this number, after the same delay."""
-        time.sleep(self._seconds * self._rows)
+        if self._seconds:  # a sleep of 0 would still hand the CPU to other processes
+            time.sleep(self._seconds * self._rows)
         return self._images(number), self._labels_of(number)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._batches, self._options)
 
+    def _numbers(self, number: int) -> Records:
+        return np.arange(number * self._rows, (number + 1) * self._rows)
+
+    def _record(self, number: int) -> tuple[Any, int]:
+        """The image and label of a record, without the delay."""
+        batch, row = divmod(number, self._rows)
+        return self._images(batch)[row], int(self._labels_of(batch)[row])
+
     def _images(self, number: int) -> Any:
         if self._encoded:
             first = number * self._rows
-            return [self._records[row % len(self._records)] for row in range(first, first + self._rows)]
+            return [self._pool[row % len(self._pool)] for row in range(first, first + self._rows)]
         start = self._start(number)
-        return self._records[start : start + self._rows]
+        return self._pool[start : start + self._rows]
 
     def _labels_of(self, number: int) -> Labels:
         labels = aligned(8 * self._rows).view(np.int64)
@@ -109,6 +165,12 @@ class FakeData:
         return number % (self._rows // step + 1) * step
 
     @property
+    def dataset(self) -> FakeDataset:
+        """The records of an epoch by number, without a delay, and the names of the classes."""
+        records = self._batches * self._rows
+        return FakeDataset(self._record, records=records, classes=self._classes)
+
+    @property
     def batch_specs(self) -> tuple[BatchSpec, ...]:
         """The parts of a batch."""
         rows = self._rows
@@ -120,9 +182,40 @@ class FakeData:
         return image, BatchSpec("label", (rows,), np.dtype(np.int64))
 
     @property
-    def batch_bytes(self) -> int:
-        """Bytes of the arrays of a batch. Raises UsageError for encoded images."""
-        return full_batch_bytes(self.batch_specs, self._rows)
+    def most_held(self) -> int:
+        """Number of batches that may be held at a time: any, since none is copied."""
+        return sys.maxsize
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The values that determine the batches, by name; ``seconds`` does not."""
+        names = ("batch_size", "size", "encoded", "seed", "classes")
+        return {
+            "dataset": self._plan.dataset,
+            "NumPy": np.__version__,
+            **{name.replace("_", " "): str(self._options[name]) for name in names},
+        }
+
+    def key(self, number: int) -> str:
+        """Return the key of the record with this number."""
+        return self.dataset.key(number)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The bad records that were skipped so far: always none."""
+        return {}
+
+    def stats(self) -> FakeStats:
+        """Return the counts and times since this was made, to be printed. Thread-safe."""
+        size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
+        return self._meter.read(image_bytes=float(size))
+
+    def __repr__(self) -> str:
+        return f"<FakeData: {self._batches:,} batches of {self._rows:,} records, epoch {self.epoch} next>"
+
+    def close(self) -> None:
+        """End the iterations; delivered batches stay valid. Idempotent."""
+        self._closed = True
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
@@ -138,40 +231,3 @@ def _rebuilt(batches: int, options: dict[str, Any]) -> FakeData:
 
 def _files(seed: int) -> list[memoryview]:
     return [memoryview(file) for file in fake_files(seed)]
-
-
-Pixels = npt.NDArray[np.uint8]
-
-
-def fake_files(seed: int) -> list[bytes]:
-    """Make fifty JPEG files, 110 KB on average. Deterministic for equal releases of OpenCV and NumPy."""
-    rng = np.random.default_rng(seed)
-    photographs = _photographs()
-    count = PER_PHOTOGRAPH * len(photographs)
-    sizes = np.exp(SPREAD * rng.standard_normal(count))
-    pixels = sizes / sizes.mean() * MEAN_BYTES / BYTES_PER_PIXEL
-    return [_file(photographs[n % len(photographs)], area, rng) for n, area in enumerate(pixels.tolist())]
-
-
-def _photographs() -> list[Pixels]:
-    """The photographs of the sample dataset, without the CMYK one."""
-    folder = resources.files("shardprep.formats.sample.photographs")
-    names = sorted(p.name for p in folder.iterdir() if p.name.endswith(".jpg"))
-    files = [np.frombuffer((folder / name).read_bytes(), np.uint8) for name in names if name != "cmyk.jpg"]
-    return [cv2.imdecode(file, cv2.IMREAD_COLOR) for file in files]  # type: ignore[misc]
-
-
-def _file(photograph: Pixels, area: float, rng: np.random.Generator) -> bytes:
-    aspect = ASPECTS[rng.integers(len(ASPECTS))]
-    target = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
-    image = cv2.resize(_crop(photograph, rng), target, interpolation=cv2.INTER_CUBIC)
-    grain = GRAIN * rng.standard_normal(image.shape, np.float32)
-    noisy = np.clip(image + grain, 0, 255).astype(np.uint8)
-    return cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
-
-
-def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
-    """A random crop of 60 to 100 % of each side."""
-    height, width = (round(side * rng.uniform(0.6, 1.0)) for side in photograph.shape[:2])
-    y, x = rng.integers(photograph.shape[0] - height + 1), rng.integers(photograph.shape[1] - width + 1)
-    return photograph[y : y + height, x : x + width]

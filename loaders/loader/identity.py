@@ -16,6 +16,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.transforms.tensor_results import in_arrays
 
 from .shard_task import ShardWork
 
@@ -46,10 +47,10 @@ def loader_identity(plan: EpochPlan, work: ShardWork, *, with_numbers: bool) -> 
 def digest_of(value: object) -> str:
     """32 hex digits that are equal for objects made in the same way, in any process on any machine.
 
-    Containers, arrays, dataclasses and other picklable objects are hashed by their contents; functions by
-    their name, bytecode (so the Python version counts, too), defaults and closure; classes by their name. An
-    object with an ``identity`` is hashed by that instead. Raises UsageError for an object without any of
-    these.
+    Containers, arrays, tensors, dataclasses and other picklable objects are hashed by their contents;
+    functions by their name, bytecode (so the Python version counts, too), defaults and closure; classes by
+    their name. An object with an ``identity`` is hashed by that instead. Raises UsageError for an object
+    without any of these.
     """
     return _digest(value, ()).hex()
 
@@ -127,6 +128,8 @@ def _parts_of_object(value: Any) -> tuple[str, Iterable[object]]:
         return name, [value.name]
     if (identity := getattr(value, "identity", None)) is not None and not callable(identity):
         return name, [identity]
+    if isinstance(array := in_arrays(value), np.ndarray) and not array.dtype.hasobject:
+        return f"array of {name}", [array]  # a tensor's pickle has more than its values
     if dataclasses.is_dataclass(value):
         return name, [getattr(value, field.name) for field in dataclasses.fields(value)]
     try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+import resource
 from typing import Any, SupportsIndex
 
 import numpy as np
 
-from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.index import Rows
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
@@ -18,11 +17,15 @@ from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_sorted_cla
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.ranks import rank_and_world_size
-from shardprep.loaders.transforms.contract import ArraySpec
+from shardprep.loaders.transforms.contract import Transform, outputs_of
+
+from .subset import Subset
+
+ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
 
 
 def plan_of(
-    dataset: Dataset,
+    subset: Subset,
     *,
     shuffle: Shuffle | None,
     seed: int,
@@ -36,32 +39,53 @@ def plan_of(
         raise UsageError(f"shuffle must be LocalShuffle(n), GlobalShuffle() or None, not {shuffle!r}")
     rank, world_size = rank_and_world_size(rank, world_size)
     plan = EpochPlan(
-        dataset=dataset.manifest.root,
-        shard_counts=tuple(shard.records for shard in dataset.manifest.shards),
-        shuffle=shuffle.in_records(_mean_image(dataset)) if shuffle else None,
+        dataset=subset.identity,
+        shard_counts=subset.shard_counts,
+        shuffle=shuffle.in_records(subset.mean_image) if shuffle else None,
         seed=operator.index(seed),
         batch_size=operator.index(batch_size),
         rank=rank,
         world_size=world_size,
         drop_last=drop_last,
     )
-    if plan.shuffle and dataset.manifest.class_sorted:
-        _warn_of_sorted_classes(dataset, plan, plan.shuffle)
+    if plan.shuffle and subset.dataset.manifest.class_sorted:
+        _warn_of_sorted_classes(subset, plan, plan.shuffle)
     return plan
 
 
-def _warn_of_sorted_classes(dataset: Dataset, plan: EpochPlan, shuffle: Shuffle) -> None:
-    records, classes = len(dataset), len(np.unique(dataset.index["label"]))
+def check_reading(on_bad_record: object, read_ahead: int) -> None:
+    """Raise UsageError for a value that is not valid."""
+    if on_bad_record not in ("raise", "skip"):
+        raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
+    if read_ahead < 0:
+        raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
+
+
+def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
+    records, labels = len(subset), subset.dataset.index["label"][subset.numbers]
+    classes = len(np.unique(labels))
     mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
     window = shuffle.window_of(records)
-    warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=str(dataset.path))
+    warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=str(subset.dataset.path))
 
 
-def layout_of(dataset: Dataset, *, rows: int, outputs: Sequence[ArraySpec] | None) -> SlotLayout:
-    """Return rows of the declared sizes; without ``outputs``, spare bytes of twice the mean image."""
+def layout_of(subset: Subset, transform: Transform | None, *, rows: int, workers: int) -> SlotLayout:
+    """Return rows of the outputs that are declared; without any, spare bytes of twice the mean image.
+
+    Then workers have room for rows of a form that is found in results, except where the system limits
+    addresses: there each result is sent.
+    """
+    outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
         return SlotLayout(rows, tuple(Field(spec.name, spec.shape, spec.dtype) for spec in outputs))
-    return SlotLayout(rows, (), spare=math.ceil(2 * _mean_image(dataset)))
+    writes_found = transform is not None and workers and _addresses_are_free()
+    room = ROOM_FOR_ROWS if writes_found else 0
+    return SlotLayout(rows, (), spare=math.ceil(2 * subset.mean_image), inputs=room, sparse=room > 0)
+
+
+def _addresses_are_free() -> bool:
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
+    return all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
 
 
 def worker_count(workers: object) -> int:
@@ -82,7 +106,3 @@ def key_of(index: Rows, number: int) -> str:
 def described(item: Any) -> str:
     """The key of an item that is given to a worker."""
     return str(item["key"], errors="replace")
-
-
-def _mean_image(dataset: Dataset) -> float:
-    return dataset.manifest.image_bytes / len(dataset)

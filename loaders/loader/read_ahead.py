@@ -42,7 +42,8 @@ class ShardStream:
 
     ``paths`` and ``ends`` (in bytes) are in that order. The rest is in the order of storage: ``record_ends``
     are the ends of the shards' record numbers; ``bases`` and ``slopes`` give a record's estimated position in
-    the stream, ``base + number * slope``, as if all records of a shard had the same size.
+    the stream, ``base + number * slope``, as if all records of a shard had the same size. ``chosen`` are the
+    record numbers that are read, ascending; None for all.
     """
 
     paths: tuple[Path, ...]
@@ -50,9 +51,17 @@ class ShardStream:
     record_ends: npt.NDArray[np.int64]
     bases: npt.NDArray[np.float64]
     slopes: npt.NDArray[np.float64]
+    order: npt.NDArray[np.int64]
+    chosen: Records | None
 
     @classmethod
-    def of(cls, folder: Path, shards: Sequence[FileEntry], order: npt.NDArray[np.int64]) -> ShardStream:
+    def of(
+        cls,
+        folder: Path,
+        shards: Sequence[FileEntry],
+        order: npt.NDArray[np.int64],
+        chosen: Records | None = None,
+    ) -> ShardStream:
         """Return the stream of these shards; ``order`` has their positions."""
         sizes = np.array([shard.size for shard in shards], np.int64)
         records = np.array([shard.records for shard in shards], np.int64)
@@ -61,7 +70,8 @@ class ShardStream:
         starts[order] = ends - sizes[order]
         slopes = sizes / np.maximum(1, records)
         bases = starts - (record_ends - records) * slopes
-        return cls(tuple(folder / shards[n].name for n in order), ends, record_ends, bases, slopes)
+        paths = tuple(folder / shards[n].name for n in order)
+        return cls(paths, ends, record_ends, bases, slopes, order, chosen)
 
     def span(self, numbers: Records) -> tuple[int, int]:
         """Estimate where in the stream the first of these records begins and the last one ends."""
@@ -79,13 +89,25 @@ class ShardStream:
             yield self.paths[number], start - begin, length
             start += length
 
+    def is_wanted(self, start: int, length: int) -> bool:
+        """Whether at least half of the records of a piece are chosen, so that it is worth reading whole."""
+        if self.chosen is None:
+            return True
+        shard = self.order[np.searchsorted(self.ends, start, side="right")]
+        reach = np.array([start, start + length]) - self.bases[shard]
+        first, last = np.rint(reach / self.slopes[shard])
+        found = np.diff(np.searchsorted(self.chosen, [first, max(last, first + 1)]))
+        return bool(2 * found >= last - first)
+
 
 class ReadAhead(Owned):
     """A thread that requests data ahead of the workers' reads.
 
-    It requests up to ``budget`` bytes of the stream beyond them, and each shard's end. The thread is a daemon
-    and ends with :meth:`close`. Errors are ignored: the worker that reads the record raises them, with the
-    record's key.
+    It requests up to ``budget`` bytes of the stream beyond them, and each shard's end. Where most records of
+    a piece are not chosen, it is not requested: the workers read the others one by one.
+
+    The thread is a daemon and ends with :meth:`close`. Errors are ignored: the worker that reads the record
+    raises them, with the record's key.
     """
 
     def __init__(self, stream: ShardStream, *, budget: int) -> None:
@@ -116,7 +138,8 @@ class ReadAhead(Owned):
                 for path, offset, length in self._stream.pieces(position, reach + self._budget):
                     if self._closed:
                         return
-                    file.request(path, offset, length)
+                    if self._stream.is_wanted(position, length):
+                        file.request(path, offset, length)
                     position += length
 
 

@@ -17,11 +17,12 @@ from shardprep.formats.dataset.index import Rows
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.dataset.shard_cache import OpenShards
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.processes.one_thread import use_one_thread
 from shardprep.formats.records.record import Record
 from shardprep.loaders.buffers.memory import keep_freed_memory
-from shardprep.loaders.buffers.slots import Arrays
+from shardprep.loaders.buffers.slots import INPUTS, Arrays
 from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
+from shardprep.loaders.engine.protocol.written_rows import ROW_COLUMNS, RowWriter
 from shardprep.loaders.order.epoch_order import Records
 from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms.contract import Transform, fill_rows, outputs_of
@@ -35,16 +36,23 @@ def item_dtype(key_bytes: int) -> np.dtype[np.void]:
     """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
     place = [("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4")]
     indexed = [("key", f"S{key_bytes}"), ("label", "<i4"), ("crc32c", "<u4")]
-    return np.dtype([("epoch", "<u8"), *place, *indexed])
+    return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *indexed])
 
 
 class Item(NamedTuple):
-    """One record to deliver: its number in the dataset, its shard and ordinal, and its row of the index."""
+    """One record to deliver: its number in the dataset, its shard and ordinal, and its row of the index.
+
+    Between them are the ROW_COLUMNS of its row of the batch.
+    """
 
     epoch: int
     number: int
     shard: int
     ordinal: int
+    row: int
+    rows: int
+    form_at: int
+    form_size: int
     key: bytes
     label: int
     crc32c: int
@@ -56,7 +64,7 @@ class Item(NamedTuple):
 
 def items_of(index: Rows, numbers: Records, epoch: int) -> Items:
     """Return the work items of these records."""
-    items = np.empty(len(numbers), item_dtype(index.dtype["key"].itemsize))
+    items = np.zeros(len(numbers), item_dtype(index.dtype["key"].itemsize))
     items["epoch"], items["number"] = epoch, numbers
     rows = index[numbers]
     for column in ("shard", "ordinal", "key", "label", "crc32c"):
@@ -71,7 +79,7 @@ class ShardWork:
     Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
     ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record, or one
     that does not decode, is skipped; a shard that cannot be opened is still an error. ``one_thread`` limits
-    OpenCV to one thread, for work in several processes.
+    OpenCV and PyTorch to one thread, for work in several processes.
     """
 
     folder: Path
@@ -96,7 +104,7 @@ class ShardWork:
     def open(self, clock: Clock) -> Iterator[Fill]:
         container(self.container)  # importing its library takes up to 0.1 s: do it before the first batch
         if self.one_thread:
-            cv2.setNumThreads(0)
+            use_one_thread()
             keep_freed_memory()
         with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
             yield _ShardWorkspace(self, shards, clock).fill
@@ -115,6 +123,7 @@ class _ShardWorkspace:
 
     def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
         self._took, self._rows = [0.0] * len(STAGES), len(items)
+        self._written = RowWriter(items, arrays.pop(INPUTS, None))
         try:
             yield from self._outcomes(items, arrays, room)
         finally:
@@ -170,4 +179,4 @@ class _ShardWorkspace:
         made = transform(record, rng)
         if made is None:
             raise UsageError("the transform returned None; it must return an array", key=record.key)
-        return made
+        return None if self._written.write(made, item.row) else made

@@ -10,7 +10,7 @@ from shardprep.loaders.engine.stats import EngineStats
 from .bottleneck import PipelineTimes, StageLoad, Verdict, loads_to_list
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoaderStats(EngineStats):
     """Stats of a loader: those of its engine, and what they depend on.
 
@@ -62,5 +62,9 @@ class LoaderStats(EngineStats):
             "verdict": verdict.to_dict() if verdict else None,
         }
 
+    def __repr__(self) -> str:
+        limit = f"; {self.verdict.limit} limits" if self.verdict else ""
+        return f"<{type(self).__name__}: {self.rows:,} images in {self.batches:,} batches{limit}>"
+
     def __str__(self) -> str:
-        return str(self.verdict or "nothing is known before an epoch's second batch; make batches smaller")
+        return str(self.verdict or "nothing is known before the second batch")

@@ -71,7 +71,8 @@ def sweep(
 class AgainstDisk:
     """Bytes per second that the loader ``delivered``, and that the disk reads in the loader's pattern.
 
-    ``cold`` and ``warm`` are None where not measured. ``limit`` is the stage that limited the loader.
+    ``cold`` and ``warm`` are None where not measured. ``limit`` is the stage that limited the loader, or ""
+    where that is unknown.
     """
 
     delivered: float
@@ -91,6 +92,8 @@ class AgainstDisk:
         if self.cold is None:
             return f"The loader delivers {delivered}; the rate of cold reads from this disk is not known."
         reads = f"this disk reads {self.cold / 1e6:,.0f} MB/s cold"
+        if not self.limit:
+            return f"The loader delivers {delivered}, what limits it is not known; {reads}."
         if self.limit != "read":
             enough = "which is enough" if self.cold > self.delivered else "which would limit a cold epoch"
             return f"Not disk-bound: the loader delivers {delivered}; {reads}, {enough}."
@@ -114,8 +117,8 @@ class LoaderBench:
 
     @property
     def sentence(self) -> str:
-        """The stage that limits, as a sentence."""
-        return str(self.speed.stats)
+        """The stage that limits, or that the run was too short to tell, as a sentence."""
+        return self.speed.sentence
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types; docs/bench-loader.md lists the keys."""
@@ -138,9 +141,10 @@ def bench(
 ) -> LoaderBench:
     """Measure the loader that ``make`` makes for ``seconds``, or for each value of the ``swept`` option.
 
-    ``explain`` adds probes of a quarter of that time each, if there is a verdict to check. ``trace`` names a
-    file for a Chrome trace; after a sweep it is of one more run with the fastest value. ``watched`` shows the
-    progress in a bar on stderr, if that is a terminal. Raises what the loader raises, and OSError.
+    ``explain`` adds probes of a quarter of that time each, if there is a verdict to check; after too short a
+    run there is none. ``trace`` names a file for a Chrome trace; after a sweep it is of one more run with the
+    fastest value. ``watched`` shows the progress in a bar on a terminal or in a notebook. Raises what the
+    loader raises, and OSError.
     """
     tried = sweep(make, *swept, seconds=seconds, watched=watched) if swept else None
     if tried:

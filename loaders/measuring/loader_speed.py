@@ -21,6 +21,7 @@ from .memory_use import MemoryUse, worker_pids
 from .progress_bar import LoaderBar
 from .recording import tracing
 
+MIN_FULL_BATCHES = 5  # in a shorter run, batches that were begun before it or end after it change the figures
 MAX_CHECKED_SHARDS = 64  # for the page cache: checking takes 5 ms per GB
 
 
@@ -46,6 +47,7 @@ class LoaderSpeed:
 
     images: int
     batches: int
+    batch_size: int
     seconds: float
     first_batch: float
     images_per_second: float
@@ -66,15 +68,31 @@ class LoaderSpeed:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The stage that limited; None where that is unknown."""
-        return self.stats.verdict
+        """The stage that limited; None where that is unknown, as it is after too short a run."""
+        return None if self.is_too_short else self.stats.verdict
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether fewer images were measured than five full batches have."""
+        return self.images < MIN_FULL_BATCHES * self.batch_size
+
+    @property
+    def sentence(self) -> str:
+        """The stage that limited, or that the run was too short to tell, as a sentence."""
+        if not self.is_too_short:
+            return str(self.stats)
+        return (
+            f"Too short to tell what limits: {self.images:,} images in {self.seconds:.1f} s are fewer than "
+            f"{MIN_FULL_BATCHES} batches of {self.batch_size:,}; measure longer, or make batches smaller."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types; docs/bench-loader.md lists the keys."""
         names = [f.name for f in fields(self)]
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
         parts = {name: asdict(values[name]) for name in ("memory", "page_cache")}
-        return {**values, **parts, "stats": self.stats.to_dict()}
+        verdict = self.verdict.to_dict() if self.verdict else None
+        return {**values, **parts, "stats": {**self.stats.to_dict(), "verdict": verdict}}
 
 
 def measure(
@@ -86,9 +104,9 @@ def measure(
 ) -> LoaderSpeed:
     """Draw epochs from a new loader for ``seconds`` after its first batch, and close it.
 
-    ``make`` makes the loader. At least one batch is measured after the first. ``trace`` names a file for a
-    Chrome trace; None for none. ``watched`` shows a bar on stderr, if that is a terminal. Raises what the
-    loader raises, and OSError where the trace cannot be written.
+    ``make`` makes the loader. At least one batch is measured after the first; there is a verdict after five
+    full ones. ``trace`` names a file for a Chrome trace; None for none. ``watched`` shows a bar on a terminal
+    or in a notebook. Raises what the loader raises, and OSError where the trace cannot be written.
     """
     others, began = worker_pids(), time.perf_counter()
     with make() as loader:
@@ -121,12 +139,14 @@ class _DrawnBatches:
             recorded.save(trace)
 
     def speed(self, *, first_batch: float, memory: MemoryUse, page_cache: CacheShares) -> LoaderSpeed:
-        arrivals, stats = self.arrivals, _without_step(self._after.since(self._before))
+        arrivals = self.arrivals
         images, seconds, rate = arrivals.amount, arrivals.seconds, arrivals.rate
+        stats = _without_step(self._after.since(self._before), seconds)
         gap_p50, gap_p99 = arrivals.gaps
         return LoaderSpeed(
             images=images,
             batches=arrivals.count,
+            batch_size=self._loader.engine.layout.rows,
             seconds=seconds,
             first_batch=first_batch,
             images_per_second=rate,
@@ -152,9 +172,9 @@ def _images_in(batch: tuple[Any, ...]) -> int:
     return len(batch[-1])
 
 
-def _without_step(stats: LoaderStats) -> LoaderStats:
-    """Return the stats without a training step: a consumer that only drops batches has none."""
-    return replace(stats, handing=max(stats.handing, stats.elapsed - stats.starved))
+def _without_step(stats: LoaderStats, seconds: float) -> LoaderStats:
+    """Return the stats of so many seconds without a training step: a consumer that drops batches has none."""
+    return replace(stats, elapsed=seconds, handing=max(stats.handing, seconds - stats.starved))
 
 
 def _of_workers(stats: LoaderStats) -> float:

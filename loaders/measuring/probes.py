@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -71,13 +71,24 @@ def probe(
     runs = [found.hand_over(_hand_over(make, speed, seconds))]
     if transform is not None:
         first, second = (measure(partial(make, transform=None), seconds=seconds) for _ in range(2))
-        runs += [found.encoded(first.images_per_second), found.again(first, second)]
+        runs += [
+            _unless_too_short(found.encoded(first.images_per_second), first),
+            _unless_too_short(found.again(first, second), first, second),
+        ]
         with make(workers=0) as loader:
             core = one_core_rate(loader.dataset, transform, seconds=seconds)
         runs.append(found.one_core(core))
     else:
-        runs.append(found.again(speed, measure(make, seconds=seconds)))
+        again = measure(make, seconds=seconds)
+        runs.append(_unless_too_short(found.again(speed, again), again))
     return Probes(found.limit, tuple(runs))
+
+
+def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
+    """Return the probe, without what it would say if one of the runs behind it was too short."""
+    if not any(speed.is_too_short for speed in speeds):
+        return run
+    return replace(run, sentence="too short a run, which says nothing: measure longer", confirms=None)
 
 
 def _hand_over(make: MakeLoader, speed: LoaderSpeed, seconds: float) -> float:

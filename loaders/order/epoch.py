@@ -24,7 +24,7 @@ class EpochPlan:
     """The parameters of one rank's batches in every epoch; equal plans give equal batches.
 
     ``dataset`` is the root of its manifest, ``shard_counts`` are the shards' record counts in stored order.
-    Raises UsageError where an epoch of any rank would be without a batch.
+    Raises UsageError where an epoch of any rank would be without a batch, though there are records.
     """
 
     dataset: str
@@ -38,7 +38,7 @@ class EpochPlan:
 
     def __post_init__(self) -> None:
         records = self.split(0).records
-        if records < self.world_size * (self.batch_size if self.drop_last else 1):
+        if 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             raise UsageError(self._without_batch(records))
 
     def _without_batch(self, records: int) -> str:
@@ -145,7 +145,10 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
     differing = [name for name, value in _identity(plan).items() if state.get(name) != value]
     if differing:
-        raise UsageError(f"the state is of a loader with another {' and '.join(differing)}; use the same")
+        hint = " (records= and classes= count, too)" if "dataset" in differing else ""
+        raise UsageError(
+            f"the state is of a loader with another {' and '.join(differing)}; use the same{hint}"
+        )
     number, place, rank, world_size = (
         _number(state, name) for name in ("epoch", "place", "rank", "world_size")
     )

@@ -80,6 +80,12 @@ class Receipt:
     skipped: tuple[int, ...] = ()
     left_out: Tally = field(default_factory=Tally)
 
+    def __repr__(self) -> str:
+        return (
+            f"<Receipt of epoch {self.epoch}: {self.count:,} delivered, {len(self.skipped):,} skipped, "
+            f"{self.left_out.count:,} left out>"
+        )
+
     @classmethod
     def of(cls, records: npt.ArrayLike | range, *, dataset: str, epoch: int) -> Receipt:
         """Return the receipt for these record numbers."""

@@ -23,6 +23,7 @@ from shardprep.loaders.frames.frame_socket import (
 from shardprep.loaders.frames.receiver import SenderFailed
 from shardprep.loaders.remote.auth.receiver_auth import ReceiverAuth
 from shardprep.loaders.remote.leasing.ledger import Arrival, Ledger
+from shardprep.loaders.remote.leasing.part_steps import PartSteps
 from shardprep.loaders.remote.leasing.step_tracker import Steps
 
 from .messages import (
@@ -74,8 +75,7 @@ class Reception(Owned):
 
     def begin(self, pass_number: int, steps: Steps[Delivery]) -> None:
         """Lease the missing steps of this pass, up to the number in the senders' terms."""
-        terms = self.senders.terms
-        self._ledger.begin(pass_number, steps, in_any_order=terms is None or terms.picks)
+        self._ledger.begin(pass_number, steps, in_any_order=True)
         self._limit_steps()
         self._grant()
 
@@ -202,7 +202,9 @@ class Reception(Owned):
     def _limit_steps(self) -> None:
         terms = self.senders.terms
         if terms is not None:
-            self._ledger.in_any_order = terms.picks
+            self._ledger.in_any_order = terms.picks or terms.parts > 1
+            if terms.parts > 1 and not isinstance(self.steps, PartSteps):
+                self._ledger.steps = PartSteps.of(self.steps, terms.parts)
             if self.steps.total is None and terms.steps != UNKNOWN:
                 self.steps.total = terms.steps
 

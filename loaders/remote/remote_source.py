@@ -13,6 +13,7 @@ import zmq
 from shardprep.formats.errors import UsageError
 from shardprep.formats.sizes import byte_count
 from shardprep.formats.system.owned import Owned
+from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.frames.codec import DEFAULT_LIMIT, PIECE
 from shardprep.loaders.frames.exclusive_use import ExclusiveUse
 from shardprep.loaders.frames.frame_socket import SPARE_MESSAGES, FrameSocket
@@ -33,7 +34,7 @@ MAX_ENCRYPTION_OVERHEAD = 64  # bytes of a buffer; CURVE adds 33
 LEASE_TIMEOUT_S = 60.0
 
 
-class RemoteSource(Owned):
+class RemoteSource(KerasHint, Owned):
     """The batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
 
     Each iteration is one pass, beginning with pass 0. It yields the batches of the Loader or Flow in the
@@ -210,7 +211,7 @@ class RemoteSource(Owned):
     def receipt(self) -> Receipt:
         """Return the receipt of the current pass, or of the last one, over all senders.
 
-        For a Loader it counts records of ``loader.dataset``, for a Flow steps.
+        For a Loader it counts the records that each epoch delivers, for a Flow steps.
         """
         terms = self._reception.senders.terms
         return self._position.receipt or Receipt(terms.dataset if terms else "", self._position.pass_number)

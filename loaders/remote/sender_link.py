@@ -128,11 +128,12 @@ class Link(ReceiverLink):
         return size
 
     def end(self, total: int) -> None:
-        """Report that the pass has ``total`` steps, and ends before the next drawn one."""
+        """Report that the pass, or the part of step ``total``, ends before that step."""
         work = self._drawn[0]._replace(step=total)
         self._socket.send(work.pack(FrameKind.END))
         if self._has_lease_of(work.pass_number):
-            self._leased.clear()
+            parts = self._hello.terms.parts
+            self._leased = deque(held for held in self._leased if (held.step - total) % parts)
 
     def report_error(self, error: BaseException) -> None:
         """Report that the next drawn step cannot be made. Waits shortly for the acknowledgement."""

@@ -11,7 +11,7 @@ from contextlib import closing
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.frames.peers import MAX_NAME
-from shardprep.loaders.loader.loader import Loader
+from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.remote.auth.endpoints import check_endpoint
 from shardprep.loaders.remote.auth.keys import SenderKeys
 from shardprep.loaders.remote.auth.sender_auth import ConnectionDamaged, NotAdmitted, WrongReceiver
@@ -34,7 +34,7 @@ LINK_FAILED = (ReceiverAway, ConnectionDamaged, Refused, NotAdmitted, WrongRecei
 
 
 def serve(
-    source: Loader | Flow,
+    source: EpochLoader | Flow,
     endpoint: str,
     *,
     keys: SenderKeys | None = None,
@@ -47,11 +47,11 @@ def serve(
 ) -> SenderStats:
     """Make and send batches for the RemoteSource at ``endpoint`` until it is closed; return what was done.
 
-    ``source`` is a Loader of the whole dataset, or a Flow that makes each pass from its number alone. Any
-    number of machines may serve one receiver. Each step of a pass is made by one of them, so all need the
-    same dataset, seed, batch size and transform, or the same flow; a sender with another one is refused. By
-    default the parts of the source are compared. Where that is too strict or too lax (for functions of a Flow
-    with different code), give all senders the same text as ``identity``.
+    ``source`` is a Loader of one rank in all, a FakeData, or a Flow that makes each pass from its number
+    alone. Any number of machines may serve one receiver. Each step of a pass is made by one of them, so all
+    need the same dataset, seed, batch size and transform, or the same flow; a sender with another one is
+    refused. By default the parts of the source are compared. Where that is too strict or too lax (for
+    functions of a Flow with different code), give all senders the same text as ``identity``.
 
     ``endpoint`` is ``tcp://ADDRESS:PORT`` or ``ipc://PATH``. Without ``keys`` it must be on loopback, or
     ``insecure`` be true: then any program on the network can read and change everything. ``name`` has 1 to

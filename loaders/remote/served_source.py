@@ -16,8 +16,8 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.identity import digest_of
-from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.order.epoch import LoadedStep
 
 from .messages import Delivery
@@ -53,12 +53,14 @@ class Served(Owned, ABC):
         """End the work under way; the source itself stays open."""
 
 
-def served(source: Loader | Flow, identity: str | None) -> Served:
+def served(source: EpochLoader | Flow, identity: str | None) -> Served:
     """Return the source as Served. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be equal for all sources; leave it out, or give a text")
-    if isinstance(source, Loader):
+    if isinstance(source, EpochLoader):
         return ServedLoader(source, identity)
+    if isinstance(source, Flow) and source.parts > 1:
+        return ServedParts(source, identity)
     if isinstance(source, Flow):
         return ServedFlow(source, identity)
     raise UsageError(
@@ -68,16 +70,17 @@ def served(source: Loader | Flow, identity: str | None) -> Served:
 
 
 class ServedLoader(Served):
-    """The batches of a Loader; its receipts count the records of its dataset."""
+    """The batches of a Loader; its receipts count its records."""
 
-    def __init__(self, loader: Loader, identity: str | None) -> None:
+    def __init__(self, loader: EpochLoader, identity: str | None) -> None:
         own = loader.identity if identity is None else {"identity": identity}
-        if loader.state_dict()["world_size"] != 1:
+        state = loader.state_dict()
+        if state["world_size"] != 1:
             raise UsageError("only a Loader of the whole dataset can be served: give it rank=0, world_size=1")
         self._loader = loader
         self.max_in_flight = min(MAX_IN_FLIGHT, loader.most_held - 1)
-        facts = own | {"dataset": loader.dataset.manifest.root}
-        self.terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.dataset), picks=True)
+        facts = own | {"dataset": state["dataset"]}
+        self.terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
 
     def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Delivery | Ended]:
         with closing(self._loader.steps(pass_number, steps)) as loaded:  # type: ignore[type-var]
@@ -132,6 +135,64 @@ class ServedFlow(Served):
         items, self._items = self._items, iter(())
         self._pass_number = -1
         end(items)
+
+
+class ServedParts(Served):
+    """The items of a flow in parts: item i of part p is step i * parts + p. Parts stay open during a pass."""
+
+    def __init__(self, flow: Flow, identity: str | None) -> None:
+        self._flow = flow
+        self._pass_number = -1
+        self._parts: dict[int, OpenPart] = {}
+        facts = {"identity": digest_of(flow) if identity is None else identity}
+        self.terms = SourceTerms(facts, UNKNOWN, UNKNOWN, picks=False, parts=flow.parts)
+        self.max_in_flight = MAX_IN_FLIGHT if flow.batches_never_change else 0
+
+    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Delivery | Ended]:
+        if pass_number != self._pass_number:
+            self.close()
+            self._pass_number = pass_number
+        for step in steps:
+            number, part = divmod(step, self._flow.parts)
+            opened = self._opened(part, number)
+            if held := opened.item(number):
+                yield _item(held.pop(), step)
+            else:
+                yield Ended(opened.due * self._flow.parts + part)
+                return
+
+    def _opened(self, part: int, number: int) -> OpenPart:
+        """Return the part at or before this item; one that is beyond it begins anew."""
+        found = self._parts.get(part)
+        if found is None or number < found.due:
+            if found is not None:
+                found.close()
+            found = self._parts[part] = OpenPart(self._flow.part(self._pass_number, part))
+        return found
+
+    def close(self) -> None:
+        while self._parts:
+            self._parts.popitem()[1].close()
+        self._pass_number = -1
+
+
+class OpenPart:
+    """The items of a part from item ``due`` on."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self.due = 0
+        self._items = items
+
+    def item(self, number: int) -> list[Any]:
+        """Return this item in a list, which is empty where the part has ended before it."""
+        while held := list(islice(self._items, 1)):
+            self.due += 1
+            if self.due > number:
+                break
+        return held
+
+    def close(self) -> None:
+        end(self._items)
 
 
 def _item(item: Any, step: int) -> Delivery:

@@ -11,6 +11,7 @@ from shardprep.formats.errors import UsageError
 UNKNOWN = -1  # a number of steps or records
 MAX_DIFFERENCES = 16  # in a message
 MAX_NAME_CHARACTERS = 40
+MAX_PARTS = 1 << 16
 
 Facts = dict[str, str]
 
@@ -20,18 +21,21 @@ class SourceTerms:
     """``facts`` are the values that determine the batches, by name.
 
     ``steps`` is the number of steps of a pass, ``records`` what a receipt of a whole pass counts; both may be
-    UNKNOWN. Where ``picks`` is true, steps can be made in any order, and their number is known. Equal by
-    value.
+    UNKNOWN. Where ``picks`` is true, steps can be made in any order, and their number is known. Where there
+    are more ``parts`` than one, step n is of part n % ``parts``, and the steps of a part are made in order.
+    Equal by value.
     """
 
     facts: Facts
     steps: int
     records: int
     picks: bool
+    parts: int = 1
 
     def __post_init__(self) -> None:
         """Raise UsageError where a value is not valid."""
         whole = all(type(n) is int and n >= UNKNOWN for n in (self.steps, self.records))
+        whole = whole and type(self.parts) is int and 1 <= self.parts <= MAX_PARTS
         texts = isinstance(self.facts, dict) and all(isinstance(x, str) for x in self.facts.values())
         if not (whole and texts and self.dataset and type(self.picks) is bool):
             raise UsageError("these are not valid terms of a source")
@@ -53,7 +57,7 @@ class SourceTerms:
         return _difference(self._named(), expected, [*expected])
 
     def _named(self) -> Facts:
-        numbers = {"steps": self.steps, "records": self.records, "any order": self.picks}
+        numbers = {"steps": self.steps, "records": self.records, "any order": self.picks, "parts": self.parts}
         return self.facts | {name: str(value) for name, value in numbers.items()}
 
     def to_json(self) -> dict[str, Any]:

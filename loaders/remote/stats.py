@@ -51,6 +51,12 @@ class RemoteStats:
     leases_given_again: int
     waited: float
 
+    def __repr__(self) -> str:
+        return (
+            f"<RemoteStats: {self.batches:,} batches, {len(self.senders)} senders connected, "
+            f"{len(self.refused)} refused>"
+        )
+
     def __str__(self) -> str:
         """Return some lines, one for each sender."""
         lines = [

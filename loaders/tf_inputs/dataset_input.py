@@ -11,8 +11,9 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.tf_inputs.feeding.end_of_epoch import batch_or_end, end_epoch, shaped
 from shardprep.loaders.tf_inputs.feeding.errors import original_errors
 from shardprep.loaders.tf_inputs.feeding.graph_sinks import raw_session
+from shardprep.loaders.tf_inputs.feeding.occupancy import Occupancy
 from shardprep.loaders.tf_inputs.feeding.sink import Status
-from shardprep.loaders.tf_inputs.feeding.stats import InputStats, Occupancy
+from shardprep.loaders.tf_inputs.feeding.stats import InputStats
 from shardprep.loaders.tf_inputs.tensors.framework import tf
 from shardprep.loaders.tf_inputs.tensors.signature import flat
 from shardprep.loaders.tf_inputs.tensors.tensors import empty_tensors

@@ -12,11 +12,11 @@ from shardprep.loaders.tf_inputs.feeding.end_of_epoch import weak
 from shardprep.loaders.tf_inputs.feeding.feeder import Feeder
 from shardprep.loaders.tf_inputs.feeding.graph_sinks import SessionSink
 from shardprep.loaders.tf_inputs.feeding.sink import Sink
-from shardprep.loaders.tf_inputs.feeding.stats import InputStats, loader_stats
+from shardprep.loaders.tf_inputs.feeding.stats import InputStats
 from shardprep.loaders.tf_inputs.tensors.framework import tf
 from shardprep.loaders.tf_inputs.tensors.signature import Leaves
 
-from .input import Input, SourceInput
+from .input import SourceInput
 
 
 class FedInput(SourceInput):
@@ -85,13 +85,11 @@ class FedInput(SourceInput):
         self._feeder.load_state(state)
 
     def stats(self) -> InputStats:
-        source = self._passes.source
         return self._feeder.occupancy.read(
             type(self).__name__,
             capacity=self._sink.capacity,
             level=self._sink.level(),
-            source=source.stats() if isinstance(source, Input) else None,
-            loader=loader_stats(source),
+            source=self._passes.source,
         )
 
     def close(self) -> None:

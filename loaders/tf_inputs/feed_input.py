@@ -10,9 +10,10 @@ from typing import Any
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.passes import Passes, Source
 from shardprep.loaders.tf_inputs.feeding.end_of_epoch import batch_or_end, end_epoch, shaped, weak
+from shardprep.loaders.tf_inputs.feeding.occupancy import Occupancy
 from shardprep.loaders.tf_inputs.feeding.pulled_passes import PulledPasses
 from shardprep.loaders.tf_inputs.feeding.sink import Status
-from shardprep.loaders.tf_inputs.feeding.stats import InputStats, Occupancy, loader_stats
+from shardprep.loaders.tf_inputs.feeding.stats import InputStats
 from shardprep.loaders.tf_inputs.tensors.framework import tf
 from shardprep.loaders.tf_inputs.tensors.signature import signature_of
 from shardprep.loaders.tf_inputs.tensors.tensors import arrays_of, empty_tensors, tensors_of
@@ -110,8 +111,7 @@ class FeedInput(SourceInput):
         self._drawing = self._number = None
 
     def stats(self) -> InputStats:
-        loader = loader_stats(self._passes.source)
-        return self._occupancy.read(type(self).__name__, capacity=0, level=0, loader=loader)
+        return self._occupancy.read(type(self).__name__, capacity=0, level=0, source=self._passes.source)
 
     def close(self) -> None:
         self._drawing = None

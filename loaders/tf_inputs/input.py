@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.system.owned import Owned
+from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.batching.passes import Passes
 from shardprep.loaders.tf_inputs.feeding.stats import InputStats
 from shardprep.loaders.tf_inputs.tensors.framework import tf
@@ -16,7 +17,7 @@ from shardprep.loaders.tf_inputs.tensors.signature import flat, leaves_of, renam
 from .to_dataset import to_dataset
 
 
-class Input(Owned, ABC):
+class Input(KerasHint, Owned, ABC):
     """Batches as TensorFlow's tensors, in the form of ``element_spec``, epoch after epoch.
 
     Iterating an input in eager code is one epoch: errors of the source are raised unchanged, Ctrl-C works,
@@ -31,6 +32,7 @@ class Input(Owned, ABC):
     """
 
     instead = "make the input where it is needed, over a source of its own"
+    for_keras = "its as_dataset()"
 
     element_spec: Any
     _drawing: Iterator[Any] | None = None  # the current epoch of dequeue() in eager code
@@ -73,7 +75,9 @@ class Input(Owned, ABC):
         """Return the source's state. Raises UsageError for a source without one."""
         state = self.state_or_none()
         if state is None:
-            raise UsageError("the source of this input has no state to keep; give it a Loader")
+            raise UsageError(
+                "the source of this input has no state to keep here; give it a Loader, or a Flow with items by number"
+            )
         return state
 
     def start(self, session: Any) -> None:

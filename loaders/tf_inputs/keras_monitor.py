@@ -31,8 +31,11 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         for name, each in self._inputs.items():
+            epoch_stats = each.stats().since(self._before[name])
             scalars = {
-                f"{name}/{key}": value for key, value in _since(self._before[name], each.stats()).items()
+                f"{name}/level": epoch_stats.mean_level,
+                f"{name}/starved": epoch_stats.starved,
+                f"{name}/blocked": epoch_stats.blocked,
             }
             if logs is not None:
                 logs.update(scalars)
@@ -49,17 +52,3 @@ def write_scalars(writer: Any, scalars: dict[str, float], *, step: int) -> None:
         for tag, value in scalars.items():
             tf.summary.write(tag, tf.constant(value, tf.float32), step=step, metadata=metadata)
     writer.flush()
-
-
-def _since(before: InputStats, after: InputStats) -> dict[str, float]:
-    """The shares of one epoch, from those since the beginning."""
-    return {
-        "level": _mean(before.mean_level, after.mean_level, before.fed, after.fed),
-        "starved": _mean(before.starved, after.starved, before.batches, after.batches),
-        "blocked": _mean(before.blocked, after.blocked, before.fed, after.fed),
-    }
-
-
-def _mean(before: float, after: float, first: int, last: int) -> float:
-    """The mean over first … last, given the means ``before`` up to first and ``after`` up to last."""
-    return (after * last - before * first) / (last - first) if last > first else 0.0

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.tf_inputs.feeding.stats import InputStats, Occupancy
+from shardprep.loaders.tf_inputs.feeding.end_of_epoch import batch_or_end, end_epoch, weak
+from shardprep.loaders.tf_inputs.feeding.occupancy import Occupancy
+from shardprep.loaders.tf_inputs.feeding.sink import Status
+from shardprep.loaders.tf_inputs.feeding.stats import InputStats
 from shardprep.loaders.tf_inputs.tensors.framework import tf
 from shardprep.loaders.tf_inputs.tensors.signature import flat, renamed
 
@@ -16,9 +22,9 @@ from .input import Input
 class TensorInput(Input):
     """The tensors that ``make()`` returns; it is called for each batch in eager code, once for each graph.
 
-    ``length`` is the number of batches of an epoch; with None, and in a graph, an epoch has no end.
-    ``signature`` describes what ``make`` returns; by default ``make`` is called once to find it. Raises
-    UsageError if ``make`` is no function, or ``length`` negative.
+    ``length`` is the number of batches of an epoch; with None an epoch has no end. In a graph, a length costs
+    a call of Python per batch. ``signature`` describes what ``make`` returns; by default ``make`` is called
+    once to find it. Raises UsageError if ``make`` is no function, or ``length`` negative.
     """
 
     def __init__(self, make: Callable[[], Any], *, length: int | None = None, signature: Any = None) -> None:
@@ -30,6 +36,7 @@ class TensorInput(Input):
         self._length = length
         self.element_spec = signature if signature is not None else _spec_of(make)
         self._occupancy = Occupancy()
+        self._left = length  # batches of the epoch that a graph is in
         self._closed = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -40,10 +47,17 @@ class TensorInput(Input):
         made = 0
         while self._length is None or made < self._length:
             self._check_open()
-            self._occupancy.taken(waited=None)
-            yield self._make()
+            yield self._timed()
             made += 1
         self._occupancy.epoch()
+
+    def _timed(self) -> Any:
+        began = perf_counter()
+        batch = self._make()
+        took = perf_counter() - began
+        self._occupancy.taken(waited=took)
+        self._occupancy.drew(took, 0.0)
+        return batch
 
     def _check_open(self) -> None:
         if self._closed:
@@ -61,7 +75,17 @@ class TensorInput(Input):
 
     def _dequeue_in_graph(self) -> Any:
         self._check_open()
-        return self._make()
+        if self._length is None:
+            return self._make()
+        status = tf.numpy_function(weak(self._status), [], tf.uint8)
+        with tf.control_dependencies([batch_or_end(status, end_epoch)]):
+            return tf.nest.map_structure(tf.identity, self._make())
+
+    def _status(self) -> Any:
+        """Count a batch that a graph is about to make, or the end of its epoch."""
+        is_batch = bool(self._left) and not self._closed
+        self._left = self._left - 1 if self._left and is_batch else self._length
+        return np.uint8(Status.BATCH if is_batch else Status.END)
 
     def stats(self) -> InputStats:
         return self._occupancy.read(type(self).__name__, capacity=0, level=0)

@@ -49,8 +49,11 @@ class Transform(Protocol):
     All its randomness must come from ``rng``, which depends only on (seed, epoch, record) and is valid only
     during the call: then batches are the same for any number of workers. It may have
 
-    - ``outputs``, the specs of the arrays it returns, in order. Without them, or with None, its results may
-      be of any size and are delivered as a list.
+    - ``outputs``, the specs of the arrays it returns, in order. Without them, or with None, results are
+      stacked as they are: an array or a number to an array, a tuple to as many parts of the batch, a dict to
+      one part, a dict of arrays. What differs in shape or dtype within a batch, or is neither an array nor a
+      number, is a list with one element per record: pad or crop to one shape what is to be an array. In the
+      same batch, results must have equally many parts, or the same names.
     - ``fill(record, rng, *arrays)``, which writes the outputs to rows of a batch, C-contiguous and of
       undefined content, and saves a copy.
     """

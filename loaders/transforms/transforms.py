@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -34,16 +36,18 @@ METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTE
 
 @dataclass(frozen=True)
 class ImageTransform(ABC):
-    """A transform to one square RGB image, ``size`` pixels wide and high (1 to 4096), named ``image``.
+    """A transform to one RGB image named ``image``: ``size`` is its (height, width), or the side of a square.
 
-    ``layout`` is "HWC" or "CHW", ``dtype`` "uint8" or "float32"; float32 is (value / 255 - ``mean``) /
-    ``std``, of R, G, B in 0..1. ``interpolation`` is "linear", "area", "cubic", or "auto", which chooses by
+    Sides have 1 to 4096 pixels. ``layout`` is "HWC" ("NHWC", "channels_last"), or "CHW" ("NCHW",
+    "channels_first"). ``dtype`` is "uint8", or "float32", "float16" or "bfloat16": (value / 255 - ``mean``) /
+    ``std``, of R, G, B in 0..1. NumPy has no bfloat16: its batches are uint16 with the same bits, which a
+    framework views as its own. ``interpolation`` is "linear", "area", "cubic", or "auto", which chooses by
     the scale. ``orientation`` "ignore" or "apply" says what to do with EXIF orientation. Picklable and
     thread-safe. Raises UsageError for parameters out of range; the call raises BadImage, with the record's
     key, for bytes that do not decode.
     """
 
-    size: int = 224
+    size: int | tuple[int, int] = 224
     _: KW_ONLY
     layout: Layout = "HWC"
     dtype: PixelType = "uint8"
@@ -53,8 +57,8 @@ class ImageTransform(ABC):
     orientation: Orientation = "ignore"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= MAX_SIDE:
-            raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, not {self.size}")
+        if not all(1 <= side <= MAX_SIDE for side in self._sides):
+            raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, or (height, width), not {self.size!r}")
         if self.interpolation not in ("auto", *METHODS):
             names = ", ".join(METHODS)
             raise UsageError(f"interpolation must be auto, {names}, not {self.interpolation!r}")
@@ -65,7 +69,7 @@ class ImageTransform(ABC):
     @cached_property
     def outputs(self) -> tuple[ArraySpec, ...]:
         """The spec of the image, in ``layout`` and ``dtype``."""
-        return (ArraySpec("image", self._format.shape(self.size, self.size), self.dtype),)
+        return (ArraySpec("image", self._format.shape(*self._sides), self._format.stored),)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Array:
         """Return the image in a new array."""
@@ -79,6 +83,15 @@ class ImageTransform(ABC):
         """Write the image to ``out``, C-contiguous and of the shape and dtype in :attr:`outputs`."""
 
     @cached_property
+    def _sides(self) -> tuple[int, int]:
+        """The height and the width."""
+        sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
+        if len(sides) != 2 or not all(isinstance(side, SupportsIndex) for side in sides):
+            raise UsageError(f"size must be a number of pixels, or (height, width), not {self.size!r}")
+        height, width = map(operator.index, sides)
+        return height, width
+
+    @cached_property
     def _format(self) -> PixelFormat:
         return PixelFormat(self.layout, self.dtype, self.mean, self.std)
 
@@ -90,7 +103,8 @@ class ImageTransform(ABC):
 class TrainTransform(ImageTransform):
     """The transform of training: a random crop resized to ``size``, with optional flips and colour changes.
 
-    ``scale`` is the range of the crop's share of the area, ``ratio`` that of its width by height. If
+    ``scale`` is the range of the crop's share of the area, ``ratio`` that of its width by height, whatever
+    the ``size``, as in torchvision: for a size that is far from a square, give its own. If
     ``flip``, half of the images are mirrored. ``color_jitter`` changes brightness, contrast and saturation;
     ``lighting`` is the standard deviation of AlexNet's colour noise, usually 0.1; None for neither. All
     changes of colour are made in one pass.
@@ -122,7 +136,7 @@ class TrainTransform(ImageTransform):
         x, y, w, h = random_crop(width, height, scale=self.scale, ratio=self.ratio, draws=draws)
         image = cv2.resize(
             pixels[y : y + h, x : x + w],
-            (self.size, self.size),
+            self._sides[::-1],
             dst=out if self._format.is_plain else None,
             interpolation=self._method(w * h),
         )
@@ -134,7 +148,7 @@ class TrainTransform(ImageTransform):
 
     def _method(self, pixels: int) -> int:
         if self.interpolation == "auto":
-            return cv2.INTER_AREA if pixels >= 4 * self.size**2 else cv2.INTER_LINEAR
+            return cv2.INTER_AREA if pixels >= 4 * math.prod(self._sides) else cv2.INTER_LINEAR
         return METHODS[self.interpolation]
 
     def _colours(self, image: Array, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -149,8 +163,9 @@ class TrainTransform(ImageTransform):
 
 @dataclass(frozen=True)
 class EvalTransform(ImageTransform):
-    """The transform of evaluation: the shorter side resized to ``resize``, then the centre.
+    """The transform of evaluation: the shorter side resized to ``resize``, then the centre of ``size``.
 
+    ``resize`` is in pixels, at least the longer side of ``size``, so that every image has such a centre.
     Nothing is random. The longer side is rounded down and the centre's place to even, as torchvision does. If
     one side of an image is more than 16 times the other (EXTREME_ASPECT), only the part that the centre needs
     is resized: its pixels may differ by rounding from those of the whole image.
@@ -165,7 +180,7 @@ class EvalTransform(ImageTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.size <= self.resize <= MAX_SIDE:
+        if not max(self._sides) <= self.resize <= MAX_SIDE:
             raise UsageError(
                 f"resize ({self.resize}) must not be smaller than size ({self.size}), nor above {MAX_SIDE}"
             )
@@ -173,12 +188,12 @@ class EvalTransform(ImageTransform):
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
         pixels = self._decode(record)
         height, width = pixels.shape[:2]
-        shorter = min(width, height)
+        shorter, (rows, columns) = min(width, height), self._sides
         w, h = (self.resize * side // shorter for side in (width, height))
-        x, y = round((w - self.size) / 2), round((h - self.size) / 2)
+        x, y = round((w - columns) / 2), round((h - rows) / 2)
         most = EXTREME_ASPECT * self.resize
-        across = window_of(width, w, first=x, size=self.size, most=most)
-        down = window_of(height, h, first=y, size=self.size, most=most)
+        across = window_of(width, w, first=x, size=columns, most=most)
+        down = window_of(height, h, first=y, size=rows, most=most)
         image = cv2.resize(
             pixels[down.start : down.stop, across.start : across.stop],
             None,
@@ -187,7 +202,7 @@ class EvalTransform(ImageTransform):
             interpolation=self._method(shorter),
         )
         x, y = x - across.at, y - down.at
-        self._format.write(image[y : y + self.size, x : x + self.size], out)
+        self._format.write(image[y : y + rows, x : x + columns], out)
 
     def _method(self, shorter: int) -> int:
         if self.interpolation == "auto":

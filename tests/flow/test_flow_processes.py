@@ -106,7 +106,7 @@ def test_lambdas_closures_and_any_values_go_both_ways() -> None:
 def test_without_cloudpickle_a_lambda_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_function, "can_dump_by_value", lambda: False)
 
-    with pytest.raises(UsageError, match="install cloudpickle, define it at the top level"):
+    with pytest.raises(UsageError, match=r"pip install 'shardprep\[cloudpickle\]', define it"):
         list(numbers(3).map(lambda x: x, processes=1))
     with numbers(3).map(square, processes=1) as flow:
         assert list(flow) == [0, 1, 4]

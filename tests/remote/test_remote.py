@@ -83,6 +83,16 @@ def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_
     assert (stats.rejected, stats.stale, stats.repeated, stats.refused) == (0, 0, 0, ())
 
 
+def test_a_subset_is_served_with_its_receipt(lmdb_shards: Path) -> None:
+    options = {"records": np.arange(3, 204, 2), "drop_last": True}
+    with loader(lmdb_shards, **options) as local:
+        expected = [tuple(part.copy() for part in batch) for batch in local]
+        with wired(lambda: loader(lmdb_shards, **options), senders=2) as source:
+            assert same(list(source), expected)
+            assert source.receipt() == local.receipt()
+            source.receipt().check(101)
+
+
 @pytest.mark.parametrize("name", ["loader", "odd_ones"])
 def test_unordered_batches_come_each_once_and_resume(name: str, lmdb_shards: Path) -> None:
     (expected,) = locally(name, lmdb_shards)
@@ -564,6 +574,7 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "labels": (lambda path: loader(path, labels="sorted_wnid1_bg"), "labels is"),
     "flow": (numbers, "identity is"),
+    "subset": (lambda path: loader(path, records=range(203)), "records:"),
 }
 
 

@@ -230,6 +230,23 @@ def jpeg(rng: Random, base: Path, scratch: Path) -> None:
     read_image(mutated((base / name).read_bytes(), rng, JPEG))
 
 
+NUMBERS = [
+    b"\0\0",
+    b"\0\0\0\0",
+    b"\xff\xff",
+    b"\xff\xff\xff\xff",
+    b"\x7f\xff\xff\xff",
+    b"\0\0\1\0",
+    b"\xff\xff\xff\x7f",
+]
+
+
+def image_kind(rng: Random, base: Path, scratch: Path) -> None:
+    """A file of another kind than PNG and JPEG."""
+    path = rng.choice(sorted((base / "kinds").iterdir()))
+    read_image(mutated(path.read_bytes(), rng, NUMBERS))
+
+
 def read_dataset(path: Path) -> None:
     """Read record by record, then in batches."""
     with open_dataset(path) as dataset:
@@ -299,7 +316,7 @@ def verified(rng: Random, base: Path, scratch: Path) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg),
+        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg, image_kind),
         *(manifest, table, lmdb_shard, hdf5_shard, verified),
     )
 }

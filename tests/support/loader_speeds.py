@@ -44,6 +44,7 @@ def speed_of(
     return LoaderSpeed(
         images=1000,
         batches=100,
+        batch_size=10,
         seconds=10.0,
         first_batch=0.5,
         images_per_second=100.0,

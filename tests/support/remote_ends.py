@@ -86,6 +86,38 @@ def failing(path: Path) -> Flow:
     return Flow.from_iterable(range(30)).map(row_but_seventeen).batch(1)
 
 
+def in_parts(path: Path) -> Flow:
+    """70 items of unknown number, in 8 parts of different lengths; one is empty."""
+    return Flow.from_parts(part_of, parts=8)
+
+
+def slowly_in_parts(path: Path) -> Flow:
+    return Flow.from_parts(slow_part_of, parts=8)
+
+
+def flows_in_parts(path: Path) -> Flow:
+    """Batches that are made at random from the flow of each part."""
+    return Flow.from_parts(flow_of, parts=3)
+
+
+def part_of(part: int) -> Iterator[Any]:
+    for number in range(5 * (part % 8)):
+        yield row(1000 * part + number)
+
+
+def slow_part_of(part: int) -> Iterator[Any]:
+    for number in range(8 + part):
+        yield slow_row(1000 * part + number)
+
+
+def flow_of(part: int) -> Flow:
+    return Flow.from_callable(forty).map(noisy, random=True).batch(4)
+
+
+def noisy(number: int, rng: np.random.Generator) -> Any:
+    return rng.random(3), number
+
+
 def row(number: int) -> Any:
     return np.full((3, 2), number), number
 
@@ -131,6 +163,9 @@ SOURCES: dict[str, Callable[[Path], Loader | Flow]] = {
         large_ones,
         middling_ones,
         failing,
+        in_parts,
+        slowly_in_parts,
+        flows_in_parts,
     )
 }
 

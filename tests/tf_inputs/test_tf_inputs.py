@@ -46,10 +46,12 @@ from shardprep.loaders import Loader, LocalShuffle, SlotsHeld, TrainTransform
 from shardprep.loaders.tf_inputs import (
     BatchQueueInput,
     DatasetInput,
+    DummyConstantInput,
     FeedInput,
     Input,
     QueueInput,
     StagingInput,
+    TensorInput,
     original_errors,
     to_dataset,
 )
@@ -102,6 +104,41 @@ def test_three_epochs_are_the_loaders_bit_for_bit_in_every_way(
                 assert_same(got, expected)
                 assert [len(batch[-1]) for batch in got] == [30] * 6 + [24]
                 assert sorted(numbers_of(got)) == list(range(204))
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("length", [0, 3])
+def test_computed_batches_end_in_every_way(length: int, staged: bool) -> None:
+    signature = (tf.TensorSpec([2], tf.float32),)
+    for make in (
+        lambda: TensorInput(compute, length=length),
+        lambda: DummyConstantInput(signature, length=length),
+    ):
+        for way in WAYS.values():
+            with StagingInput(make()) if staged else make() as each:
+                whole_epoch = way(each)
+                for _ in range(3):
+                    assert len(whole_epoch()) == length
+
+
+def compute() -> Any:
+    return (tf.random.uniform([2]),)
+
+
+def test_computed_batches_have_no_end_without_a_length() -> None:
+    with TensorInput(compute) as each:
+        assert len(until_the_end(stepping(each), 10)) == 10
+        assert len(until_the_end(each.dequeue, 10)) == 10
+
+
+def test_computed_batches_end_where_two_ways_are_mixed() -> None:
+    with TensorInput(compute, length=3) as each:
+        step = stepping(each)
+        step()
+        assert len(list(each)) == 3
+        assert len(until_the_end(step, 10)) == 2
+        each.close()
+        assert until_the_end(step, 10) == []
 
 
 def test_a_dataset_gives_the_loaders_epochs(loader: Loader, epochs: list[Any]) -> None:

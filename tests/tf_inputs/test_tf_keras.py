@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from loader_workers import OwnError
 from tf_devices import tf
 from tf_members import Numbered
 
-from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import EvalTransform, FakeData, Flow, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     FeedInput,
@@ -156,6 +157,21 @@ def test_a_strategy_trains_on_every_sample(train: Loader, validate: Loader) -> N
 
     assert sorted(fitted.seen["train"]) == sorted(labels_of(train) * 2)
     assert sorted(fitted.seen["test"]) == sorted(labels_of(validate) * 2)
+
+
+def test_what_keras_does_not_take_is_an_error_that_names_what_it_takes(train: Loader) -> None:
+    fitted = model()
+    with QueueInput(train) as inputs, Flow.from_dataset(train.dataset.path) as flow:
+        for given, taken in (
+            (inputs, "its as_dataset()"),
+            *[
+                (each, "shardprep.loaders.tf_inputs.to_dataset() of it")
+                for each in (train, flow, FakeData(2, batch_size=2))
+            ],
+        ):
+            for call in (fitted.fit, fitted.evaluate, fitted.predict):
+                with pytest.raises(ValueError, match=re.escape(f"; Keras takes {taken}")):
+                    call(given)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())

@@ -35,6 +35,7 @@ from shardprep.loaders.tf_inputs import (
     FeedInput,
     QueueInput,
     StagingInput,
+    TensorInput,
     original_errors,
 )
 
@@ -64,6 +65,16 @@ def until_the_end(run: Callable[[], Any], steps: int | None = None) -> list[Any]
     except tf.errors.OutOfRangeError:
         pass
     return out
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_computed_batches_end(staged: bool) -> None:
+    computed = TensorInput(lambda: tf.random.uniform([2]), length=3)
+    with StagingInput(computed) if staged else computed as each, v1.Session() as session:
+        batch = each.dequeue()
+        each.start(session)
+        for _ in range(3):
+            assert len(until_the_end(lambda: session.run(batch), 10)) == 3
 
 
 @members(MEMBERS)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,17 @@ Ending = tuple[int, str]
 
 def missing(block: Block) -> list[str]:
     """The frameworks that a block imports, and that are not installed: the tests do not bring them."""
-    names = re.findall(r"^(?:from|import) (?:shardprep\.loaders\.)?(torch|jax)", block.text, re.M)
-    return [name for name in names if importlib.util.find_spec(name) is None]
+    names = re.findall(
+        r"^(?:from|import) (?:shardprep\.loaders\.)?(torchvision|torch|jax|albumentations)", block.text, re.M
+    )
+    return [name for name in names if not is_importable(name)]
+
+
+def is_importable(name: str) -> bool:
+    """Whether a framework is installed; a torchvision for CUDA cannot be imported beside a torch for CPUs."""
+    if importlib.util.find_spec(name) is None:
+        return False
+    return name != "torchvision" or ("+cpu" in version("torch")) <= ("+cpu" in version(name))
 
 
 def is_run_elsewhere(block: Block) -> bool:
@@ -75,7 +85,11 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "cloudpickle.py").write_text("raise ImportError('not installed')\n")
     (folder / "prep").write_text(f'#!/bin/sh\nexec {sys.executable} -m shardprep.cli "$@"\n')
     (folder / "prep").chmod(0o755)
-    return os.environ | {"PYTHONPATH": str(folder), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    return os.environ | {
+        "PYTHONPATH": str(folder),
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "NO_ALBUMENTATIONS_UPDATE": "1",  # its import asks the package index for a newer version
+    }
 
 
 @pytest.fixture(scope="module")

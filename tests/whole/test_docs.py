@@ -19,7 +19,12 @@ import shardprep.loaders
 from shardprep.cli.app import cli
 
 PACKAGES = (shardprep.cli, shardprep.formats, shardprep.loaders)
-NEEDS = {"shardprep.loaders.torch_data": "torch", "shardprep.loaders.jax_data": "jax"}
+NEEDS = {
+    "shardprep.loaders.torch_data": "torch",
+    "shardprep.loaders.jax_data": "jax",
+    "shardprep.loaders.transforms.torchvision": "torchvision_ops",
+    "shardprep.loaders.transforms.albumentations": "albumentations",
+}
 CONVERTING = ROOT / "docs" / "converting.md"
 
 

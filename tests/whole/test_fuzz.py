@@ -14,6 +14,7 @@ import pytest
 from datasets import converted
 from fuzz_targets import TARGETS
 from image_files import chunk, encoded, pixels, png, tiff, with_exif
+from image_kinds import KINDS
 from pictures import cmyk_jpeg
 from source_builders import Miniature
 from test_boxes import WNID, box_object, xml
@@ -55,6 +56,9 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, data in (images | others).items():
         (folder / name).write_bytes(data)
+    (folder / "kinds").mkdir()
+    for name, (data, _) in KINDS.items():
+        (folder / "kinds" / name).write_bytes(data)
     for name, serializer in (("pickle", "pickle 5"), ("text", "pickle 2"), ("msgpack", "msgpack")):
         dumps = SERIALIZERS[serializer]
         points = [*images.values(), np.frombuffer(images["baseline.jpg"], np.uint8)]
@@ -102,6 +106,7 @@ MANY = {
     "tensorpack": 2500,
     "png": 6000,
     "jpeg": 6000,
+    "image_kind": 6000,
     "manifest": 1500,
     "table": 1500,
     "lmdb_shard": 600,

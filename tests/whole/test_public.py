@@ -18,7 +18,7 @@ import shardprep
 from shardprep import formats, loaders
 
 DOCUMENTED = {
-    "shardprep.loaders.flow": ["Flow", "Length"],
+    "shardprep.loaders.flow": ["Flow", "FlowStats", "Length"],
     "shardprep.loaders.frames": [
         "FrameDamaged", "FrameReceiver", "ReceiverGone", "SenderFailed", "read_head", "send_batches", "unpack_batch",
     ],

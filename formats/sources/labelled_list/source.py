@@ -24,6 +24,7 @@ from shardprep.formats.sources.listing.tree_files import mtime_of
 from shardprep.formats.sources.listing.tree_reader import TreeReader
 from shardprep.formats.system.foreign_file import foreign_file
 from shardprep.formats.system.regular_file import ArchiveFile
+from shardprep.formats.system.user_path import user_path
 
 from .file_status import FileStatus
 from .lines import Lines
@@ -45,7 +46,7 @@ def labelled_list(path: Path, split: str | None, options: SourceOptions) -> Labe
     if reader is None or not path.is_file():
         return None
     split = split or (path.stem if path.stem in SPLITS else "train")
-    root = (options.root or path.parent).resolve()
+    root = (path.parent if options.root is None else user_path(options.root)).resolve()
     if not root.is_dir():
         raise UsageError("is not a folder", path=root)
     return LabelledList(path, split, root, options, reader)
@@ -73,7 +74,7 @@ class LabelledList(Source):
     def roots(self) -> tuple[Path, ...]:
         """The root, without links and as it was given."""
         given = self.source_options.root
-        return (self.root,) if given is None else (self.root, given.absolute())
+        return (self.root,) if given is None else (self.root, user_path(given).absolute())
 
     @property
     def description(self) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import UsageError
@@ -24,7 +24,7 @@ class SourceOptions:
 
     follow_symlinks: bool = False
     val_fraction: float | None = None
-    root: Path | None = None
+    root: str | os.PathLike[str] | None = None
     path_column: str | None = None
     label_column: str | None = None
 
@@ -43,8 +43,7 @@ class SourceOptions:
         return {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
 
     @classmethod
-    def of_manifest(cls, source: Mapping[str, Any], *, root: Path | None = None) -> SourceOptions:
+    def of_manifest(cls, source: Mapping[str, Any]) -> SourceOptions:
         """Return the options in a manifest's ``source``, which may hold anything. Raises UsageError."""
         kinds = {"follow_symlinks": bool, "val_fraction": float, "path_column": str, "label_column": str}
-        kept = {name: source[name] for name, kind in kinds.items() if type(source.get(name)) is kind}
-        return cls(root=root, **kept)
+        return cls(**{name: source[name] for name, kind in kinds.items() if type(source.get(name)) is kind})

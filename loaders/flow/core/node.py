@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import fields
+from typing import Any, Protocol, cast
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.passes import end
@@ -39,6 +40,21 @@ class Node(ABC):
         """
 
     @property
+    def label(self) -> str:
+        """The name of this step or source in exceptions and stats: its method, with what tells it apart."""
+        return type(self).__name__.lower()
+
+    @property
+    def description(self) -> str:
+        """What the items of a number depend on, besides functions and contents, as a line of text.
+
+        It is the same however the step is run: in this thread, in others, or in processes.
+        """
+        plain = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
+        facts = [f"{name}={value!r}" for name, value in plain.items() if _is_plain(value)]
+        return described(self, *facts)
+
+    @property
     def can_pick(self) -> bool:
         """Whether :meth:`pick` can return any item by its number. Requires an exact length."""
         return False
@@ -59,6 +75,17 @@ class Node(ABC):
     def height(self) -> int:
         """The longest path to a source, which has height 0. It identifies the step in random streams."""
         return 1 + max((source.height for source in self.sources), default=-1)
+
+
+def described(node: Node, *facts: str) -> str:
+    """Return the description of a node, with these facts."""
+    return f"{node.label.partition('(')[0]}({', '.join(facts)})"
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float | str)
 
 
 class Step(Node):
@@ -112,7 +139,7 @@ class Fetched(Node):
         keys = self.keys(now, numbers)
         try:
             with self.fetch().open() as item_of:
-                yield from map(item_of, keys)
+                yield from map(now.here.timed(self.label, item_of), keys)
         finally:
             end(keys)
 

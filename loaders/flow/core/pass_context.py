@@ -15,7 +15,7 @@ import numpy as np
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.order.rng import flow_bits
 
-Place = tuple[tuple[int, ...], int]
+from .meter import GroupMeter, NodePlace, PassMeter
 
 
 class NodePosition(Protocol):
@@ -48,7 +48,7 @@ class PassResources(Owned):
 
     def __init__(self) -> None:
         self._idle: dict[Hashable, deque[Closeable]] = {}
-        self._shared: dict[Place, Closeable] = {}
+        self._shared: dict[NodePlace, Closeable] = {}
         self._closed = False
 
     @contextmanager
@@ -69,7 +69,7 @@ class PassResources(Owned):
             raise
         self._give_back(idle, found)
 
-    def shared(self, place: Place, make: Callable[[], T]) -> T:
+    def shared(self, place: NodePlace, make: Callable[[], T]) -> T:
         """The one object for this place. ``make`` must be fast, and the object thread-safe."""
         found = self._shared.get(place)
         return cast("T", self._shared.setdefault(place, make()) if found is None else found)
@@ -119,18 +119,40 @@ class StepRandom:
 
 @dataclass(frozen=True)
 class PassContext:
-    """The ``number``-th pass of a node; ``branch`` is the path to it through steps with several sources."""
+    """The ``number``-th pass of a node; ``branch`` is the path to it through steps with several sources.
+
+    ``meter`` counts the pass; ``group`` is the thread in which the node's items are drawn, None for the
+    consumer's.
+    """
 
     number: int = 0
     kept: PassResources = field(default_factory=PassResources)
     branch: tuple[int, ...] = ()
+    meter: PassMeter = field(default_factory=PassMeter)
+    group: GroupMeter | None = None
 
-    def of(self, node: NodePosition, source: int = 0, *, number: int | None = None) -> PassContext:
-        """The context for a node's source; ``number`` is its pass where that differs from the node's."""
+    def of(
+        self,
+        node: NodePosition,
+        source: int = 0,
+        *,
+        number: int | None = None,
+        group: GroupMeter | None = None,
+    ) -> PassContext:
+        """The context for a node's source.
+
+        ``number`` is its pass where that differs from the node's, ``group`` its thread likewise.
+        """
         branch = (*self.branch, source) if len(node.sources) > 1 else self.branch
-        return PassContext(self.number if number is None else number, self.kept, branch)
+        number = self.number if number is None else number
+        return PassContext(number, self.kept, branch, self.meter, group or self.group)
 
-    def place(self, node: NodePosition) -> Place:
+    @property
+    def here(self) -> GroupMeter:
+        """The counters of the thread in which the node's items are drawn."""
+        return self.group or self.meter.main
+
+    def place(self, node: NodePosition) -> NodePlace:
         """The key that identifies the node within the flow."""
         return self.branch, node.height
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.buffers.pickling import (
+    INSTALL_CLOUDPICKLE,
     can_dump_by_value,
     dumps_by_value,
     dumps_noting_main,
@@ -54,8 +55,8 @@ def _has_name(function: Function) -> bool:
     except Exception as error:  # a lambda or closure; cloudpickle reports other reasons
         if not can_dump_by_value():
             raise UsageError(
-                f"{function.name} cannot be sent to another process ({error}): install cloudpickle, define it at "
-                "the top level of a module, or use threads"
+                f"{function.name} cannot be sent to another process ({error}): {INSTALL_CLOUDPICKLE}, define it "
+                "at the top level of a module, or use threads"
             ) from error
         return False
     return not (of_main and can_dump_by_value())
@@ -117,4 +118,4 @@ def map_with_notes(
         with ErrorNote(now, number, step):
             return call(item)
 
-    return map(called, items, numbers)
+    return map(now.here.timed(step, called), items, numbers)

@@ -29,8 +29,12 @@ class MapComponent(PerItem):
         _check(self.component)
         seed_of(self.seed)
 
+    @property
+    def label(self) -> str:
+        return f"map_component({self.function.name}, {self.component!r})"
+
     def result(self, now: PassContext, number: int, item: Any) -> Any:
-        with ErrorNote(now, number, f"map_component({self.function.name}, {self.component!r})"):
+        with ErrorNote(now, number, self.label):
             value = _component(item, self.component, number)
             rng = (now.rng(self, self.seed, number),) if self.random else ()
             return _with(item, self.component, self.function(value, *rng))
@@ -49,6 +53,10 @@ class Select(PerItem):
         names = {component for component in self.components if isinstance(component, str)}
         if not self.components or (names and len(names) < len(self.components)):
             raise UsageError(f"select takes numbers, or names, of which each once, not {self.components}")
+
+    @property
+    def label(self) -> str:
+        return f"select({', '.join(map(repr, self.components))})"
 
     @property
     def never_change(self) -> bool:

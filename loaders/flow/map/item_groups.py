@@ -12,25 +12,13 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.buffers.memory import ALIGNMENT
 from shardprep.loaders.buffers.pickling import Pickled, unpickled
-from shardprep.loaders.buffers.slots import InputAreaArrays, Memory, SlotLayout
-from shardprep.loaders.engine.protocol.task import Items
+from shardprep.loaders.buffers.row_form import RowForm
+from shardprep.loaders.buffers.slots import Memory
+from shardprep.loaders.engine.protocol.written_rows import ROW_COLUMNS, written_rows
 from shardprep.loaders.engine.run import BatchRequest
 
-from .row_form import RowForm
-
-# An item's position in the inputs, its row, and the position of the rows' form; the rows lie behind the form.
-ITEM = np.dtype(
-    [
-        ("pass", "<u8"),
-        ("number", "<u8"),
-        ("at", "<u8"),
-        ("size", "<u8"),
-        ("row", "<u4"),
-        ("rows", "<u4"),
-        ("form_at", "<u8"),
-        ("form_size", "<u8"),
-    ]
-)
+# An item's position in the inputs, and its row.
+ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u8"), *ROW_COLUMNS])
 GROUP_WORK_S = 0.05  # time that all workers should need for a group, so that its messages cost little
 GROUP_TIMEOUT_S = 0.02  # time after which a group that is not full is sent, where items come slowly
 GROUP_BYTES = 64 << 20  # bytes of items or results at which a group is full, so that slots stay small
@@ -140,24 +128,10 @@ class _Group:
             ("pass", "number", "at", "size"), zip(*self.items, strict=True), strict=True
         ):
             items[column] = values
-        written = self._written(form, items) if form else None
-        return BatchRequest(items, tuple(self._inputs), written)
-
-    def _written(self, form: RowForm, items: Items) -> InputAreaArrays | None:
-        """The arrays that the workers write the rows to; None if there is no room for them."""
-        piece = Pickled.of(form)
-        written = rows_behind(form, self._end, piece.size, len(items))
-        if written.at + written.layout.nbytes > self._max_bytes:
-            return None
-        items["row"], items["rows"] = range(len(items)), len(items)
-        items["form_at"], items["form_size"] = self._end, piece.size
-        self._inputs.append((self._end, piece))
-        return written
-
-
-def rows_behind(form: RowForm, at: int, size: int, rows: int) -> InputAreaArrays:
-    """The arrays of ``rows`` rows, behind the form of ``size`` bytes at ``at``."""
-    return InputAreaArrays(SlotLayout(rows, form.fields), -(-(at + size) // ALIGNMENT) * ALIGNMENT)
+        rows = written_rows(form, items, at=self._end, room=self._max_bytes) if form else None
+        if rows is None:
+            return BatchRequest(items, tuple(self._inputs))
+        return BatchRequest(items, (*self._inputs, (rows.at, rows.form)), rows.arrays)
 
 
 def received(inputs: Memory, at: int, size: int) -> Any:

@@ -14,7 +14,7 @@ from shardprep.formats.records.record import Record
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import seed_of
 from shardprep.loaders.flow.core.length import Length
-from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.core.node import Node, Step, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.flow.core.user_function import ErrorNote, Function
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
@@ -40,6 +40,10 @@ class Mapped(PerItem):
         seed_of(self.seed)
 
     @property
+    def description(self) -> str:
+        return described(self, f"drop_none={self.drop_none}", f"random={self.random}", f"seed={self.seed}")
+
+    @property
     def length(self) -> Length:
         return self.source.length.filtered() if self.drop_none else self.source.length
 
@@ -49,7 +53,6 @@ class Mapped(PerItem):
 
     @property
     def label(self) -> str:
-        """The name of this step in exceptions."""
         return f"map({self.function.name})"
 
     def result(self, now: PassContext, number: int, item: Any) -> Any:
@@ -85,6 +88,10 @@ class Filter(Step):
     function: Function
 
     @property
+    def label(self) -> str:
+        return f"filter({self.function.name})"
+
+    @property
     def length(self) -> Length:
         return self.source.length.filtered()
 
@@ -96,11 +103,11 @@ class Filter(Step):
         items, numbers = self.drawn(now), count()
 
         def is_wanted(item: Any) -> bool:
-            with ErrorNote(now, next(numbers), f"filter({self.function.name})"):
+            with ErrorNote(now, next(numbers), self.label):
                 return bool(self.function(item))
 
         try:
-            yield from filter(is_wanted, items)
+            yield from filter(now.here.timed(self.label, is_wanted), items)
         finally:
             end(items)
 

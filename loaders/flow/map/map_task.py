@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,18 +13,19 @@ import numpy as np
 
 from shardprep.formats.containers.container import Room
 from shardprep.formats.errors import UsageError
+from shardprep.formats.processes.one_thread import use_one_thread
 from shardprep.loaders.buffers.memory import keep_freed_memory
 from shardprep.loaders.buffers.slots import INPUTS, Arrays
 from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
+from shardprep.loaders.engine.protocol.written_rows import RowWriter
 from shardprep.loaders.flow.core.node import Fetch
 from shardprep.loaders.flow.core.pass_context import StepRandom
 from shardprep.loaders.flow.core.user_function import Function
 from shardprep.loaders.order.rng import ItemRandom
 from shardprep.loaders.transforms.contract import ArraySpec
 
-from .item_groups import ITEM, received, rows_behind
+from .item_groups import ITEM, received
 from .outcomes import outcome_of, raised
-from .row_form import RowForm
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class MapWork:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return "receive", "map"
+        return "receive", "fetch", "map"
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
         use_one_thread()
+        keep_freed_memory()
         with ExitStack() as opened:
             item_of = opened.enter_context(self.fetch.open()) if self.fetch else None
             yield _MapWorkspace(self, item_of, clock).fill
@@ -62,23 +63,26 @@ class _MapWorkspace:
         self._random = ItemRandom(work.stream.bits(0)) if work.stream else None
 
     def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
-        rows, receiving, mapping = _Rows(self._work, items, arrays), 0.0, 0.0
+        rows = _Rows(self._work, items, arrays)
+        receiving = fetching = mapping = 0.0
         for row, item in enumerate(starmap(_Item, items.tolist())):
-            began = got = perf_counter()
+            began = got = fetched = perf_counter()
             try:
                 key = received(rows.inputs, item.at, item.size)
-                got = perf_counter()
-                outcome = rows.outcome(self._result(key, item), row, item.row)
+                got = fetched = perf_counter()
+                value = self._item_of(key) if self._item_of else key
+                fetched = perf_counter()
+                outcome = rows.outcome(self._result(value, item), row, item.row)
             except (
                 BaseException
             ) as error:  # SystemExit, too, is raised at this item, after the results before it
                 outcome = raised(error)
-            receiving, mapping = receiving + got - began, mapping + perf_counter() - got
+            receiving, fetching = receiving + got - began, fetching + fetched - got
+            mapping += perf_counter() - fetched
             yield outcome
-        self._clock[:] += receiving, mapping
+        self._clock[:] += receiving, fetching, mapping
 
-    def _result(self, key: Any, item: _Item) -> Any:
-        value = self._item_of(key) if self._item_of else key
+    def _result(self, value: Any, item: _Item) -> Any:
         rng = (self._random(item.pass_number, item.number),) if self._random else ()
         return self._work.function(value, *rng)
 
@@ -101,13 +105,7 @@ class _Rows:
         self.inputs = arrays.pop(INPUTS)
         self._work = work
         self._declared = list(arrays.values())
-        self._form: RowForm | None = None
-        self._written: list[Any] = []
-        if len(items) and items[0]["form_size"]:
-            at, size, rows = (int(items[0][name]) for name in ("form_at", "form_size", "rows"))
-            self._form = received(self.inputs, at, size)
-            written = rows_behind(self._form, at, size, rows).arrays(self.inputs)
-            self._written = list(written.values())
+        self._written = RowWriter(items, self.inputs)
 
     def outcome(self, result: Any, row: int, row_of_batch: int) -> object:
         """The outcome to yield for a result. The result is written to its row if its form is known."""
@@ -116,19 +114,7 @@ class _Rows:
         if self._work.outputs is not None:
             _write(result, self._work.outputs, [array[row, ...] for array in self._declared])
             return None
-        parts = self._form.arrays_of(result) if self._form else None
-        if parts is None:
-            return outcome_of(result)
-        for array, part in zip(self._written, parts, strict=True):
-            array[row_of_batch] = part
-        return None
-
-
-def use_one_thread() -> None:
-    """Have this worker use one core, and keep freed memory as image workers do."""
-    if (cv2 := sys.modules.get("cv2")) is not None:
-        cv2.setNumThreads(0)
-    keep_freed_memory()
+        return None if self._written.write(result, row_of_batch) else outcome_of(result)
 
 
 def _dropped(drop_none: bool) -> Skipped:

@@ -36,8 +36,9 @@ class PerItem(Step):
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         """The results of all items, or of those picked. A yielded result is not referenced here any more."""
         items, places = numbered(self, now, numbers)
+        result = now.here.timed(self.label, lambda item, number: self.result(now, number, item))
         try:
             # a for loop would keep a reference to the item
-            yield from self.wanted(map(lambda item, number: self.result(now, number, item), items, places))
+            yield from self.wanted(map(result, items, places))
         finally:
             end(items)

@@ -14,6 +14,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.batching.stack import stack
 from shardprep.loaders.buffers.memory import ALIGNMENT
+from shardprep.loaders.buffers.row_form import RowForm
 from shardprep.loaders.buffers.slots import Field, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
@@ -24,11 +25,11 @@ from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.transforms.contract import ArraySpec
 
+from .engine_meter import EngineMeter
 from .item_groups import ItemGroups
 from .map import Mapped
 from .map_task import MapWork
 from .outcomes import restored
-from .row_form import RowForm
 
 SLOT_ROWS = 64  # least capacity of a slot in items: about a millisecond of the cheapest work
 ITEMS_PER_WORKER = 2  # in the smallest group; as many groups as there are slots are in progress
@@ -143,11 +144,16 @@ class ProcessMap(Mapped, BatchingSource):
         try:
             with (
                 now.kept.borrowed((now.place(self), groups.rows), make) as engine,
-                closing(engine.run(groups)) as batches,  # type: ignore[type-var]
+                now.meter.group(now.place(self), partial(self._meter, now)).run(engine, groups) as batches,
             ):
                 yield from map(partial(_counted, groups), batches)
         finally:
             end(items)
+
+    def _meter(self, now: PassContext) -> EngineMeter:
+        fetch = {"fetch": self.source.label} if isinstance(self.source, Fetched) else {}
+        stages = fetch | {"map": self.label}
+        return EngineMeter(self.label, self.processes, stages=stages, rest="transport", consumer=now.here)
 
     def _engine(self, now: PassContext, rows: int) -> Engine:
         work = MapWork(

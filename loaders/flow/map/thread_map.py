@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 from shardprep.formats.errors import UsageError
@@ -18,6 +18,7 @@ from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import checked_int
+from shardprep.loaders.flow.core.meter import GroupMeter
 from shardprep.loaders.flow.core.numbering import numbered
 from shardprep.loaders.flow.core.pass_context import PassContext
 
@@ -37,6 +38,7 @@ class Task:
     """A call ``make(item)`` for a thread, which puts the task into ``finished`` after the call.
 
     The task has the only reference to the item, and then to the outcome, which :meth:`outcome` passes on.
+    ``seconds`` is how long the call took.
     """
 
     def __init__(self, make: Callable[[Any], Any], item: Any, finished: FinishedTasks) -> None:
@@ -44,12 +46,15 @@ class Task:
         self._make = make
         self._held = [item]
         self._error: BaseException | None = None
+        self.seconds = 0.0
 
     def run(self) -> None:
+        began = perf_counter()
         try:
             self._held.append(self._make(self._held.pop()))
         except BaseException as error:  # raised in the consumer
             self._error = error
+        self.seconds = perf_counter() - began
         self.finished.put(self)
 
     def outcome(self) -> Any:
@@ -91,13 +96,13 @@ class Threads(Owned):
     def do(self, task: Task) -> None:
         self._todo.put(task)
 
-    def outcome(self, finished: FinishedTasks) -> Any:
-        """Wait for the next task in ``finished``, and return or raise its outcome."""
+    def next_of(self, finished: FinishedTasks) -> Task:
+        """Wait for the next task in ``finished``, and return it."""
         if not self.made_here:
             raise UsageError(
                 "this pass belongs to the process that this one was forked from; begin a new one"
             )
-        return finished.get().outcome()
+        return finished.get()
 
 
 def _serve(todo: SimpleQueue[Task | None]) -> None:
@@ -145,15 +150,22 @@ class ThreadMap(Mapped):
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
         threads, shared = Threads(self.threads, "map"), FinishedTasks()
+        wait = now.here.timed_wait(threads.next_of)
+        own = now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> FinishedTasks:
             task = Task(partial(self.result, now, number), item, FinishedTasks() if self.ordered else shared)
             threads.do(task)
             return task.finished
 
+        def outcome(finished: FinishedTasks) -> Any:
+            task = wait(finished)
+            own.count(self.label, task.seconds)
+            return task.outcome()
+
         try:
             due = _due(map(begin, items, places), WINDOW * self.threads)
-            yield from self.wanted(map(threads.outcome, due))
+            yield from self.wanted(map(outcome, due))
         finally:
             threads.close()
             end(items)

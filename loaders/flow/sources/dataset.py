@@ -13,13 +13,15 @@ from typing import Any, Self
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.dataset.shard_cache import OpenShards
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
-from shardprep.loaders.flow.core.node import Fetched
+from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Records, Shuffle
 
@@ -51,9 +53,9 @@ class FromDataset(Fetched):
         with_keys: bool,
     ) -> Self:
         """Open the dataset. Raises ManifestDamaged, UnknownVersion, UsageError, OSError."""
-        dataset = open_dataset(Path(path).absolute(), labels=label_space)
+        dataset = open_dataset(user_path(path).absolute(), labels=label_space)
         plan = plan_of(
-            dataset,
+            Subset(dataset),
             shuffle=shuffle,
             seed=seed_of(seed),
             batch_size=1,
@@ -62,6 +64,20 @@ class FromDataset(Fetched):
             drop_last=False,
         )
         return cls(dataset, plan, with_keys)
+
+    @property
+    def label(self) -> str:
+        return "from_dataset"
+
+    @property
+    def description(self) -> str:
+        return described(
+            self,
+            self.plan.dataset,
+            f"shuffle={self.plan.shuffle}",
+            f"seed={self.plan.seed}",
+            f"with_keys={self.with_keys}",
+        )
 
     @property
     def length(self) -> Length:

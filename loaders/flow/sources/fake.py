@@ -10,7 +10,7 @@ from typing import Any, Self
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.flow.core.checks import checked_int, seconds_of, seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
-from shardprep.loaders.flow.core.node import Fetched
+from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.fake_data import FakeData
 
@@ -38,6 +38,14 @@ class FromFakeData(Fetched):
                 seed=seed_of(seed),
             )
         )
+
+    @property
+    def label(self) -> str:
+        return "fake"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length))
 
     @property
     def length(self) -> Length:

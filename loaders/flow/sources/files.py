@@ -6,15 +6,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
+from zlib import crc32
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.sources.image_tree import IMAGE_SUFFIXES
 from shardprep.formats.sources.listing.tree_files import FolderWalk
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
-from shardprep.loaders.flow.core.node import Fetched
+from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.order.epoch_order import displaced
 
@@ -35,7 +38,7 @@ class FromFiles(Fetched):
     @classmethod
     def of(cls, folder: str | os.PathLike[str], *, suffixes: Sequence[str] | None, seed: int | None) -> Self:
         """List the folder. Raises UsageError; SourceDamaged for an entry that is no file or folder."""
-        top, endings = Path(folder).resolve(), _endings(suffixes)
+        top, endings = user_path(folder).resolve(), _endings(suffixes)
         if not top.is_dir():
             raise UsageError("is not a folder", path=folder)
         walk = FolderWalk(top)
@@ -51,6 +54,18 @@ class FromFiles(Fetched):
                 f"has no files in folders of classes that end in {', '.join(endings)}", path=folder
             )
         return cls(top, tuple(classes), tuple(paths), None if seed is None else seed_of(seed))
+
+    @property
+    def label(self) -> str:
+        return "from_files"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length), f"paths={self._digest}", f"seed={self.seed}")
+
+    @cached_property
+    def _digest(self) -> str:
+        return f"{crc32(repr(self.paths).encode()):08x}"
 
     @property
     def length(self) -> Length:

@@ -11,7 +11,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.passes import Passes, end
 from shardprep.loaders.flow.core.checks import within
 from shardprep.loaders.flow.core.length import UNKNOWN, Length, exact
-from shardprep.loaders.flow.core.node import Node
+from shardprep.loaders.flow.core.node import Node, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.flow.core.user_function import Function
 
@@ -56,6 +56,14 @@ class FromSequence(FlowSource):
     items: Any
 
     @property
+    def label(self) -> str:
+        return f"from_iterable({type(self.items).__name__})"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length))
+
+    @property
     def length(self) -> Length:
         return exact(len(self.items))
 
@@ -64,14 +72,14 @@ class FromSequence(FlowSource):
         return bool(getattr(self.items, "batches_never_change", False))
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        yield from map(self._item, range(len(self.items)))
+        yield from map(now.here.timed(self.label, self._item), range(len(self.items)))
 
     @property
     def can_pick(self) -> bool:
         return True
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        yield from map(self._item, within(numbers, self.length))
+        yield from map(now.here.timed(self.label, self._item), within(numbers, self.length))
 
     def _item(self, number: int) -> Any:
         """Return the item. Raises StopIteration as RuntimeError, because it would end the pass silently."""
@@ -90,6 +98,14 @@ class FromIterable(FlowSource):
     items: Iterable[Any]
 
     @property
+    def label(self) -> str:
+        return f"from_iterable({type(self.items).__name__})"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length))
+
+    @property
     def length(self) -> Length:
         items = Passes(self.items).steady_length
         return UNKNOWN if items is None else exact(items)
@@ -103,7 +119,7 @@ class FromIterable(FlowSource):
         promised, counted = self.length, count()
         items = Passes(self.items).begin()
         try:
-            yield from map(_item, items, counted)
+            yield from map(_item, now.here.timed_draws(self.label, items), counted)
         finally:
             end(items)
         if promised.is_exact and (found := next(counted)) != promised.items:
@@ -124,6 +140,10 @@ class FromCallable(FlowSource):
     function: Function
 
     @property
+    def label(self) -> str:
+        return f"from_callable({self.function.name})"
+
+    @property
     def length(self) -> Length:
         return UNKNOWN
 
@@ -132,7 +152,7 @@ class FromCallable(FlowSource):
         if not isinstance(items, Iterable):
             raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
         now.kept.shared(now.place(self), _LastIterator).replace(items, self.function.name)
-        yield from Passes(items).begin()
+        yield from now.here.timed_draws(self.label, Passes(items).begin())
 
 
 class _LastIterator:

@@ -43,6 +43,10 @@ class Batch(Step):
         return cls(source, checked_int(size, "a batch size", least=1), remainder, as_list)
 
     @property
+    def label(self) -> str:
+        return f"batch({self.size})"
+
+    @property
     def length(self) -> Length:
         return self.source.length.batches(self.size, drop=self.remainder == "drop")
 
@@ -77,7 +81,7 @@ class Batch(Step):
         try:
             groups = grouped(items, sizes, least=self._least)
             make = listed if self.as_list else lambda rows: self._finished(stack(rows))
-            yield from map_with_notes(make, groups, now, numbers, f"batch({self.size})")
+            yield from map_with_notes(make, groups, now, numbers, self.label)
         finally:
             end(items)
 
@@ -109,6 +113,10 @@ class BatchByShape(Step):
         _check(self.remainder, ("keep", "drop"))
 
     @property
+    def label(self) -> str:
+        return f"batch_by_shape({self.size})"
+
+    @property
     def length(self) -> Length:
         least = self.size if self.remainder == "drop" else 1
         return self.source.length.batches(least, drop=True).filtered()
@@ -121,7 +129,7 @@ class BatchByShape(Step):
         items = self.drawn(now)
         try:
             groups = grouped_by_shape(items, self.size, with_rest=self.remainder == "keep")
-            yield from map_with_notes(stack, groups, now, count(), f"batch_by_shape({self.size})")
+            yield from map_with_notes(stack, groups, now, count(), self.label)
         finally:
             end(items)
 
@@ -131,6 +139,10 @@ class Unbatch(Step):
     """The rows of each batch: views of arrays, elements of lists. UsageError for a batch without rows."""
 
     source: Node
+
+    @property
+    def label(self) -> str:
+        return "unbatch"
 
     @property
     def length(self) -> Length:
@@ -143,7 +155,7 @@ class Unbatch(Step):
     def run(self, now: PassContext) -> Iterator[Any]:
         batches = self.drawn(now)
         try:
-            yield from chain.from_iterable(map_with_notes(rows_of, batches, now, count(), "unbatch"))
+            yield from chain.from_iterable(map_with_notes(rows_of, batches, now, count(), self.label))
         finally:
             end(batches)
 

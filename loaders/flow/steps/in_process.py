@@ -14,16 +14,18 @@ import numpy as np
 
 from shardprep.formats.containers.container import Room
 from shardprep.formats.errors import UsageError
+from shardprep.formats.processes.one_thread import use_one_thread
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.batching.passes import end
+from shardprep.loaders.buffers.memory import keep_freed_memory
 from shardprep.loaders.buffers.slots import Arrays, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
 from shardprep.loaders.flow.core.checks import checked_int
-from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.core.node import Node, Step, described
 from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
-from shardprep.loaders.flow.map.map_task import use_one_thread
+from shardprep.loaders.flow.map.engine_meter import EngineMeter
 from shardprep.loaders.flow.map.outcomes import outcome_of, raised, restored
 from shardprep.loaders.flow.map.process_map import ProcessMap, result_bytes
 
@@ -56,6 +58,7 @@ class PassWork:
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
         use_one_thread()
+        keep_freed_memory()
         with closing(PassResources()) as kept, closing(_Runner(self, kept)) as runner:
             yield runner.fill
 
@@ -116,19 +119,32 @@ class InProcess(Step):
             raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
 
     @property
+    def label(self) -> str:
+        return "in_process()"
+
+    @property
+    def description(self) -> str:
+        return described(self)
+
+    @property
     def never_change(self) -> bool:
         return True  # items are copies from the other process
 
     def run(self, now: PassContext) -> Iterator[Any]:
         with (
             now.kept.borrowed(now.place(self), partial(self._engine, now)) as engine,
-            closing(engine.run(self._plans(now.number))) as batches,  # type: ignore[type-var]
+            now.meter.group(now.place(self), partial(self._meter, now)).run(
+                engine, self._plans(now.number)
+            ) as batches,
         ):
             for batch in batches:
                 yield from self._items_of(batch)
                 if batch.skipped:
                     return
                 del batch
+
+    def _meter(self, now: PassContext) -> EngineMeter:
+        return EngineMeter(self.label, 1, stages={}, rest=self.label, consumer=now.here)
 
     def _items_of(self, batch: EngineBatch) -> Iterator[Any]:
         """Yield the requested items that the pass has."""

@@ -16,7 +16,8 @@ from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import checked_int
-from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.core.meter import GroupMeter
+from shardprep.loaders.flow.core.node import Node, Step, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its source to return
@@ -38,11 +39,20 @@ class Prefetch(Step):
         object.__setattr__(self, "items", checked_int(self.items, "the number of items to prefetch", least=1))
 
     @property
+    def label(self) -> str:
+        return f"prefetch({self.items})"
+
+    @property
+    def description(self) -> str:
+        return described(self)
+
+    @property
     def never_change(self) -> bool:
         return self.source.never_change
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        return self._ahead(partial(self.drawn, now))
+        own = self._group(now)
+        return self._ahead(now, own, partial(self.source.run, now.of(self, group=own)))
 
     @property
     def can_pick(self) -> bool:
@@ -51,12 +61,17 @@ class Prefetch(Step):
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         if not self.can_pick:
             return super().pick(now, numbers)
-        return self._ahead(partial(self.source.pick, now.of(self), numbers))
+        own = self._group(now)
+        return self._ahead(now, own, partial(self.source.pick, now.of(self, group=own), numbers))
 
-    def _ahead(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        thread = _Thread(begin, self.items)
+    def _group(self, now: PassContext) -> GroupMeter:
+        return now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread"))
+
+    def _ahead(self, now: PassContext, own: GroupMeter, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        thread = _Thread(begin, self.items, own)
+        take = now.here.timed_wait(thread.take)
         try:
-            while found := thread.take():
+            while found := take():
                 yield found.pop()
         finally:
             thread.close()
@@ -65,8 +80,8 @@ class Prefetch(Step):
 class _Thread(Owned):
     """The consumer's side. The thread has no reference to it, so that a dropped pass is collected."""
 
-    def __init__(self, begin: Callable[[], Iterator[Any]], items: int) -> None:
-        self._drawing = _Drawing(begin, items)
+    def __init__(self, begin: Callable[[], Iterator[Any]], items: int, meter: GroupMeter) -> None:
+        self._drawing = _Drawing(begin, items, meter)
         thread = threading.Thread(target=self._drawing.run, name="shardprep-prefetch", daemon=True)
         self.close = weakref.finalize(self, _end, self._drawing, thread)
         with starting_thread():
@@ -91,11 +106,12 @@ class _Drawing:
     The consumer empties the lists, so that no other reference to an item is left. An empty list is the end.
     """
 
-    def __init__(self, begin: Callable[[], Iterator[Any]], items: int) -> None:
+    def __init__(self, begin: Callable[[], Iterator[Any]], items: int, meter: GroupMeter) -> None:
         self.tokens: SimpleQueue[bool] = SimpleQueue()
         self.found: SimpleQueue[list[Any]] = SimpleQueue()
         self.is_left = False
         self._begin = begin
+        self._meter = meter
         self._error: BaseException | None = None
         for _ in range(items):
             self.tokens.put(True)
@@ -112,7 +128,8 @@ class _Drawing:
         self.found.put([])
 
     def _draw(self, items: Iterator[Any]) -> None:
-        while self.tokens.get() and not self.is_left:
+        wait = self._meter.timed_block(self.tokens.get)
+        while wait() and not self.is_left:
             found = list(islice(items, 1))
             if not found:
                 return

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardprep.formats.printable import printable
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import checked_int
-from shardprep.loaders.flow.core.node import Node, Step
+from shardprep.loaders.flow.core.node import Node, Step, described
 from shardprep.loaders.flow.core.numbering import numbered
 from shardprep.loaders.flow.core.pass_context import PassContext
 
@@ -31,6 +31,10 @@ class Print(Step):
 
     def __post_init__(self) -> None:
         checked_int(self.items, "the number of items to print", least=0)
+
+    @property
+    def description(self) -> str:
+        return described(self)
 
     @property
     def never_change(self) -> bool:

@@ -79,6 +79,10 @@ class Take(Renumbered):
         return (TakenKeys if isinstance(source, Fetched) else cls)(source, count)
 
     @property
+    def label(self) -> str:
+        return "take"
+
+    @property
     def length(self) -> Length:
         return self.source.length.limited(self.count)
 

@@ -42,6 +42,10 @@ class LocallyShuffled(Renumbered):
         return (ShuffledKeys if isinstance(source, Fetched) else cls)(source, window, seed)
 
     @property
+    def label(self) -> str:
+        return "shuffle"
+
+    @property
     def can_pick(self) -> bool:
         return self.source.can_pick and self.source.length.items <= MAX_RECORDS
 

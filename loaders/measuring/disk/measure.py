@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
 
 from .cold_and_warm import ColdAndWarm
@@ -133,7 +133,7 @@ def measure_disk(
         raise UsageError(f"records of {record_bytes} bytes: give 1 to {LARGEST_RECORD}")
     clock, report = Clock(seconds), progress or _no_progress
     report("opening", 0.0)
-    with open_target(Path(path), seconds=seconds * SCRATCH_SHARE, record_bytes=record_bytes) as target:
+    with open_target(user_path(path), seconds=seconds * SCRATCH_SHARE, record_bytes=record_bytes) as target:
         way = cold_way(target.files, target.filesystem)
         with SmallFiles(target.place, target.record_bytes, way) as small_files:
             return _measured(target, way, small_files, clock, report)

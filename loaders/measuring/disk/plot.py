@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.opencv import cv2
+from shardprep.formats.system.user_path import user_path
 
 from .profile import DiskProfile, Reads
 
@@ -59,10 +59,11 @@ def terminal_lines(rows: Sequence[Bar], *, width: int = 40, mark: str = "█") -
 
 def save_picture(profile: DiskProfile, path: str | PathLike[str]) -> None:
     """Write the bars as a PNG. Raises OSError; UsageError where the name does not end in .png."""
-    if Path(path).suffix.lower() != ".png":
+    path = user_path(path)
+    if path.suffix.lower() != ".png":
         raise UsageError("must be a picture: give it a name that ends in .png", path=path)
     _, data = cv2.imencode(".png", picture(profile))
-    Path(path).write_bytes(data.tobytes())
+    path.write_bytes(data.tobytes())
 
 
 def picture(profile: DiskProfile) -> npt.NDArray[np.uint8]:

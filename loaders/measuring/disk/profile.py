@@ -16,6 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import DataError, UnknownVersion
 from shardprep.formats.sources.listing.text_file import read_small_file
+from shardprep.formats.system.user_path import user_path
 
 FORMAT = "shardprep disk profile"
 VERSION = 1
@@ -147,6 +148,11 @@ class DiskProfile:
     missing: Missing
     remarks: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        rates = [(name, _rate(self.stream, name)) for name in ("cold", "warm")]
+        known = ", ".join(f"{rate / 1e6:,.0f} MB/s {name}" for name, rate in rates if rate is not None)
+        return f"<DiskProfile of {self.path!r} ({self.filesystem}): {known or 'no rates'}>"
+
     @property
     def images_per_second(self) -> dict[str, float | None]:
         """The greatest number of images/s of this disk in the loader's pattern, "cold" and "warm"."""
@@ -200,7 +206,7 @@ def _over(rate: float | None, other: float | None) -> float | None:
 
 def save(profile: DiskProfile, path: str | os.PathLike[str]) -> None:
     """Write a temporary file and rename it, so that no reader finds an incomplete one."""
-    final = Path(path)
+    final = user_path(path)
     descriptor, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -214,8 +220,9 @@ def save(profile: DiskProfile, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> DiskProfile:
     """Read the profile of a file; errors name the file."""
+    path = user_path(path)
     try:
-        return parsed(json.loads(read_small_file(Path(path), LARGEST)))
+        return parsed(json.loads(read_small_file(path, LARGEST)))
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not a disk profile: it is not JSON; {ADVICE}", path=path) from error
     except (DataError, UnknownVersion) as error:

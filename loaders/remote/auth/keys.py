@@ -16,6 +16,7 @@ from zmq.utils import z85
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.system.atomic_write import flush_file
 from shardprep.formats.system.regular_file import OPEN_FLAGS
+from shardprep.formats.system.user_path import user_path
 
 AnyPath = str | os.PathLike[str]
 
@@ -80,7 +81,7 @@ def load_secret(path: AnyPath) -> Secret:
     where it has no matching pair of keys; OperationError where it cannot be read.
     """
     _check_curve()
-    file = Path(path)
+    file = user_path(path)
     is_public = file.suffix == PUBLIC_SUFFIX
     remedy = (
         f"the secret key is in the file that ends in {PRIVATE_SUFFIX}, not in" if is_public else "chmod 600"
@@ -99,7 +100,7 @@ def load_public(path: AnyPath) -> bytes:
     Raises UsageError where others may write it, where it has no public key, or where it has a secret key,
     which must stay on its machine; OperationError where it cannot be read.
     """
-    file = Path(path)
+    file = user_path(path)
     keys = _keys_in(file, forbidden=OTHERS_WRITE, remedy="chmod go-w", root_may_own=True)
     if "secret" in keys:
         raise UsageError(
@@ -117,7 +118,7 @@ def load_allowed(folder: AnyPath) -> dict[bytes, str]:
 
     Raises UsageError where there is none, where one cannot be used, or where others may write to the folder.
     """
-    place = Path(folder)
+    place = user_path(folder)
     try:
         _check_owner(place, place.stat(), OTHERS_WRITE, "chmod go-w", root_may_own=True)
         files = sorted(f for f in place.iterdir() if f.suffix == PUBLIC_SUFFIX and f.name[0] != ".")
@@ -138,7 +139,7 @@ def _check_curve() -> None:
 
 def _beside(path: AnyPath, suffix: str) -> Path:
     name = os.fspath(path)
-    file = Path(name + suffix)
+    file = user_path(name + suffix)
     if file.name[0] == "." or name.endswith((PRIVATE_SUFFIX, PUBLIC_SUFFIX)):
         raise UsageError(
             f"{name!r} is not a name for keys; {PRIVATE_SUFFIX} and {PUBLIC_SUFFIX} are added to it"

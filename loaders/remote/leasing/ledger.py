@@ -93,6 +93,7 @@ class Ledger(Generic[T]):
     def leave(self, peer: bytes) -> None:
         """Remove a peer, and lease its steps again."""
         if window := self._windows.pop(peer, None):
+            self.steps.release(peer)
             self._return_steps(window)
 
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
@@ -127,15 +128,20 @@ class Ledger(Generic[T]):
         self._mark_sent(peer, now, until=(lease_id, sys.maxsize))
 
     def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> None:
-        """Note that the pass has ``total`` steps, as a peer found. Raises FrameDamaged."""
+        """Note that the pass, or the part of step ``total``, ends before it, as a peer found.
+
+        Raises FrameDamaged.
+        """
         if self._is_of_before(lease_id, pass_number):
             return
         owner, lease = self._leases.get(lease_id, (b"", None))
+        if lease is None and 0 < lease_id < self._next_id:
+            return  # forgotten: all its steps are before ``due``
         is_leased = lease is not None and owner == peer and pass_number == self._pass_number
         if not is_leased or not self.steps.end_at(total):
             raise FrameDamaged(f"a sender ends pass {pass_number} after {total} steps, which is not valid")
         for window in self._windows.values():
-            window.steps = deque(held for held in window.steps if held[1] < total)
+            window.steps = deque(held for held in window.steps if self.steps.is_missing(held[1]))
 
     def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
         """Note that a peer failed at a step, and remove it."""
@@ -174,7 +180,8 @@ class Ledger(Generic[T]):
             self._windows[peer] = self._windows.pop(peer)
 
     def _lease_for(self, peer: bytes, window: SenderWindow, now: float) -> StepLease | None:
-        steps = self.steps.assign(min(LEASE_STEPS, window.room), below=self._end_of_window)
+        most = min(LEASE_STEPS, window.room)
+        steps = self.steps.assign(most, below=self._end_of_window, peer=peer)
         if not steps:
             return None
         lease = StepLease(self._next_id, self._pass_number, steps.start, steps.stop)
@@ -206,10 +213,12 @@ class Ledger(Generic[T]):
         """Shrink a window. A peer that still delays the others with a window of one step is suspended."""
         if window.has_begun and window.size == 1:
             self._suspend(peer, window)
+        self.steps.release(peer, one=True)
         window.shrink()
 
     def _suspend(self, peer: bytes, window: SenderWindow) -> None:
         """Lease the steps of a peer to others, and nothing to it until it sends something."""
+        self.steps.release(peer)
         self._return_steps(window)
         window.is_suspended = True
         self._windows[peer] = self._windows.pop(peer)  # the last in turn

@@ -21,7 +21,7 @@ class Steps(Generic[T]):
     ) -> None:
         self.due = start
         self.total = total
-        self._ordered = ordered
+        self.ordered = ordered
         self._taken = set(taken)  # beyond ``due``
         self._arrived: dict[int, T] = {}
         self._unassigned: list[int] = []  # a heap; a step in it may have arrived since
@@ -41,15 +41,15 @@ class Steps(Generic[T]):
     @property
     def has_next(self) -> bool:
         """Whether an item can be taken."""
-        return self.due in self._arrived if self._ordered else bool(self._arrived)
+        return self.due in self._arrived if self.ordered else bool(self._arrived)
 
     def is_missing(self, step: int) -> bool:
         """Return whether a step has not arrived, and is one of the pass as far as known."""
         beyond = self.total is not None and step >= self.total
         return self.due <= step and not beyond and step not in self._arrived and step not in self._taken
 
-    def assign(self, most: int, *, below: int) -> range:
-        """Assign the first consecutive missing steps that are not assigned; empty where there are none."""
+    def assign(self, most: int, *, below: int, peer: bytes = b"") -> range:
+        """Assign the first consecutive missing steps that are not assigned to ``peer``; perhaps none."""
         first = self._first_unassigned()
         if first >= below:
             return range(0)
@@ -69,6 +69,9 @@ class Steps(Generic[T]):
         for step in filter(self.is_missing, steps):
             heapq.heappush(self._unassigned, step)
 
+    def release(self, peer: bytes, *, one: bool = False) -> None:
+        """Leave what further steps this peer would get to others, or only ``one`` part of it."""
+
     def arrive(self, step: int, item: T) -> bool:
         """Add an item. Return False where its step is not missing; the item is dropped then."""
         if not self.is_missing(step):
@@ -78,7 +81,7 @@ class Steps(Generic[T]):
 
     def take(self) -> T:
         """Take the next item. Raises KeyError unless :attr:`has_next`."""
-        step = self.due if self._ordered else next(iter(self._arrived), self.due)
+        step = self.due if self.ordered else next(iter(self._arrived), self.due)
         item = self._arrived.pop(step)
         self._taken.add(step)
         self._pass_over_taken()

@@ -16,8 +16,8 @@ from shardprep.loaders.tf_inputs.tensors.signature import Leaves
 
 from .closing import lock_for_closing
 from .errors import SourceFailure, original_of
+from .occupancy import Occupancy
 from .sink import PassEnded, Sink, SinkClosed, Status
-from .stats import Occupancy
 
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source to return
 POLL_INTERVAL_S = 0.5  # how often a waiting thread checks, in case a notification was lost

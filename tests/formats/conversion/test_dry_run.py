@@ -140,7 +140,7 @@ def test_an_unfinished_output_of_other_options_is_a_problem(photos: Path, tmp_pa
     planned = dry_run(photos, tmp_path / "out", split="train")
     restarted = dry_run(photos, tmp_path / "out", split="train", options=ConvertOptions(restart=True))
 
-    assert any("unfinished conversion with other" in problem for problem in said(planned))
+    assert any("--seed was 7, is now 0" in problem for problem in said(planned))
     assert said(restarted) == []
 
 

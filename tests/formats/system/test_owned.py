@@ -69,7 +69,6 @@ NOT_OWNED = {
     "_Store": MEMORY,
     "Passes": "has its source, which answers for itself",
     "_Pass": "has its source's iterator, which answers for itself",
-    "_Bar": "has a line of the terminal, by way of tqdm",
 }
 
 

@@ -338,8 +338,8 @@ def test_work_that_cannot_be_opened_raises_why_at_the_first_batch(count: int) ->
 
 
 def test_work_that_cannot_be_pickled_is_an_error_at_the_start() -> None:
-    with pytest.raises(UsageError, match="top level of a module"):
-        Engine(Writing({0: lambda item: None}), layout(4), workers=1)
+    with pytest.raises(UsageError, match="cannot be sent to the workers"):
+        Engine(Writing({0: threading.Lock()}), layout(4), workers=1)  # type: ignore[dict-item]
 
 
 @pytest.mark.slow

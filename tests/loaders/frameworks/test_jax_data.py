@@ -13,7 +13,7 @@ from loaded import Kept, assert_exactly_once, assert_same, crops_on, epoch_of
 from loader_workers import OwnError, Tagging, fail
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Flow
+from shardprep.loaders import Flow, TrainTransform
 
 jax = pytest.importorskip("jax")
 
@@ -45,6 +45,15 @@ def whole(lmdb_shards: Path) -> list[Kept]:
     """Epochs 0 and 1 in numpy."""
     with crops_on(lmdb_shards) as loader:
         return epoch_of(loader) + epoch_of(loader)
+
+
+def test_bits_of_bfloat16_are_viewed_as_jax_s(lmdb_shards: Path) -> None:
+    exact, rounded = (
+        next(iter(to_jax(crops_on(lmdb_shards, workers=0, transform=TrainTransform(8, dtype=dtype)))))[0]
+        for dtype in ("float32", "bfloat16")
+    )
+
+    assert (rounded.view(jnp.bfloat16) == exact.astype(jnp.bfloat16)).all()
 
 
 def test_two_epochs_are_those_of_the_loader_bit_for_bit(lmdb_shards: Path, whole: list[Kept]) -> None:

@@ -16,7 +16,7 @@ from loaded import Kept, assert_exactly_once, assert_same, crops_on, epoch_of
 from loader_workers import OwnError, Tagging, fail
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Flow, Loader
+from shardprep.loaders import Flow, Loader, TrainTransform
 
 torch = pytest.importorskip("torch")
 
@@ -58,6 +58,34 @@ def test_two_epochs_are_those_of_the_loader_bit_for_bit(
             assert len(epochs[-1][-1][0]) == 4
 
     assert_same(epochs[0] + epochs[1], whole)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 8}, {}, {"batch_size": 2, "collate_fn": list}])
+def test_batches_of_batches_are_an_error_that_says_batch_size_none(
+    lmdb_shards: Path, options: dict[str, Any]
+) -> None:
+    with crops_on(lmdb_shards, workers=0) as loader:
+        batches = DataLoader(to_torch(loader), **options)
+        with pytest.raises(UsageError, match="give the DataLoader batch_size=None"):
+            iter(batches)
+        assert loader.epoch == 0
+
+
+def test_items_of_a_flow_may_be_batched_by_a_data_loader() -> None:
+    items = Flow.from_iterable([np.full(3, n) for n in range(6)])
+
+    batches = list(DataLoader(to_torch(items), batch_size=4))
+
+    assert [batch.shape for batch in batches] == [(4, 3), (2, 3)]
+
+
+def test_bits_of_bfloat16_are_viewed_as_torch_s(lmdb_shards: Path) -> None:
+    exact, rounded = (
+        next(iter(to_torch(crops_on(lmdb_shards, workers=0, transform=TrainTransform(8, dtype=dtype)))))[0]
+        for dtype in ("float32", "bfloat16")
+    )
+
+    assert rounded.view(torch.bfloat16).equal(exact.to(torch.bfloat16))
 
 
 def test_leaving_early_is_followed_by_a_whole_epoch(lmdb_shards: Path, whole: list[Kept]) -> None:
@@ -326,3 +354,11 @@ def test_the_loaders_do_not_import_a_framework() -> None:
     program = "import sys, shardprep.loaders; sys.exit(bool({'torch', 'jax'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_a_subset_comes_as_tensors_each_record_once(lmdb_shards: Path) -> None:
+    with crops_on(lmdb_shards, records=range(50, 90)) as loader:
+        batches = arrays_of(to_torch(loader))
+        loader.receipt().check(40)
+
+    assert sorted(int(number) for batch in batches for number in batch[-1]) == list(range(50, 90))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,41 @@ def test_labels_are_of_a_thousand_classes() -> None:
     assert 900 < labels.max() < 1000
 
 
+def test_labels_are_of_so_many_classes_as_are_asked_for() -> None:
+    fake = FakeData(4, batch_size=50, size=(1, 1), classes=10)
+
+    assert {int(label) for _, labels in fake for label in labels} == set(range(10))
+    assert fake.dataset.classes == tuple(f"class{n}" for n in range(10))
+    assert len(FakeData(1, batch_size=1, size=(1, 1)).dataset.classes) == 1000
+
+
+def test_the_records_of_the_dataset_are_those_of_the_batches() -> None:
+    fake = FakeData(3, batch_size=4, size=(5, 7))
+    for step, (images, labels) in enumerate(fake):
+        for row in range(4):
+            record = fake.dataset[4 * step + row]
+            assert record.label == labels[row]
+            assert (decode_rgb(record.image) == images[row]).all()
+
+
+def test_a_cost_is_what_limits_and_its_advice_is_of_fake_data() -> None:
+    fake = FakeData(3, batch_size=2, size=(1, 1), seconds=0.01)
+    list(fake)
+
+    verdict = fake.stats().verdict
+    assert verdict is not None
+    assert verdict.limit == "delay"
+    assert "seconds=" in verdict.advice
+
+
+def test_fake_data_pickles_to_few_bytes() -> None:
+    fake = FakeData(3, batch_size=8, size=(64, 64), classes=3)
+    next(iter(fake))
+
+    assert len(ForkingPickler.dumps(fake)) < 500
+    assert_same(epoch_of(copy.copy(fake)), epoch_of(fake))  # a copy is made as from the pickle
+
+
 @pytest.mark.slow
 def test_encoded_images_decode_and_are_as_large_as_imagenets() -> None:
     files = [file for images, _ in FakeData(5, batch_size=10, encoded=True) for file in images]
@@ -126,6 +163,8 @@ def test_no_batches_are_no_batches() -> None:
         {"seconds": math.inf},
         {"seed": -1},
         {"batches": -1},
+        {"classes": 0},
+        {"seed": 1 << 64},
     ],
 )
 def test_what_cannot_be_meant_is_wrong_usage(options: dict[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import loader_workers
@@ -78,18 +76,3 @@ def test_a_window_may_be_any_integer_and_nothing_else() -> None:
 def test_a_rank_is_a_whole_number(lmdb_shards: Path, rank: object) -> None:
     with pytest.raises(UsageError, match="rank"):
         Loader(lmdb_shards, workers=0, rank=rank, world_size=3)  # type: ignore[arg-type]
-
-
-def test_a_transform_of_standard_input_says_where_to_put_it(lmdb_shards: Path) -> None:
-    program = f"""
-from shardprep.loaders import Loader
-def transform(record, rng):
-    return 1
-if __name__ == "__main__":
-    Loader({str(lmdb_shards)!r}, batch_size=8, transform=transform, workers=1)
-"""
-
-    done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=60)
-
-    assert "UsageError" in done.stderr
-    assert "top level of a module" in done.stderr

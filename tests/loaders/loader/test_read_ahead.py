@@ -138,6 +138,27 @@ def test_the_end_of_a_shard_is_asked_for_before_the_rest_of_it(asked: list[Any],
     ]
 
 
+def test_of_a_subset_only_pieces_that_are_mostly_chosen_are_asked_for(
+    asked: list[Any], tmp_path: Path
+) -> None:
+    for name in "012":
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(40 * MB)
+    shards = [FileEntry(name, 40 * MB, "", 40) for name in "012"]
+    chosen = np.r_[4:8, 20:22, 26, 30, 80, 90, 116:120]  # all of a piece, half of it, and few
+    stream_of_subset = ShardStream.of(tmp_path, shards, np.array([0, 1, 2]), chosen)
+    ahead = ReadAhead(stream_of_subset, budget=1 << 40)
+
+    ahead.expect(np.array([0]))
+    until(lambda: len(asked) >= 5)
+    ahead.close()
+
+    assert asked == [
+        ("0", 39 * MB, SHARD_END_BYTES), ("0", 4 * MB, 4 * MB), ("0", 20 * MB, 4 * MB),
+        ("2", 39 * MB, SHARD_END_BYTES), ("2", 36 * MB, 4 * MB),
+    ]  # fmt: skip
+
+
 def test_few_chunks_are_on_their_way_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chunks = 3 * MAX_PENDING_CHUNKS
     with (tmp_path / "0").open("wb") as file:

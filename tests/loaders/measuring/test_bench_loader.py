@@ -21,6 +21,7 @@ from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.measuring import loader_bench
 from shardprep.loaders.measuring.loader_bench import LoaderBench, Sweep, SweepRun, bench, sweep
 from shardprep.loaders.measuring.loader_speed import CacheShares, measure
+from shardprep.loaders.measuring.probes import probe
 from shardprep.loaders.measuring.progress_bar import watched
 
 
@@ -75,6 +76,68 @@ def test_cpu_memory_and_page_cache_are_measured(dataset: Path) -> None:
         assert peak is not None
         assert peak > 10 << 20
     assert speed.page_cache == CacheShares(1.0, 1.0)
+
+
+EPOCH = 24  # images in the dataset
+MOST = partial(Loader, batch_size=EPOCH - 2, drop_last=False, workers=2)
+
+
+@pytest.mark.slow
+def test_the_figures_agree_where_a_batch_is_nearly_an_epoch(dataset: Path) -> None:
+    speed = measure(partial(MOST, dataset, transform=Sleeping(0.004)), seconds=1)
+
+    assert speed.verdict is not None
+    assert speed.verdict.rate == pytest.approx(speed.images / speed.seconds)
+    assert sum(load.utilisation for load in speed.stats.loads if load.place == "worker") < 1.2
+    for load in speed.stats.loads:
+        if load.place == "main":
+            assert load.starved == pytest.approx(speed.starved)
+
+
+@pytest.mark.slow
+def test_only_the_first_batch_of_all_is_not_timed(dataset: Path) -> None:
+    with MOST(dataset, transform=Sleeping(0.002)) as loader:
+        epoch_of(loader)
+        first = loader.stats()
+        epoch_of(loader)
+        second = loader.stats().since(first)
+
+    assert (first.rows, first.timed) == (EPOCH, 2)
+    assert (second.rows, second.timed, second.warming) == (EPOCH, EPOCH, 0)
+    assert second.elapsed >= second.starved > 0.9 * (EPOCH - 2) / 2 * 0.002
+
+
+@pytest.mark.slow
+def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
+    transform = Sleeping(0.002)
+    make = partial(MOST, dataset, transform=transform)
+
+    found = bench(make, transform, seconds=0.01, explain=True, disk=full_profile())
+    lines = list(sweep_lines(Sweep("batch_size", (SweepRun(22, found.speed),))))
+
+    assert (found.speed.verdict, found.probes, found.speed.to_json()["stats"]["verdict"]) == (
+        None,
+        None,
+        None,
+    )
+    assert found.sentence.startswith("Too short to tell what limits: ")
+    assert found.sentence.endswith("fewer than 5 batches of 22; measure longer, or make batches smaller.")
+    assert found.disk is not None
+    assert "what limits it is not known" in found.disk.sentence
+    assert "too short" in lines[1]
+    assert "Too short to tell which is fastest" in lines[2]
+
+
+@pytest.mark.slow
+def test_a_probe_that_is_too_short_says_nothing(dataset: Path) -> None:
+    transform = Sleeping(0.0)
+    make = partial(MOST, dataset, transform=transform)
+
+    found = probe(make, speed_of(DECODING), transform, seconds=0.0)
+
+    for run in found.runs:
+        if run.name in ("encoded", "again"):
+            assert (run.confirms, "too short a run" in run.sentence) == (None, True)
 
 
 def test_without_workers_there_is_no_memory_of_theirs(dataset: Path) -> None:

@@ -24,7 +24,7 @@ HANDING = {"handing": 9.5, "starved": 0.1}
 @pytest.mark.slow
 def test_a_slow_transform_is_confirmed_by_runs_without_it(lmdb_shards: Path) -> None:
     transform = Computing(0.005)
-    make = partial(Loader, lmdb_shards, batch_size=10, transform=transform, workers=1)
+    make = partial(Loader, lmdb_shards, batch_size=2, transform=transform, workers=1)
     speed = measure(make, seconds=0.3)
 
     probes = probe(make, speed, transform, seconds=0.2)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import photograph, png, with_orientation
 
@@ -320,8 +320,13 @@ def test_the_size_of_an_output_in_bytes():
     "options",
     [
         {"size": 0},
-        {"layout": "NHWC"},
-        {"dtype": "float16"},
+        {"size": (64, 0)},
+        {"size": (64,)},
+        {"size": (64, 64.5)},
+        {"size": "224"},
+        {"size": 22.4},
+        {"layout": "NWHC"},
+        {"dtype": "float64"},
         {"std": (1, 1, 0)},
         {"interpolation": "nearest"},
         {"orientation": "upright"},
@@ -338,6 +343,8 @@ def test_options_that_cannot_be_meant_are_refused(options):
 def test_other_options_that_cannot_be_meant_are_refused():
     with pytest.raises(UsageError, match="resize"):
         EvalTransform(300)
+    with pytest.raises(UsageError, match="resize"):
+        EvalTransform((200, 300))
     with pytest.raises(UsageError, match="at least 0 and finite"):
         ColorJitter(contrast=-0.1)
 
@@ -349,3 +356,104 @@ def test_a_format_of_mean_zero_and_std_one_is_the_share_of_255():
     PixelFormat(dtype="float32", mean=(0, 0, 0), std=(1, 1, 1)).write(image, out)
 
     np.testing.assert_allclose(out, image / 255, atol=1e-7)
+
+
+lengths = st.integers(1, 90)
+SMALL = example(np.random.default_rng(0).integers(0, 256, (70, 99, 3), np.uint8))
+
+
+@settings(deadline=None, max_examples=30)
+@given(height=lengths, width=lengths)
+def test_a_size_is_the_height_and_the_width(height, width):
+    size = (height, width)
+
+    for transform in (TrainTransform(size), EvalTransform(size, resize=90)):
+        image = transform(SMALL, rng())
+        assert image.shape == transform.outputs[0].shape == (*size, 3)
+    assert TrainTransform(size, layout="CHW").outputs[0].shape == (3, *size)
+
+
+@settings(deadline=None, max_examples=30)
+@given(side=lengths, record=st.integers(0, 9))
+def test_one_number_is_a_square(side, record):
+    for one, other in (
+        (TrainTransform(side), TrainTransform((side, side))),
+        (EvalTransform(side, resize=90), EvalTransform((side, side), resize=90)),
+    ):
+        np.testing.assert_array_equal(one(SMALL, rng(record)), other(SMALL, rng(record)))
+
+
+@settings(deadline=None, max_examples=30)
+@given(height=lengths, width=lengths)
+def test_an_eval_image_is_the_centre_of_a_larger_one_of_the_same_parity(height, width):
+    square = 90 - height % 2, 90 - width % 2
+    whole = EvalTransform(square, resize=90)(SMALL, rng())
+    top, left = ((side - own) // 2 for side, own in zip(square, (height, width), strict=True))
+
+    image = EvalTransform((height, width), resize=90)(SMALL, rng())
+
+    # torchvision's place of the centre is rounded to even: it may differ by one
+    near = [whole[t : t + height, x : x + width] for t in (top, top + 1) for x in (left, left + 1)]
+    assert any(np.array_equal(image, part) for part in near)
+
+
+def test_a_train_image_of_a_size_is_the_crop_resized_to_it():
+    uniform = rng(4).random(1 + CROP_DRAWS).tolist()
+    pixels = decode_rgb(COFFEE.image)
+    height, width = pixels.shape[:2]
+    x, y, w, h = random_crop(width, height, scale=SCALE, ratio=RATIO, draws=uniform[1:])
+    expected = cv2.resize(pixels[y : y + h, x : x + w], (160, 96), interpolation=cv2.INTER_LINEAR)
+
+    image = TrainTransform((96, 160), flip=False, interpolation="linear")(COFFEE, rng(4))
+
+    np.testing.assert_array_equal(image, expected)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("NHWC", "HWC"), ("channels_last", "HWC"), ("NCHW", "CHW"), ("channels_first", "CHW")],
+)
+def test_a_layout_has_its_usual_names(transform, name, layout):
+    one, other = (replace(transform, layout=each, dtype="float32") for each in (name, layout))
+
+    assert one.outputs == other.outputs
+    np.testing.assert_array_equal(one(COFFEE, rng(3)), other(COFFEE, rng(3)))
+
+
+finite = st.floats(0, 1, width=32)
+deviations = st.floats(1 / 8, 4, width=32)
+
+
+@given(
+    mean=st.tuples(finite, finite, finite),
+    std=st.tuples(deviations, deviations, deviations),
+    layout=st.sampled_from(["HWC", "CHW"]),
+    seed=st.integers(0, 99),
+)
+def test_numbers_of_two_bytes_are_those_of_four_rounded_to_the_nearest(mean, std, layout, seed):
+    image = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), np.uint8)
+
+    def made(dtype):
+        form = PixelFormat(layout, dtype, mean, std)
+        out = np.empty(form.shape(5, 7), form.stored)
+        form.write(image, out)
+        return out
+
+    exact, half, brain = made("float32"), made("float16"), made("bfloat16")
+    np.testing.assert_array_equal(half, exact.astype(np.float16))
+    assert (half.dtype, brain.dtype) == (np.float16, np.uint16)
+    np.testing.assert_array_equal(float32_of(brain), nearest_bfloat16(exact))
+
+
+def float32_of(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def nearest_bfloat16(values):
+    """The nearest of the two neighbours, by exact differences; the even one in the middle."""
+    below = values.view(np.uint32) >> 16
+    low, high = float32_of(below), float32_of(below + 1)
+    to_low, to_high = np.abs(np.float64(values) - low), np.abs(np.float64(high) - values)
+    takes_low = (to_low < to_high) | ((to_low == to_high) & (below % 2 == 0))
+    return np.where(takes_low, low, high)

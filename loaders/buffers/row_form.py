@@ -9,19 +9,21 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.loaders.buffers.slots import Field
+from .slots import Field
+
+Kind = Literal["array", "tuple", "list", "dict"]
 
 NUMBERS = "biufc"  # kinds of dtype that a batch can have
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """The kind of a result (an array, or a tuple or dict of arrays or numbers), with its shapes and dtypes.
+    """The kind of a result (an array, or a tuple, list or dict of arrays or numbers), its shapes and dtypes.
 
     Picklable, equal by value.
     """
 
-    kind: Literal["array", "tuple", "dict"]
+    kind: Kind
     fields: tuple[Field, ...]
 
     @classmethod
@@ -44,23 +46,32 @@ class RowForm:
                 return None
         return arrays  # type: ignore[return-value]
 
+    def no_rows(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of a batch without rows, by name."""
+        return {field.name: np.empty((0, *field.shape), field.dtype) for field in self.fields}
+
     def made_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """Return the arrays, given by the fields' names, in this form: of one result, or of a batch."""
+        """Return the arrays, given by the fields' names, in this form: of one result, or of a batch.
+
+        Of a list's parts it is a tuple.
+        """
         if self.kind == "dict":
             return {field.name: arrays[field.name] for field in self.fields}
         found = tuple(arrays[field.name] for field in self.fields)
-        return found if self.kind == "tuple" else found[0]
+        return found[0] if self.kind == "array" else found
 
 
-def _parts(result: Any) -> tuple[Literal["array", "tuple", "dict"], dict[str, npt.NDArray[Any] | None]]:
+def _parts(result: Any) -> tuple[Kind, dict[str, npt.NDArray[Any] | None]]:
     if type(result) is dict and all(type(name) is str for name in result):
-        return "dict", {name: _array(part) for name, part in result.items()}
+        return "dict", {name: array_of(part) for name, part in result.items()}
     if type(result) in (tuple, list):
-        return "tuple", {str(place): _array(part) for place, part in enumerate(result)}
-    return "array", {"": _array(result)}
+        kind: Kind = "tuple" if type(result) is tuple else "list"
+        return kind, {str(place): array_of(part) for place, part in enumerate(result)}
+    return "array", {"": array_of(result)}
 
 
-def _array(part: Any) -> npt.NDArray[Any] | None:
+def array_of(part: Any) -> npt.NDArray[Any] | None:
+    """Return an array as it is and a number as an array without axes; None for anything else."""
     if type(part) is np.ndarray:
         return part
     return np.asarray(part) if isinstance(part, bool | int | float | complex | np.generic) else None

@@ -1,0 +1,143 @@
+"""The records of a dataset that a loader delivers: all of them, or those that were chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.order.epoch_order import Records
+
+from .identity import digest_of
+
+MAX_NAMED = 8  # classes in a message
+
+Mask = npt.NDArray[np.bool_]
+Chosen = npt.ArrayLike
+Classes = Iterable[str | int]
+
+
+class Subset:
+    """Records of a dataset, in stored order. The place of a record is its number among them, from 0.
+
+    Orders, receipts and states are of places, as if the subset were a dataset of its own. ``numbers`` are the
+    record numbers, int64, ascending and unique; None for all records of the dataset.
+    """
+
+    def __init__(self, dataset: Dataset, numbers: Records | None = None) -> None:
+        self.dataset = dataset
+        self.chosen = numbers
+
+    @classmethod
+    def of(cls, dataset: Dataset, records: Chosen | None, classes: Classes | None) -> Subset:
+        """Return the records that ``records`` and ``classes`` both choose; None chooses all.
+
+        ``records`` is a mask or has record numbers; ``classes`` has class names, or labels in the dataset's
+        label space. Raises UsageError for anything else, and where no record is chosen.
+        """
+        mask = np.ones(len(dataset), np.bool_)
+        if records is not None:
+            mask &= _mask(np.asarray(records), len(dataset))
+        if classes is not None:
+            mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
+        if not mask.any():
+            raise UsageError("records= and classes= choose no record of the dataset")
+        return cls(dataset, None if mask.all() else np.flatnonzero(mask))
+
+    def __len__(self) -> int:
+        return len(self.dataset if self.chosen is None else self.chosen)
+
+    @cached_property
+    def identity(self) -> str:
+        """The root of the dataset's manifest; for a part of the dataset, also a digest of the numbers."""
+        root = self.dataset.manifest.root
+        return root if self.chosen is None else f"{root} records:{digest_of(self.chosen)}"
+
+    @property
+    def shard_counts(self) -> tuple[int, ...]:
+        """The number of these records in each shard, in stored order."""
+        counts = [shard.records for shard in self.dataset.manifest.shards]
+        if self.chosen is None:
+            return tuple(counts)
+        ends = np.searchsorted(self.chosen, np.cumsum(counts))
+        return tuple(np.diff(ends, prepend=0).tolist())
+
+    @cached_property
+    def mean_image(self) -> float:
+        """The mean size of an encoded image, in bytes."""
+        if self.chosen is None:
+            return self.dataset.manifest.image_bytes / max(1, len(self))
+        return int(self.dataset.index["length"][self.chosen].sum(dtype=np.int64)) / len(self)
+
+    @property
+    def numbers(self) -> Records:
+        """The record numbers, by place."""
+        return np.arange(len(self)) if self.chosen is None else self.chosen.copy()
+
+    def numbers_at(self, places: Records) -> Records:
+        """Return the record numbers at these places."""
+        if self.chosen is None:
+            return places
+        numbers: Records = self.chosen[places]
+        return numbers
+
+    def places_of(self, numbers: Records) -> Records:
+        """Return the places of these record numbers."""
+        return numbers if self.chosen is None else np.searchsorted(self.chosen, numbers)
+
+
+def _mask(records: npt.NDArray[np.generic], count: int) -> Mask:
+    """Return which of ``count`` records a mask or an array of record numbers chooses."""
+    if records.ndim == 1 and records.dtype == np.bool_:
+        if len(records) != count:
+            raise UsageError(f"records= is a mask of {len(records)} records; the dataset has {count}")
+        return records.astype(np.bool_)
+    if records.ndim == 1 and not len(records):  # an empty list has no integer type
+        return np.zeros(count, np.bool_)
+    if records.ndim != 1 or records.dtype.kind not in "iu":
+        raise UsageError(
+            "records= must be a boolean mask with one value per record, or integers, the record numbers; not "
+            f"an array of {records.dtype} of shape {records.shape}"
+        )
+    return _mask_of_numbers(records, count)
+
+
+def _mask_of_numbers(numbers: npt.NDArray[np.generic], count: int) -> Mask:
+    outside = numbers[(numbers < 0) | (numbers >= count)]  # type: ignore[operator]
+    if len(outside):
+        raise UsageError(f"records= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
+    mask = np.zeros(count, np.bool_)
+    mask[numbers] = True
+    if np.count_nonzero(mask) != len(numbers):
+        found, times = np.unique(numbers, return_counts=True)
+        raise UsageError(f"records= has {found[times > 1][0]} more than once; give each record number once")
+    return mask
+
+
+def _indexed_labels(dataset: Dataset, classes: Classes) -> Iterable[int]:
+    """Yield the labels in the index of class names, or of labels in the dataset's label space."""
+    space = dataset.manifest.labels
+    if isinstance(classes, str | int) or not isinstance(classes, Iterable):
+        raise UsageError(f"classes= must be a list of class names or labels, not {classes!r}")
+    labels = space.mapping(dataset.label_space)[: len(space)].tolist()
+    known: dict[object, int] = {label: place for place, label in enumerate(labels)}
+    known.update(space.label_of)
+    for name in classes:
+        found = known.get(name) if isinstance(name, str | int | np.integer) else None
+        if found is None:
+            raise UsageError(f"the dataset has no class {name!r}; {_known_classes(dataset)}")
+        yield found
+
+
+def _known_classes(dataset: Dataset) -> str:
+    names = [each.name for each in dataset.manifest.labels.classes]
+    labels = dataset.manifest.labels.mapping(dataset.label_space)[: len(names)]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return (
+        f"its classes are {', '.join(names[:MAX_NAMED])}{more}, its labels ({dataset.label_space}) "
+        f"{labels.min()} to {labels.max()}"
+    )

@@ -1,0 +1,56 @@
+"""Transforms of albumentations as transforms of a loader."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+
+from .contract import ArraySpec, TransformInput
+from .decode import Orientation, decode_rgb
+from .global_random import seeded_globally
+from .tensor_results import in_arrays
+
+# Every worker would ask the package index for a newer version when it imports the library.
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+
+try:
+    import albumentations
+except ModuleNotFoundError as error:
+    raise ImportError("albumentations is not installed; pip install 'shardprep[albumentations]'") from error
+
+
+@dataclass(frozen=True)
+class Albumentations:
+    """A transform that decodes a record's image and calls ``transform``, such as ``A.Compose([...])``.
+
+    ``transform`` gets ``image``, uint8 [height, width, 3] in RGB, and no other target; the label is delivered
+    beside the result, the ``image`` that it returns: an array, or an array over a tensor's memory after
+    ``ToTensorV2``. ``orientation`` is that of :func:`.decode_rgb`. ``outputs`` may declare what is returned.
+
+    All randomness comes from the record's generator, which replaces that of ``transform``, so that an epoch
+    repeats for any number of workers; the global generators of Python, NumPy and PyTorch are seeded from it
+    during the call. Picklable if ``transform`` is. Not thread-safe: use processes. The call raises BadImage
+    as :func:`.decode_rgb` does, and what ``transform`` raises.
+    """
+
+    transform: Any
+    _: KW_ONLY
+    orientation: Orientation = "ignore"
+    outputs: tuple[ArraySpec, ...] | None = None
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
+        """Return the image that the transform makes of the record's, as an array."""
+        pixels = decode_rgb(record.image, orientation=self.orientation, key=record.key)
+        # Not `set_random_seed`: it gives each transform of a Compose the same draws.
+        self.transform.set_random_state(rng, random.Random(int(rng.integers(1 << 63))))  # noqa: S311
+        with seeded_globally(rng):
+            return in_arrays(self.transform(image=pixels)["image"])
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What determines the results, for :attr:`.Loader.identity`."""
+        return albumentations.to_dict(self.transform), self.orientation, self.outputs

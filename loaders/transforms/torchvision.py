@@ -1,0 +1,67 @@
+"""Transforms of torchvision as transforms of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+
+from .contract import ArraySpec, TransformInput
+from .decode import Orientation, decode_rgb
+from .global_random import seeded_globally
+from .tensor_results import in_arrays
+
+try:
+    import torch
+    import torchvision
+    from PIL import Image
+    from torchvision import tv_tensors
+except ModuleNotFoundError as error:
+    raise ImportError("torchvision is not installed; pip install 'shardprep[torchvision]'") from error
+
+
+@dataclass(frozen=True)
+class Torchvision:
+    """A transform that decodes a record's image and calls ``transform``, such as torchvision's v2.Compose.
+
+    ``transform`` gets a ``tv_tensors.Image``, uint8 [3, height, width] in RGB, or, with ``image="pil"``, a
+    PIL image. What it returns becomes arrays: tensors over the same memory (those of bfloat16 as uint16 with
+    the same bits), PIL images as uint8 [height, width, 3]; see :class:`.Transform` for tuples and dicts. The
+    label is delivered beside it, and is not given to ``transform``. ``orientation`` is that of
+    :func:`.decode_rgb`. ``outputs`` may declare what is returned.
+
+    The global random generators of PyTorch (for CPUs), NumPy and Python are seeded from the record's, and
+    restored after the call, so that an epoch repeats for any number of workers. Picklable if ``transform``
+    is. Not thread-safe: use processes. In a worker PyTorch uses one thread. Raises UsageError for another
+    ``image``; the call raises BadImage as :func:`.decode_rgb` does, and what ``transform`` raises.
+    """
+
+    transform: Callable[[Any], Any]
+    _: KW_ONLY
+    image: Literal["tensor", "pil"] = "tensor"
+    orientation: Orientation = "ignore"
+    outputs: tuple[ArraySpec, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.image not in ("tensor", "pil"):
+            raise UsageError(f"image must be 'tensor' or 'pil', not {self.image!r}")
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
+        """Return what the transform makes of the record's image, as arrays."""
+        pixels = decode_rgb(record.image, orientation=self.orientation, key=record.key)
+        image: Any
+        if self.image == "pil":
+            image = Image.fromarray(pixels)
+        else:
+            image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+        with seeded_globally(rng):
+            return in_arrays(self.transform(image))
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What determines the results, for :attr:`.Loader.identity`."""
+        return torchvision.__version__, self.transform, self.image, self.orientation, self.outputs

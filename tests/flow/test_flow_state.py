@@ -1,0 +1,275 @@
+"""A flow that stops and goes on elsewhere delivers, from there on, exactly what it would have delivered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flow_functions import named, pair
+from flow_members import plain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders import Flow, GlobalShuffle, TrainTransform
+
+ITEMS = 23
+
+
+def jittered(item: Any, rng: np.random.Generator) -> Any:
+    return plain(item), float(rng.random())
+
+
+STEPS: dict[str, Callable[[Flow], Flow]] = {
+    "shuffle": lambda flow: flow.shuffle(5, seed=1),
+    "map": lambda flow: flow.map(jittered, random=True, seed=2),
+    "map, threads": lambda flow: flow.map(jittered, random=True, threads=2),
+    "batch": lambda flow: flow.batch(3, as_list=True).map(repr),
+    "take": lambda flow: flow.take(17),
+    "zip": lambda flow: flow.zip(Flow.from_iterable(range(40)).shuffle(40)),
+    "prefetch": lambda flow: flow.prefetch(3),
+    "print": lambda flow: flow.print(0),
+}
+
+pipelines = st.lists(st.sampled_from(sorted(STEPS)), max_size=4)
+
+
+def made(steps: list[str], items: int = ITEMS) -> Flow:
+    flow = Flow.from_iterable(list(range(items)))
+    for step in steps:
+        flow = STEPS[step](flow)
+    return flow
+
+
+def left_after(flow: Flow, items: int) -> Any:
+    """The state after so many items over all passes, through JSON; the pass is left there."""
+    while items > 0:
+        drawn = iter(flow)
+        for _ in drawn:
+            items -= 1
+            if not items:
+                break
+    return json.loads(json.dumps(flow.state_dict()))
+
+
+def passes(flow: Flow, count: int) -> list[Any]:
+    return [plain(item) for _ in range(count) for item in flow]
+
+
+@settings(max_examples=60)
+@given(steps=pipelines, stop=st.integers(0, 3 * ITEMS), again=st.integers(0, 5))
+def test_a_resumed_flow_delivers_the_rest_exactly(steps: list[str], stop: int, again: int) -> None:
+    length = len(made(steps))
+    stop %= 2 * length + 1
+    whole = passes(made(steps), 4)
+    resumed = made(steps)
+    resumed.load_state_dict(left_after(made(steps), stop))
+
+    once_more = made(steps)
+    once_more.load_state_dict(left_after(resumed, again))
+
+    left = 4 - stop // length
+    assert passes(once_more, left)[: 4 * length - stop - again] == whole[stop + again :]
+
+
+def test_the_items_that_a_step_holds_ahead_come_again() -> None:
+    flow = made(["map, threads", "prefetch"])
+    state = left_after(flow, 4)
+
+    assert (state["pass"], state["items"]) == (0, 4)
+
+
+def test_after_the_last_item_the_state_is_the_next_pass() -> None:
+    for flow in (made([]), Flow.from_callable(lambda: iter(range(ITEMS)))):
+        list(flow)
+        state = flow.state_dict()
+        assert (state["pass"], state["items"]) == (1, 0)
+    assert (left_after(made([]), ITEMS)["pass"], left_after(made([]), 2 * ITEMS)["pass"]) == (1, 2)
+
+
+def test_the_length_is_that_of_the_rest_until_it_is_begun() -> None:
+    flow = made([])
+    flow.load_state_dict(left_after(made([]), 20))
+
+    assert (len(flow), flow.batches_per_epoch) == (3, ITEMS)
+    assert list(Flow.from_iterable(flow)) == [20, 21, 22]
+    assert len(flow) == ITEMS
+
+
+def test_passes_by_number_do_not_move_the_place() -> None:
+    flow = made([])
+    items = iter(flow)
+    next(items)
+    flow.peek(3)
+    list(flow.at_pass(5))
+
+    assert (flow.state_dict()["pass"], flow.state_dict()["items"]) == (0, 1)
+
+
+def test_a_state_holds_for_other_numbers_of_threads() -> None:
+    here = made(["map"])
+    there = made([]).map(jittered, random=True, seed=2, threads=3)
+
+    there.load_state_dict(left_after(here, 9))
+
+    assert passes(there, 1) == passes(made(["map"]), 1)[9:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_map_in_processes_goes_on(size: int | None) -> None:
+    def flow(processes: int) -> Flow:
+        items = Flow.from_iterable(range(100)).shuffle(100)
+        mapped = items.map(named, random=True, processes=processes)
+        return mapped if size is None else mapped.batch(size)
+
+    with flow(2) as first, flow(1) as second:
+        whole = passes(first, 1)
+        state = left_after(first, 5)
+        second.load_state_dict(state | {"pass": 0})
+
+        assert passes(second, 1) == whole[5:]
+
+
+def test_a_dataset_goes_on(lmdb_shards: Path) -> None:
+    def flow() -> Flow:
+        records = Flow.from_dataset(lmdb_shards, shuffle=GlobalShuffle(), seed=3).take(20)
+        return records.transform(TrainTransform(16), seed=4).batch(3)
+
+    whole, resumed = passes(flow(), 1), flow()
+    resumed.load_state_dict(left_after(flow(), 2))
+
+    assert passes(resumed, 1) == whole[2:]
+
+
+OTHERS = {
+    "another step": lambda: made(["map", "batch"]),
+    "no step": lambda: made([]),
+    "another seed": lambda: made([]).shuffle(5, seed=2),
+    "another window": lambda: made([]).shuffle(6, seed=1),
+    "another length": lambda: made(["shuffle"], items=24),
+    "another source": lambda: Flow.fake(ITEMS).shuffle(5, seed=1),
+    "one step more": lambda: made(["shuffle", "prefetch"]),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_state_of_another_flow_is_refused_and_changes_nothing(other: str) -> None:
+    state, flow = left_after(made(["shuffle"]), 3), OTHERS[other]()
+    next(iter(flow))
+    before = flow.state_dict()
+
+    with pytest.raises(UsageError, match=r"the state is of another flow: it has .* where this one has"):
+        flow.load_state_dict(state)
+
+    assert flow.state_dict() == before
+
+
+GOOD = made([]).state_dict()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        [],
+        GOOD | {"version": 2},
+        GOOD | {"pass": -1},
+        GOOD | {"items": "3"},
+        GOOD | {"items": ITEMS + 1},
+    ]
+    + [{name: value for name, value in GOOD.items() if name != left} for left in GOOD]
+    + [GOOD | {"flow": "from_iterable"}, GOOD | {"pass": True}],
+)
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(UsageError, match="state"):
+        made([]).load_state_dict(state)
+
+
+WITHOUT_NUMBERS = {
+    "from_callable(": lambda: Flow.from_callable(lambda: iter(range(ITEMS))).map(abs).batch(2),
+    "filter(": lambda: made([]).filter(bool).batch(2),
+    "repeat": lambda: made([]).repeat(2),
+    "map(": lambda: made([]).map(abs, threads=2, ordered=False),
+    "cache": lambda: made([]).cache().shuffle(3),
+}
+
+
+@pytest.mark.parametrize("label", WITHOUT_NUMBERS)
+def test_a_flow_without_numbers_has_a_state_between_passes_only(label: str) -> None:
+    flow = WITHOUT_NUMBERS[label]()
+    items = iter(flow)
+    next(items)
+
+    with pytest.raises(UsageError, match="between two passes") as error:
+        flow.state_dict()
+    assert str(error.value).startswith(label)
+    assert flow.state_or_none() is None
+    list(items)
+    resumed = WITHOUT_NUMBERS[label]()
+    resumed.load_state_dict(flow.state_dict())
+    assert sorted(passes(resumed, 1)) == sorted(plain(item) for item in flow.at_pass(1))
+
+
+PROGRAM = """
+import json, sys
+from flow_functions import pair
+from shardprep.loaders import Flow
+
+flow = Flow.from_iterable(range(50)).shuffle(50, seed=1).map(pair, random=True, threads=2).batch(4)
+flow.load_state_dict(json.loads(sys.argv[1]))
+print(json.dumps([numbers.tolist() for _, numbers in flow]))
+"""
+
+
+@pytest.mark.slow
+def test_another_process_goes_on() -> None:
+    flow = Flow.from_iterable(range(50)).shuffle(50, seed=1).map(pair, random=True).batch(4)
+    items = iter(flow)
+    before = [next(items)[1].tolist() for _ in range(5)]
+    support = Path(__file__).parents[1] / "support"
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(flow.state_dict())],
+        cwd=support, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+
+    assert before + json.loads(done.stdout) == [numbers.tolist() for _, numbers in flow.at_pass(0)]
+
+
+@pytest.mark.slow
+def test_a_flow_goes_on_behind_a_queue_of_tensorflow() -> None:
+    pytest.importorskip("tensorflow")
+    from shardprep.loaders.tf_inputs import QueueInput
+
+    def flow() -> Flow:
+        return Flow.from_iterable(np.arange(40)).shuffle(40).batch(4)
+
+    with QueueInput(flow()) as first, QueueInput(flow()) as second:
+        batches = iter(first)
+        before = [next(batches).numpy().tolist() for _ in range(3)]
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        after = [batch.numpy().tolist() for batch in second]
+
+    assert before + after == [batch.tolist() for batch in flow()]
+
+
+@pytest.mark.slow
+def test_a_flow_goes_on_as_tensors_of_pytorch() -> None:
+    pytest.importorskip("torch")
+    from shardprep.loaders.torch_data import to_torch
+
+    flow = Flow.from_iterable(np.arange(40)).shuffle(40).batch(4)
+    first, second = to_torch(flow), to_torch(Flow(flow.node))
+    batches = iter(first)
+    before = [next(batches).tolist() for _ in range(3)]
+    second.load_state_dict(first.state_dict())
+
+    assert before + [batch.tolist() for batch in second] == [batch.tolist() for batch in flow.at_pass(0)]

@@ -1,0 +1,166 @@
+"""What a Loader and FakeData, in its place, have in common: each test runs over both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loaded import assert_same, epoch_of
+from remote_ends import wired
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders import FakeData, Loader, LoaderStats, TrainTransform
+from shardprep.loaders.measuring import watched
+
+OWN = {"engine", "instead", "made_here"}
+"""Names of a Loader that are about its worker processes."""
+
+Make = Callable[[], Any]
+
+
+@pytest.fixture(params=["Loader", "FakeData", pytest.param("encoded FakeData", marks=pytest.mark.slow)])
+def make(request: pytest.FixtureRequest, lmdb_shards: Path) -> Make:
+    """Make a source of 8 batches of 20 records; the Loader's dataset has 204."""
+    if request.param == "Loader":
+        transform = TrainTransform(8)
+        return lambda: Loader(
+            lmdb_shards,
+            records=range(165),
+            batch_size=20,
+            transform=transform,
+            workers=0,
+            rank=0,
+            world_size=1,
+        )
+    return lambda: FakeData(8, batch_size=20, size=(8, 8), encoded="enc" in request.param, classes=4)
+
+
+def public(thing: object) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def test_fake_data_has_every_public_name_of_a_loader(lmdb_shards: Path) -> None:
+    transform = TrainTransform(1)
+    with (
+        Loader(lmdb_shards, batch_size=8, transform=transform, workers=0) as loader,
+        FakeData(1, batch_size=1, size=(1, 1)) as fake,
+    ):
+        assert public(loader) - public(fake) == OWN
+        assert public(fake) - public(loader) == {"batch"}
+        for name in public(loader) - OWN:
+            assert callable(getattr(loader, name)) == callable(getattr(fake, name)), name
+
+
+def test_epochs_are_counted_and_can_be_chosen(make: Make) -> None:
+    with make() as source:
+        assert (source.epoch, len(source), source.batches_per_epoch) == (0, 8, 8)
+        first = epoch_of(source)
+        assert (source.epoch, source.receipt().epoch) == (1, 0)
+        source.set_epoch(7)
+        epoch_of(source)
+        assert (source.epoch, source.receipt().epoch) == (8, 7)
+        source.set_epoch(0)
+        assert_same(epoch_of(source), first)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 8])
+def test_a_state_goes_on_after_the_last_batch(make: Make, steps: int) -> None:
+    with make() as source:
+        whole, again = epoch_of(source), epoch_of(source)
+        receipt = source.receipt()
+    with make() as source:
+        source.set_epoch(1)
+        for number, _ in enumerate(source, 1):
+            if number >= steps:
+                break
+        state = json.loads(json.dumps(source.state_dict()))
+    done = max(1, steps)
+    with make() as source:
+        source.load_state_dict(state)
+        assert (source.epoch, len(source)) == ((1, 8 - done) if done < 8 else (2, 8))
+        if done < 8:
+            assert_same(epoch_of(source), again[done:])
+            assert source.receipt() == receipt
+            assert len(source) == len(whole)
+
+
+def test_a_state_of_other_batches_is_refused(make: Make) -> None:
+    with make() as source, FakeData(8, batch_size=20, size=(8, 8), seed=1) as other:
+        with pytest.raises(UsageError, match="another dataset"):
+            other.load_state_dict(source.state_dict())
+        with pytest.raises(UsageError, match="not the state"):
+            source.load_state_dict({})
+
+
+def test_a_receipt_counts_every_record_once(make: Make) -> None:
+    with make() as source:
+        epoch_of(source, 3)
+        assert source.receipt().count == 60
+        epoch_of(source)
+        assert source.receipt().count == 160
+        left_out = source.receipt().left_out.count
+        source.receipt().check(160 + left_out, left_out=left_out)
+        assert source.skipped == {}
+        assert len(source.records) == 160 + left_out
+
+
+def test_stats_count_batches_and_say_what_limits(make: Make) -> None:
+    with make() as source:
+        before = source.stats()
+        epoch_of(source)
+        stats = source.stats()
+
+    assert isinstance(stats, LoaderStats)
+    assert (stats.batches, stats.rows, stats.timed) == (8, 160, 140)
+    assert before.verdict is None
+    assert str(stats.since(before)) == str(stats.verdict)
+    assert json.dumps(stats.to_dict())
+    assert stats.image_bytes > 0
+
+
+def test_the_dataset_has_records_and_classes(make: Make) -> None:
+    with make() as source:
+        dataset = source.dataset
+        assert len(dataset.classes) == 4
+        assert sorted(dataset.classes) == list(dataset.classes)
+        record = dataset[5]
+        assert record.key == source.key(5)
+        assert 0 <= record.label < 4
+        assert next(iter(dataset)) == dataset[0] == dataset[-len(dataset)]
+        with pytest.raises(IndexError):
+            dataset[len(dataset)]
+
+
+def test_steps_are_the_batches_of_an_epoch_in_any_order(make: Make) -> None:
+    with make() as source:
+        whole = epoch_of(source)
+        receipt = source.receipt()
+        made = list(source.steps(0, [7, 0]))
+        assert source.receipt() == receipt
+        assert_same([tuple(made[1].batch), tuple(made[0].batch)], [whole[0], whole[7]])
+        assert [each.step for each in made] == [7, 0]
+        with pytest.raises(IndexError):
+            list(source.steps(0, [8]))
+
+
+def test_what_is_closed_delivers_nothing_more(make: Make) -> None:
+    with make() as source:
+        ((images, labels),) = epoch_of(source, 1)
+    source.close()
+
+    assert len(labels) == len(images) == 20
+    with pytest.raises(UsageError, match="closed"):
+        next(iter(source))
+
+
+def test_it_is_served_and_watched(make: Make) -> None:
+    with make() as source:
+        whole = epoch_of(source)
+        assert sum(1 for _ in watched(source)) == 8
+    with wired(make) as remote:
+        assert_same(epoch_of((images, labels) for images, labels in remote), whole)
+        left_out = remote.receipt().left_out.count
+        remote.receipt().check(len(source.records), left_out=left_out)

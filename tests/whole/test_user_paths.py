@@ -1,0 +1,167 @@
+"""A path that begins with ~ is in the home folder, wherever users give one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import prep_here
+from disk_profiles import full_profile
+from image_files import encoded, pixels
+from source_builders import write
+from test_public import CALLS
+
+from shardprep import formats
+from shardprep.formats.system.user_path import user_path
+from shardprep.loaders import Flow, Loader
+from shardprep.loaders.engine.trace import Trace
+from shardprep.loaders.measuring import measure, tracing
+from shardprep.loaders.measuring.disk import DiskProfile, measure_disk
+from shardprep.loaders.remote.auth.keys import load_allowed, load_public, load_secret, make_keys
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lmdb_shards: Path, archives: Path) -> Path:
+    """A home folder with a dataset and archives; the current folder is another one."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    (home / "dataset").symlink_to(lmdb_shards)
+    (home / "archives").symlink_to(archives)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_made_in_a_folder_of_that_name(home: Path) -> Iterator[None]:
+    yield
+    assert list(Path.cwd().iterdir()) == []
+
+
+def load() -> None:
+    with Loader("~/dataset", batch_size=8, workers=0) as loader:
+        assert loader.dataset.path.is_absolute()
+        with tracing(loader) as trace:
+            next(iter(loader))
+        trace.save("~/trace.json")
+    small = partial(Loader, "~/dataset", batch_size=8, workers=0)
+    measure(small, seconds=0.1, trace="~/measured.json")
+    for name in ("trace", "measured"):
+        assert Path(f"~/{name}.json").expanduser().is_file()
+
+
+def convert_and_repair() -> None:
+    (done,) = formats.convert("~/archives", "~/converted", split="val", workers=0)
+    formats.repair("~/converted", "~/archives", workers=0)
+    assert (
+        formats.plan_conversion("~/archives", "~/converted", split="val", workers=0)
+        .splits[0]
+        .already_complete
+    )
+    image = Path("~/pictures/one.png").expanduser()
+    write(image, encoded(pixels(8, 8), ".png"))
+    write(Path("~/list.txt").expanduser(), b"one.png cat")
+    options = formats.SourceOptions(root="~/pictures")
+    formats.convert("~/list.txt", "~/listed", split="train", source_options=options, workers=0)
+    formats.repair("~/listed", "~/list.txt", root="~/pictures", workers=0)
+    formats.make_sample("~/sample", classes=1, train_per_class=1, val=1, test=1)
+    assert done.path == Path("~/converted").expanduser()
+
+
+def profile() -> None:
+    full_profile().save("~/disk.json")
+    assert DiskProfile.load("~/disk.json") == full_profile()
+    measure_disk("~/dataset", seconds=0.1)
+
+
+def keys() -> None:
+    pair = make_keys("~/name")
+    allowed = Path("~/allowed").expanduser()
+    allowed.mkdir(mode=0o700)
+    (allowed / "name.key").write_bytes(pair.public.read_bytes())
+    assert load_secret("~/name.key_secret").public == load_public("~/name.key")
+    assert list(load_allowed("~/allowed").values()) == ["name"]
+
+
+def flows() -> None:
+    with Flow.from_dataset("~/dataset") as flow:
+        assert flow.length.items == 204
+    Path("~/pictures/cats").expanduser().mkdir(parents=True)
+    Path("~/pictures/cats/one.jpg").expanduser().write_bytes(b"x")
+    assert Flow.from_files("~/pictures").length.items == 1
+
+
+def look() -> None:
+    with formats.open_dataset("~/dataset") as dataset, formats.Dataset("~/dataset") as same:
+        assert len(dataset) == len(same) == 204
+        assert formats.summarise(dataset) == formats.summarise("~/dataset")
+    assert formats.read_manifest("~/dataset").records == 204
+    assert formats.verify("~/dataset", level="quick").exit_code == 0
+
+
+COVERED: dict[Callable[[], None], set[str]] = {
+    load: {"Loader.path", "Trace.save.path", "measure.trace"},
+    convert_and_repair: {
+        "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
+        "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
+    },
+    profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
+    keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
+    flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},
+    look: {
+        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "read_manifest.dataset",
+    },
+}  # fmt: skip
+"""What gives each path of the public functions with a ~, and which these are."""
+
+
+def paths_of(call: Any, name: str) -> Iterator[str]:
+    """The parameters of a public function, class and its methods that are paths."""
+    members = {name: call}
+    if inspect.isclass(call):
+        members |= {f"{name}.{n}": getattr(call, n) for n in dir(call) if not n.startswith("_")}
+    for where, member in members.items():
+        if callable(member) and not (inspect.isclass(member) and member is not call):
+            for parameter in inspect.signature(member).parameters.values():
+                if "PathLike" in str(parameter.annotation):
+                    yield f"{where}.{parameter.name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", COVERED, ids=lambda use: use.__name__)
+def test_a_path_in_the_home_folder_is_found(use: Callable[[], None]) -> None:
+    use()
+
+
+def test_every_path_of_the_public_functions_is_tried() -> None:
+    public = [*(call for _, call in CALLS), Trace]
+    found = {path for call in public for path in paths_of(call, call.__name__)}
+
+    assert found == {path for paths in COVERED.values() for path in paths}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "~/dataset"),
+        ("verify", "--level=quick", "~/dataset"),
+        ("sample", "~/new", "--classes=1", "--train-per-class=1", "--val=1", "--test=1"),
+        ("keygen", "~/train"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_take_what_a_shell_did_not_expand(words: tuple[str, ...]) -> None:
+    done = prep_here(*words)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_file_with_the_name_of_no_user_is_itself() -> None:
+    assert user_path("~no-such-user/x") == Path("~no-such-user/x")
+    assert user_path("a/~") == Path("a/~")
+    assert user_path(Path("~/x")) == Path.home() / "x"
