@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from datasets import converted
+from hypothesis import settings
 from process_table import children, threads
 
 from shardprep import cli, formats, loaders
@@ -22,6 +23,10 @@ NEEDS_TENSORFLOW = [
     "whole/test_examples.py",
 ]
 collect_ignore = [] if find_spec("tensorflow") else NEEDS_TENSORFLOW
+
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,9 +35,11 @@ def say_what_mends(report: Report) -> None:
         return
     files = {file.name for file in report.manifest.files} if report.manifest else set()
     found = {finding.file for finding in report.findings}
-    if not files or MANIFEST_NAME in found:
-        unfinished = not files and (report.dataset / WORK_FOLDER_NAME).is_dir()
-        say(GOES_ON if unfinished else CONVERT_AGAIN)
+    if not files and (report.dataset / WORK_FOLDER_NAME).is_dir():
+        say(GOES_ON)
+    elif not files or MANIFEST_NAME in found:
+        if (report.dataset / PROVENANCE_NAME).exists():  # without it the folder may be no dataset at all
+            say(CONVERT_AGAIN)
     elif any(finding.file in files and finding.key is None for finding in report.findings):
         say_next("repair", report.dataset, *_source_of(report.dataset))
     else:

@@ -76,10 +76,11 @@ class _Run:
             self._submit(executor, islice(self._jobs, at_once))
             while self._pending:
                 ready, _ = wait(self._pending, timeout=POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
+                before = len(self._built)
                 for future in ready:
                     self._take(future, executor)
                 self._progress.at(*self._counters.total())
-                if ready:
+                if len(self._built) > before:
                     tell_shards(self._progress, len(self._built), self._counters.shards)
         finally:
             for future in self._pending:

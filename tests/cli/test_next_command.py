@@ -150,6 +150,10 @@ def test_without_a_manifest_the_conversion_is_next(folder: Path) -> None:
     assert last(unfinished) == "next: the prep convert command that began it; it goes on from there"
 
 
+def test_nothing_is_next_for_a_folder_that_is_no_dataset(tmp_path: Path) -> None:
+    assert "next:" not in prep_here("verify", tmp_path).stdout
+
+
 def test_a_repair_of_what_is_intact_says_so(made: Path) -> None:
     done = prep_here("repair", "my shards/val", "--source", "the archives", cwd=made)
     found = json.loads(

@@ -28,6 +28,8 @@ PROGRAMS = [block for block in BLOCKS if block.language == "python"]
 # An installation is run by .ci/run.
 SHELL = [block for block in BLOCKS if block.language == "sh" and not block.text.startswith("pip install")]
 
+PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .*\n", re.M)
+
 Ending = tuple[int, str]
 
 
@@ -59,7 +61,7 @@ def parameter(block: Block) -> Any:
 
 
 def runs_of(folder: Path, blocks: Iterable[Block], environ: dict[str, str]) -> dict[Block, Ending]:
-    """Exit code and stderr of a page's blocks, one after the other in one folder."""
+    """Exit code, and stderr without progress, of a page's blocks, one after the other in one folder."""
     return {block: run(folder, block, environ) for block in blocks}
 
 
@@ -73,7 +75,7 @@ def run(folder: Path, block: Block, environ: dict[str, str]) -> Ending:
         )
     except subprocess.TimeoutExpired as error:
         return -1, str(error)
-    return done.returncode, without_tensorflow_log(done.stderr)
+    return done.returncode, PROGRESS.sub("", without_tensorflow_log(done.stderr))
 
 
 @pytest.fixture(scope="module")

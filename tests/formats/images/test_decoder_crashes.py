@@ -78,7 +78,9 @@ def test_an_animation_that_crashes_opencv_is_a_bad_image_and_no_crash(tmp_path: 
 def test_prep_reports_it_in_one_line(tmp_path: Path) -> None:
     source = write_images(tmp_path / "source", 4, 1)
 
-    done = prep("convert", source, tmp_path / "out", "--split", "train", "--decode-check", "--workers", "0")
+    done = prep(
+        "convert", source, tmp_path / "out", "--split", "train", "--decode-check", "--workers", "0", "--quiet"
+    )
 
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

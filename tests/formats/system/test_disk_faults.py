@@ -60,7 +60,7 @@ def test_an_error_of_the_system_names_the_file_and_is_the_systems(
 ) -> None:
     words = ["convert", archives, tmp_path / "out", "--split", "val", "--format", container, "--workers", 0]
 
-    done = prep(*words, prefix=injecting(calls, error, when))
+    done = prep(*words, "--quiet", prefix=injecting(calls, error, when))
 
     assert done.returncode == 3
     assert done.stderr.startswith(f"prep: {tmp_path / 'out'}")

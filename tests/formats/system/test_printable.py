@@ -80,7 +80,7 @@ def test_a_name_in_an_archive_cannot_drive_a_terminal(tmp_path: Path) -> None:
     MINI.write_tars(tmp_path)
     (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of({"ILSVRC2012_val_\x1b]0;\x07.JPEG": b"x"}))
 
-    done = prep_here("convert", tmp_path, tmp_path / "out", "--split", "val")
+    done = prep_here("convert", tmp_path, tmp_path / "out", "--split", "val", "--quiet")
 
     assert done.returncode == 1
     assert_one_harmless_line(done.stderr)
@@ -90,7 +90,7 @@ def test_a_name_in_an_archive_cannot_drive_a_terminal(tmp_path: Path) -> None:
 def test_a_path_cannot_drive_a_terminal(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
 
-    for words in (["verify", tmp_path / name], ["convert", tmp_path / name, tmp_path / "out"]):
+    for words in (["verify", tmp_path / name], ["convert", tmp_path / name, tmp_path / "out", "--quiet"]):
         done = prep_here(*words)
         assert done.returncode in (1, 2)
         lines = (done.stdout + done.stderr).split("\n")
@@ -104,7 +104,7 @@ def test_a_file_of_long_lines_is_not_quoted_whole(tmp_path: Path) -> None:
     for row in ("x" * 900_000, f"ILSVRC2012_val_00000001,{'n' * 100_000}\x1b 1 2 3 4"):
         solution.write_text(f"ImageId,PredictionString\n{row}\n")
 
-        done = prep_here("convert", tmp_path, tmp_path / "out", "--split", "val")
+        done = prep_here("convert", tmp_path, tmp_path / "out", "--split", "val", "--quiet")
 
         assert done.returncode == 1
         assert_one_harmless_line(done.stderr)

@@ -23,7 +23,7 @@ def test_a_source_that_gives_ten_bytes_at_a_time_is_converted_to_the_same_bytes(
     environment = cut_below(source, tmp_path / "short_reads.so")
     words = ["convert", source, tmp_path / "out", "--split", "val", "--format", container]
 
-    done = prep(*words, "--shard-size", 60_000, "--workers", 0, env=environment)
+    done = prep(*words, "--shard-size", 60_000, "--workers", 0, "--quiet", env=environment)
 
     assert (done.returncode, done.stderr) == (0, "")
     converted(source, tmp_path / "whole", split="val", container=container)
@@ -38,7 +38,7 @@ def test_an_output_that_gives_ten_bytes_at_a_time_is_the_same(
     environment = cut_below(tmp_path / "out", tmp_path / "short_reads.so")
     words = ["convert", archives, tmp_path / "out", "--split", "val", "--format", container, "--workers", 0]
 
-    done = prep(*words, "--shard-size", 60_000, env=environment)
+    done = prep(*words, "--shard-size", 60_000, "--quiet", env=environment)
 
     assert (done.returncode, done.stderr) == (0, "")
     converted(archives, tmp_path / "whole", split="val", container=container)
