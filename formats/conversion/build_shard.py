@@ -17,6 +17,7 @@ from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import Rows, index_dtype, index_row, write_table
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
+from shardprep.formats.images.crop_ready.transcoding import stored_image
 from shardprep.formats.images.decode_check import check_decodes, crashes_decoder
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageInfo
@@ -34,7 +35,6 @@ from shardprep.formats.system.atomic_write import (
 
 from .plan import Plan, PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
-from .transcoding import stored_image
 from .work_folder import WorkFolder
 
 
@@ -236,7 +236,13 @@ def _checked(image: bytes, entry: np.void, options: PlanOptions) -> _Image:
     info = read_image_header(image)
     if options.decode_check:
         check_decodes(image)
-    image, info = stored_image(image, info, options)
+    image, info = stored_image(
+        image,
+        info,
+        segments=options.crop_ready,
+        shorter_side=options.shorter_side,
+        quality=options.quality,
+    )
     key, label = entry["key"].item(), int(entry["label"])
     return _Image(Stored(key, label, record_crc(key, label, image), image), info)
 

@@ -50,10 +50,11 @@ class Cut(NamedTuple):
 class RestartGrid(NamedTuple):
     """The table of a crop-ready image.
 
-    ``sha256`` is that of the original image. ``width`` and ``height`` are in stored pixels. ``mcu_width`` and ``mcu_height`` are in pixels, ``interval`` is the number of MCUs in a
-    segment, ``columns`` the number of segments in a row. ``header`` and ``scan`` are the offsets of the first
-    header after the table and of the first segment; ``frame`` is the offset of the frame's header from
-    ``header``. ``lengths`` are those of the segments in bytes, without their markers.
+    ``sha256`` is that of the original image. ``width`` and ``height`` are in stored pixels. ``mcu_width`` and
+    ``mcu_height`` are in pixels, ``interval`` is the number of MCUs in a segment, ``columns`` the number of
+    segments in a row. ``header`` and ``scan`` are the offsets of the first header after the table and of the
+    first segment; ``frame`` is the offset of the frame's header from ``header``. ``lengths`` are those of the
+    segments in bytes, without their markers.
     """
 
     sha256: bytes
