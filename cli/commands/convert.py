@@ -34,7 +34,6 @@ from .dry_run_report import ignored_text, print_dry_run
     short_help="Convert archives, folders or tensorpack's LMDB to shards.",
     epilog=examples(
         "convert archives shards",
-        "convert archives train --split train --format hdf5 --shard-size 1GiB",
         "convert photos shards --on-bad-image skip --decode-check",
         "convert shards ready --crop-ready",
     ),
