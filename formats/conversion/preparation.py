@@ -95,13 +95,19 @@ class Prepared:
         return manifest
 
     def _differing(self, manifest: Manifest) -> str:
-        """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped."""
+        """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped.
+
+        Options of the source count only where they made other images.
+        """
         policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
         begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
         now = asdict(self.planned.options) | {
             "on_bad_image": policy,
             "images": self.planned.digests.get(policy),
         }
+        if begun["images"] != now["images"]:
+            begun |= SourceOptions.of_manifest(manifest.source).in_use
+            now |= self.listing.options
         return differences(begun, now)
 
     def guard(self) -> dict[str, Any]:
