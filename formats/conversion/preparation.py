@@ -137,8 +137,12 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
     outputs = request.outputs(source)
     prepared = []
     for listing in _listings(source, outputs, problems):
-        with problems.collected():
+        miscounted = Problems()
+        with miscounted.collected():
             _check_count(listing, allow_partial=request.options.allow_partial)
+        problems.merge(miscounted)
+        if not len(listing.entries) and (miscounted or listing.problems):
+            continue  # why there is no image is said
         with problems.collected():
             boxes = gathered_boxes(source, listing.split, listing)
             planned = plan(listing, request.plan_options)
