@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete
+from shardprep.formats.progress import Progress
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -19,6 +22,8 @@ from .plan import Plan, PlanOptions, differences, plan
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
 from .tables import GatheredBoxes, gathered_boxes
 from .work_folder import refuse_busy, refuse_other_plan
+
+MOST_NAMED = 5  # classes in one line
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,20 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
     with problems.collected():
         check_space({one.output: one.planned for one in prepared if not one.is_finished})
     return prepared
+
+
+def note_untrained(prepared: Iterable[Prepared], progress: Progress) -> None:
+    """Show the classes of val of which train has no image: a folder's name may be misspelt."""
+    of_split = {one.planned.split: one for one in prepared}
+    if not {"train", "val"} <= of_split.keys():
+        return
+    val, train = (of_split[split].listing for split in ("val", "train"))
+    only_val = np.setdiff1d(val.entries["label"], train.entries["label"])
+    names = [val.labels.classes[label].name for label in only_val.tolist() if label >= 0]
+    if names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        named = ", ".join(names[:MOST_NAMED])
+        progress.note(f"classes of val without an image in train: {named}{more}")
 
 
 def _listings(source: Source, splits: Iterable[str], problems: Problems) -> list[Listing]:

@@ -353,6 +353,12 @@ def test_empty_classes_loose_images_and_litter_alone_are_named_in_one_message(tm
         recognise(tmp_path).listing("train")
 
 
+def test_one_class_is_counted_as_one(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+
+    assert recognise(tmp_path).description == "class-folders: train (1 class)"
+
+
 def test_a_class_of_links_is_not_said_to_be_empty(tmp_path: Path) -> None:
     write(tmp_path / "images/1.jpg", b"x")
     (tmp_path / "links/cat").mkdir(parents=True)
