@@ -68,6 +68,8 @@ class ShardprepError(Exception):
 
     def __str__(self) -> str:
         places = dict.fromkeys(p for p in (self.path, self.shard, self.key) if p)
+        if self.key and self.path and self.path.endswith(f"/{self.key}"):
+            del places[self.key]  # the path of an image in a folder ends with its key
         return ": ".join(map(printable, [*places, self.message]))
 
     def __repr__(self) -> str:

@@ -22,6 +22,7 @@ CONVERT_AGAIN = (
     "next: the prep convert command that made it (provenance.json has it), into another folder; or put "
     "manifest.json back from a copy"
 )
+NO_DATASET = "next: give a folder that prep convert made; nothing of it is here"
 BAD_IN_SOURCE = (
     "next: these records are as they were published; prep convert with --decode-check --on-bad-image skip, into "
     "another folder, leaves bad images out"
@@ -35,15 +36,21 @@ def say_what_mends(report: Report) -> None:
         return
     files = {file.name for file in report.manifest.files} if report.manifest else set()
     found = {finding.file for finding in report.findings}
-    if not files and (report.dataset / WORK_FOLDER_NAME).is_dir():
-        say(GOES_ON)
-    elif not files or MANIFEST_NAME in found:
-        if (report.dataset / PROVENANCE_NAME).exists():  # without it the folder may be no dataset at all
-            say(CONVERT_AGAIN)
+    if not files or MANIFEST_NAME in found:
+        say(
+            GOES_ON
+            if not files and (report.dataset / WORK_FOLDER_NAME).is_dir()
+            else _converted_again(report)
+        )
     elif any(finding.file in files and finding.key is None for finding in report.findings):
         say_next("repair", report.dataset, *_source_of(report.dataset))
     else:
         say(BAD_IN_SOURCE if found & files else FOREIGN)
+
+
+def _converted_again(report: Report) -> str:
+    made = any((report.dataset / name).exists() for name in (MANIFEST_NAME, PROVENANCE_NAME))
+    return CONVERT_AGAIN if made else NO_DATASET
 
 
 def _source_of(dataset: Path) -> list[str | Path]:

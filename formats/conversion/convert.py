@@ -22,7 +22,7 @@ from .build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from .finalize import finish
 from .job_runner import run_jobs
 from .plan import Plan, PlanOptions
-from .preparation import ConvertOptions, Prepared, Request, prepare
+from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
 from .progress_counters import COUNTERS_NAME, ProgressCounters
 from .skipped import SkippedImages, sum_up
 from .work_folder import WorkFolder, finished_shards, noting_kept
@@ -90,6 +90,7 @@ def convert(
     problems = Problems()
     prepared = prepare(recognised, request, problems)
     problems.raise_all()
+    note_untrained(prepared, progress)
     run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
     conversion = _Conversion(request.options, run, progress, of_split=len(prepared) > 1)
     again = "the same command without --restart" if request.options.restart else "the same command"

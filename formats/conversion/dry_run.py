@@ -28,7 +28,7 @@ from shardprep.formats.system.user_path import user_path
 
 from .plan import PlannedShard, PlanOptions
 from .preflight import most_bytes
-from .preparation import ConvertOptions, Prepared, Request, prepare
+from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
 
 SAMPLE_EVERY = 8  # images of which one is hashed, to measure how long that takes
 _DETAILS = re.compile(r"\(.*?\)|\d+")
@@ -138,6 +138,7 @@ def plan_conversion(
         with problems.collected():
             request.check_outputs(recognised)
         prepared = prepare(recognised, request, problems)
+        note_untrained(prepared, progress)
     return _Check(problems, count, progress).result(description, prepared)
 
 

@@ -23,15 +23,11 @@ from shardprep.formats.records.stored_order import MAX_SEED, ORDERS, is_class_so
 from shardprep.formats.sources.listing.source import Entries, Listing
 
 BAD_IMAGE_POLICIES = ("fail", "skip")
-DEFAULT_SHARD_SIZE = 256 << 20
+_MIB = 1 << 20
+DEFAULT_SHARD_SIZE = 256 * _MIB
 MAX_SHORTER_SIDE = 8192
-NOT_OPTIONS = (
-    "split",
-    "source",
-    "images",
-    "boxes",
-    "dataset",
-)  # parts of a plan that are known by their digests
+# Parts of a plan that are known by their digests.
+NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """
     names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
     options = [
-        f"{_flag(name)} was {_shown(begun.get(name))}, is now {_shown(now.get(name))}"
+        f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}"
         for name in names
         if name not in NOT_OPTIONS
     ]
@@ -164,9 +160,12 @@ def _flag(option: str) -> str:
     return "--format" if option == "container" else "--" + option.replace("_", "-")
 
 
-def _shown(value: object) -> str:
+def _shown(name: str, options: Mapping[str, Any]) -> str:
+    value = options.get(name)
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
+    if name == "shard_size" and isinstance(value, int) and not value % _MIB:
+        return f"{value // _MIB}MiB"
     return str(value)
 
 

@@ -20,8 +20,10 @@ from .run_folder import bytes_in_run_folders
 def refuse_other_shape(output: Path, split: str | None) -> None:
     """Raise UsageError for a dataset, begun or finished, in the place of a folder of splits, or the reverse.
 
-    ``output`` is to be a folder of splits if ``split`` is None.
+    ``output`` is to be a folder of splits if ``split`` is None. What is no folder at all is refused, too.
     """
+    if output.exists() and not output.is_dir():
+        raise UsageError("is not a folder; choose another output", path=output)
     if split is None:
         if _is_dataset(output):
             raise UsageError(
@@ -93,7 +95,7 @@ def check_output(output: Path, source: Source) -> None:
     if not output.exists():
         return
     if not output.is_dir():
-        raise UsageError("is not a folder", path=output)
+        raise UsageError("is not a folder; choose another output", path=output)
     begun = (output / WORK_FOLDER_NAME).exists()
     if not begun and any(output.iterdir()):
         raise UsageError("is not empty, and not a conversion begun here; choose another output", path=output)

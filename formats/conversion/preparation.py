@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete
+from shardprep.formats.progress import Progress
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -19,6 +22,8 @@ from .plan import Plan, PlanOptions, differences, plan
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
 from .tables import GatheredBoxes, gathered_boxes
 from .work_folder import refuse_busy, refuse_other_plan
+
+MOST_NAMED = 5  # classes in one line
 
 
 @dataclass(frozen=True)
@@ -95,13 +100,19 @@ class Prepared:
         return manifest
 
     def _differing(self, manifest: Manifest) -> str:
-        """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped."""
+        """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped.
+
+        Options of the source count only where they made other images.
+        """
         policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
         begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
         now = self.planned.options.to_json() | {
             "on_bad_image": policy,
             "images": self.planned.digests.get(policy),
         }
+        if begun["images"] != now["images"]:
+            begun |= SourceOptions.of_manifest(manifest.source).in_use
+            now |= self.listing.options
         return differences(begun, now)
 
     def guard(self) -> dict[str, Any]:
@@ -131,8 +142,12 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
     outputs = request.outputs(source)
     prepared = []
     for listing in _listings(source, outputs, problems):
-        with problems.collected():
+        miscounted = Problems()
+        with miscounted.collected():
             _check_count(listing, allow_partial=request.options.allow_partial)
+        problems.merge(miscounted)
+        if not len(listing.entries) and (miscounted or listing.problems):
+            continue  # why there is no image is said
         with problems.collected():
             boxes = gathered_boxes(source, listing.split, listing)
             planned = plan(listing, request.plan_options)
@@ -142,6 +157,20 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
     with problems.collected():
         check_space({one.output: one.planned for one in prepared if not one.is_finished})
     return prepared
+
+
+def note_untrained(prepared: Iterable[Prepared], progress: Progress) -> None:
+    """Show the classes of val of which train has no image: a folder's name may be misspelt."""
+    of_split = {one.planned.split: one for one in prepared}
+    if not {"train", "val"} <= of_split.keys():
+        return
+    val, train = (of_split[split].listing for split in ("val", "train"))
+    only_val = np.setdiff1d(val.entries["label"], train.entries["label"])
+    names = [val.labels.classes[label].name for label in only_val.tolist() if label >= 0]
+    if names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        named = ", ".join(names[:MOST_NAMED])
+        progress.note(f"classes of val without an image in train: {named}{more}")
 
 
 def _listings(source: Source, splits: Iterable[str], problems: Problems) -> list[Listing]:

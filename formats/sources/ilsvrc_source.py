@@ -69,7 +69,7 @@ class IlsvrcSource(Source):
     @property
     def description(self) -> str:
         devkit = " with devkit" if self.annotation_files.devkit else ""
-        return f"{self.layout}: {', '.join(self.splits)}{devkit} ({len(self.labels)} classes)"
+        return f"{self.layout}: {', '.join(self.splits)}{devkit} ({self.labels.counted})"
 
     def survey(self, split: str) -> Listing:
         if split not in self.splits:

@@ -198,14 +198,14 @@ class _SplitListing:
 
     def _list_class(self, name: str, label: int, truth: GroundTruth | None) -> None:
         place = f"{self._place}/{name}".lstrip("/")
-        empty = True
+        empty, known = True, self._problems.cases
         for file in self._walk.files_below(place):
             empty = False
             with self._problems.collected("label"):
                 if truth is not None:
                     label = truth.label_of(_stem(file), folder=name)
                 self._append(f"{name}/{file.path}", file, label)
-        if empty and self._tree.expected(self._split) is None:
+        if empty and self._problems.cases == known and self._tree.expected(self._split) is None:
             self._problems.add(
                 SourceDamaged(
                     "this class has no image; add some, or remove the folder", path=self._tree.root / place

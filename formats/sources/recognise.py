@@ -56,7 +56,7 @@ class MixedSource(Source):
     @property
     def description(self) -> str:
         parts = ", ".join(f"{split} of {member.layout}" for split, member in self.members.items())
-        return f"{parts} ({len(self._labels())} classes)"
+        return f"{parts} ({self._labels().counted})"
 
     @property
     def folders(self) -> tuple[Path, ...]:

@@ -19,7 +19,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_what_was_left_out_of_the_source_is_said(photos: Path, tmp_path: Path) -> None:
-    done = prep_here("convert", photos, tmp_path / "out", "--workers", 0)
+    done = prep_here("convert", photos, tmp_path / "out", "--workers", 0, "--quiet")
 
     assert done.returncode == 0
     assert "  ignored       1 .DS_Store\n" in done.stdout

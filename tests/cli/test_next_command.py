@@ -150,8 +150,10 @@ def test_without_a_manifest_the_conversion_is_next(folder: Path) -> None:
     assert last(unfinished) == "next: the prep convert command that began it; it goes on from there"
 
 
-def test_nothing_is_next_for_a_folder_that_is_no_dataset(tmp_path: Path) -> None:
-    assert "next:" not in prep_here("verify", tmp_path).stdout
+def test_a_folder_that_no_conversion_made_is_said_to_be_none(tmp_path: Path) -> None:
+    done = prep_here("verify", tmp_path)
+
+    assert last(done.stdout) == "next: give a folder that prep convert made; nothing of it is here"
 
 
 def test_a_repair_of_what_is_intact_says_so(made: Path) -> None:

@@ -118,7 +118,7 @@ def test_the_html_has_every_page() -> None:
     assert shown == {path.relative_to(ROOT / "docs") for path in DOCS}
 
 
-GUIDES = {"converting", "training", "flow", "tensorflow", "pytorch-and-jax", "several-machines", "measuring"}
+GUIDES = {"converting", "training", "flow", "tensorflow", "pytorch", "jax", "several-machines", "measuring"}
 REFERENCES = {"format", "promises", "from-tensorpack", "tensorpack-lmdb", "frames", "wire", "benchmarks"}
 
 

@@ -2,11 +2,13 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import ROOT
@@ -18,14 +20,15 @@ from shardprep.formats import convert, make_sample
 pytestmark = pytest.mark.slow
 
 EXAMPLES = ROOT / "examples"
+OF_TORCH = ("torchelastic_", "torchinductor_")  # what torch itself leaves in the temporary folder
 
 
-def run(name: str, *words: object, temporary: Path) -> str:
+def run(name: str, *words: object, temporary: Path, launcher: tuple[str, ...] = ()) -> str:
     """What an example prints; it warns of nothing, and leaves neither a file nor a process."""
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, EXAMPLES / name, *map(str, words)],
-        env={**os.environ, "TMPDIR": str(temporary)},
+        [sys.executable, *launcher, EXAMPLES / name, *map(str, words)],
+        env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
         cwd=temporary.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -34,9 +37,9 @@ def run(name: str, *words: object, temporary: Path) -> str:
     )
     printed, said = process.communicate(timeout=240)
     assert (process.returncode, without_tensorflow_log(said)) == (0, "")
-    assert list(temporary.iterdir()) == []
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith(OF_TORCH)] == []
     eventually_none_of(process.pid)
-    temporary.rmdir()
+    shutil.rmtree(temporary)
     return printed
 
 
@@ -79,3 +82,36 @@ def test_a_stopped_training_goes_on_where_it_was(printed: dict[str, str]) -> Non
     epochs = [line.split(":")[0] for line in printed["train_tensorflow.py"].splitlines()]
 
     assert epochs == [f"epoch {number}" for number in range(6)]
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "middle", "end"), [((), 12, 54), (TORCHRUN, 6, 24)], ids=["alone", "torchrun"]
+)
+def test_a_torch_training_that_goes_on_within_an_epoch_ends_as_one_that_was_not_stopped(
+    launcher: tuple[str, ...], middle: int, end: int, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    options = ("--save-every", 6, "--checkpoints")
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+
+    printed = run("train_torch.py", *options, whole, temporary=tmp_path / "first", launcher=launcher)
+    rest.mkdir()
+    shutil.copy(whole / f"step{middle:08}.pt", rest)
+    again = run("train_torch.py", *options, rest, temporary=tmp_path / "second", launcher=launcher)
+
+    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", printed)]
+    assert len(losses) == 6
+    assert losses[-1] < 0.9 * losses[0]
+    assert again.splitlines() == printed.splitlines()[1:]
+    ends = [torch.load(folder / f"step{end:08}.pt", weights_only=True) for folder in (whole, rest)]
+    assert all(torch.equal(*of_both) for of_both in zip(*map(tensors_of, ends), strict=True))
+    assert ends[0]["places"] == ends[1]["places"]
+
+
+def tensors_of(checkpoint: dict[str, Any]) -> list[Any]:
+    """The weights, and what the optimizer keeps for each of them."""
+    kept = checkpoint["optimizer"]["state"].values()
+    return [*checkpoint["network"].values(), *(tensor for each in kept for tensor in each.values())]

@@ -30,7 +30,9 @@ class Row(NamedTuple):
     label: str
 
 
-ReadRows = Callable[[Lines, SourceOptions], Iterator[Row]]
+Rows = Iterator[Row | ValueError]
+"""Rows, and for a line that is none what is wrong with it."""
+ReadRows = Callable[[Lines, SourceOptions], Rows]
 
 
 def reader_of(path: Path, options: SourceOptions) -> ReadRows | None:
@@ -41,22 +43,25 @@ def reader_of(path: Path, options: SourceOptions) -> ReadRows | None:
     return _READERS.get(path.suffix.lower()) or (read_text if options.for_lists else None)
 
 
-def read_text(lines: Lines, options: SourceOptions) -> Iterator[Row]:
+def read_text(lines: Lines, options: SourceOptions) -> Rows:
     """Yield ``path label`` of each line; they are separated by a tab, or else by the last space."""
     if options.path_column or options.label_column:
         raise ValueError("is of a text file, which has no names of columns; give a CSV file or JSON lines")
     for line in filter(None, map(str.strip, lines)):
         path, separator, label = line.partition("\t") if "\t" in line else line.rpartition(" ")
-        if not separator:
-            raise ValueError(f"{line[:80]!r} is no path and its label")
-        yield Row(path.strip(), label.strip())
+        if separator:
+            yield Row(path.strip(), label.strip())
+        else:
+            yield ValueError(f"{line[:80]!r} is no path and its label")
 
 
-def read_csv(lines: Lines, options: SourceOptions) -> Iterator[Row]:
+def read_csv(lines: Lines, options: SourceOptions) -> Rows:
     """Yield the rows of a CSV file below its header; two columns of images and labels need none."""
     first = next(lines, "")
     delimiter = max(_DELIMITERS, key=first.count)
-    (header,) = csv.reader([first], delimiter=delimiter, strict=True) if first.strip() else ([],)
+    if not first.strip():
+        raise ValueError("is empty; begin the list with the names of its columns")
+    (header,) = csv.reader([first], delimiter=delimiter, strict=True)
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     names = [name.strip() for name in header]
     if len(names) == 2 and "." in names[0] and not options.path_column and not options.label_column:
@@ -65,20 +70,23 @@ def read_csv(lines: Lines, options: SourceOptions) -> Iterator[Row]:
     else:
         path, label = map(names.index, _columns(names, options))
     for row in filter(None, rows):
-        if len(row) != len(names):
-            raise ValueError(f"has {len(row)} columns, but the first line has {len(names)}")
-        yield Row(row[path].strip(), row[label].strip())
+        if len(row) == len(names):
+            yield Row(row[path].strip(), row[label].strip())
+        else:
+            columns = f"{len(row)} column{'' if len(row) == 1 else 's'}"
+            yield ValueError(f"has {columns}, but the first line has {len(names)}")
 
 
-def read_json(lines: Lines, options: SourceOptions) -> Iterator[Row]:
+def read_json(lines: Lines, options: SourceOptions) -> Rows:
     """Yield the rows of JSON lines, with one object in each."""
     columns: tuple[str, str] | None = None
     for line in filter(str.strip, lines):
-        value = json.loads(line)
-        if not isinstance(value, dict):
-            raise ValueError("is not a JSON object; write one object per line")
-        columns = columns or _columns(list(value), options)
-        yield Row(_text_of(value, columns[0]), _text_of(value, columns[1], number=True))
+        try:
+            value = _object_of(line)
+            columns = columns or _columns(list(value), options)
+            yield Row(_text_of(value, columns[0]), _text_of(value, columns[1], number=True))
+        except ValueError as error:
+            yield error
 
 
 _READERS: Mapping[str, ReadRows] = {
@@ -94,6 +102,13 @@ def _columns(names: Sequence[str], options: SourceOptions) -> tuple[str, str]:
         _column(names, options.path_column, PATH_COLUMNS, "--path-column"),
         _column(names, options.label_column, LABEL_COLUMNS, "--label-column"),
     )
+
+
+def _object_of(line: str) -> Mapping[str, Any]:
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError("is not a JSON object; write one object per line")
+    return value
 
 
 def _column(names: Sequence[str], wanted: str | None, usual: Iterable[str], option: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import SourceIncomplete, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.sources.listing.archive_md5 import archive_of
@@ -117,17 +117,38 @@ class _ListContents:
         self._source = source
 
     def read(self, lines: Lines) -> None:
-        """Read all lines. Raises SourceDamaged, with the line, for one that is no row."""
+        """Read all lines. Raises SourceDamaged, with the line, where the lines after it cannot be read."""
         follow = self._source.source_options.follow_symlinks
         with FileStatus(self._source.root, follow_symlinks=follow) as files:
             for row in self._rows(lines):
                 self._add(row, lines, files)
-        if self.missing:
+        if self.missing and not self.lines:
+            self._refuse_root()
+        elif self.missing:
             self.shortfall = f"{self.missing} files are missing, the first is {self.shortfall}"
 
+    def _refuse_root(self) -> None:
+        self.problems.add(
+            SourceIncomplete(
+                f"none of its {self.missing} files is there, the first is {self.shortfall}; say with --root where "
+                "the paths begin",
+                path=self._source.path,
+            )
+        )
+        self.missing, self.shortfall = 0, ""
+
     def _rows(self, lines: Lines) -> Iterator[Row]:
+        """Yield the rows; lines that are none are added to the problems."""
         with self._at(lines):
-            yield from self._source.reader(lines, self._source.source_options)
+            for row in self._source.reader(lines, self._source.source_options):
+                if isinstance(row, Row):
+                    yield row
+                else:
+                    self._add_wrong(row, lines)
+
+    def _add_wrong(self, error: ValueError, lines: Lines) -> None:
+        with self.problems.collected("row"), self._at(lines):
+            raise error
 
     def _at(self, lines: Lines) -> AbstractContextManager[None]:
         return foreign_file(self._source.path, _ADVICE, place=lambda: f"line {lines.number}: ")

@@ -55,6 +55,11 @@ class Problems:
     def __bool__(self) -> bool:
         return bool(self._of_kind)
 
+    @property
+    def cases(self) -> int:
+        """The number of cases of all kinds."""
+        return sum(problem.count for problem in self)
+
     def add(self, error: ShardprepError | OSError, kind: str = "") -> None:
         """Add a case. Cases of one ``kind`` are counted together; by default these have one message."""
         alike = error.strerror if isinstance(error, OSError) else error.message

@@ -9,6 +9,8 @@ from typing import Any
 
 from shardprep.formats.errors import UsageError
 
+_KEPT = {"follow_symlinks": bool, "val_fraction": float, "path_column": str, "label_column": str}
+
 
 @dataclass(frozen=True)
 class SourceOptions:
@@ -38,6 +40,11 @@ class SourceOptions:
         names = ("root", "path_column", "label_column")
         return {name: str(value) for name in names if (value := getattr(self, name)) is not None}
 
+    @property
+    def in_use(self) -> dict[str, Any]:
+        """The options that the manifest keeps and that are in use, by name."""
+        return self.kept(*_KEPT)
+
     def kept(self, *names: str) -> dict[str, Any]:
         """Return those of the named options that are in use, as the manifest keeps them."""
         return {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
@@ -45,5 +52,4 @@ class SourceOptions:
     @classmethod
     def of_manifest(cls, source: Mapping[str, Any]) -> SourceOptions:
         """Return the options in a manifest's ``source``, which may hold anything. Raises UsageError."""
-        kinds = {"follow_symlinks": bool, "val_fraction": float, "path_column": str, "label_column": str}
-        return cls(**{name: source[name] for name, kind in kinds.items() if type(source.get(name)) is kind})
+        return cls(**{name: source[name] for name, kind in _KEPT.items() if type(source.get(name)) is kind})

@@ -267,6 +267,7 @@ CHANGES = [
     ({"seed": 5}, "--seed was 0, is now 5"),
     ({"order": "key"}, "--order was shuffled, is now key"),
     ({"shard_size": 70_000}, "--shard-size was 60000, is now 70000"),
+    ({"shard_size": 3 << 20}, "--shard-size was 60000, is now 3MiB"),
     ({"decode_check": True}, "--decode-check was off, is now on"),
     ({"container": "hdf5", "seed": 1}, "--format was lmdb, is now hdf5, --seed was 0, is now 1"),
 ]

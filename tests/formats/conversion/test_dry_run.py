@@ -91,6 +91,14 @@ def test_bad_images_that_are_skipped_are_no_problem(photos: Path, tmp_path: Path
     assert [split.skipped for split in planned.splits] == [1, 0]
 
 
+def test_a_bad_image_in_a_folder_is_named_once(photos: Path, tmp_path: Path) -> None:
+    write(photos / "train/cat/0.png", b"")
+
+    assert said(dry_run(photos, tmp_path / "out")) == [
+        f"{photos}/train/cat/0.png: not an image (starts with nothing)"
+    ]
+
+
 def test_a_split_without_an_intact_image_is_a_problem(photos: Path, tmp_path: Path) -> None:
     for path in (photos / "val").rglob("*.png"):
         write(path, b"no image")

@@ -7,8 +7,27 @@ from datasets import tree
 from image_files import encoded, pixels
 from source_builders import write
 
-from shardprep.formats import ConvertOptions, SourceDamaged, SourceIncomplete, UsageError, convert, verify
+from shardprep.formats import (
+    ConvertOptions,
+    SourceDamaged,
+    SourceIncomplete,
+    UsageError,
+    convert,
+    plan_conversion,
+    verify,
+)
+from shardprep.formats.progress import NoProgress
 from shardprep.formats.sources.listing.problems import Problems
+
+
+class Notes(NoProgress):
+    """Progress that keeps its notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 @pytest.fixture
@@ -51,6 +70,24 @@ def test_one_split_is_not_written_into_a_folder_of_splits(state: str, photos: Pa
         convert(photos, tmp_path / "out", split="val", workers=0)
 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train"]
+
+
+def test_a_class_of_val_without_an_image_in_train_is_named(photos: Path, tmp_path: Path) -> None:
+    write(photos / "val" / "dogs/1.png", encoded(pixels(8, 8), ".png"))
+    for run in (plan_conversion, convert):
+        progress = Notes()
+
+        run(photos, tmp_path / "out", workers=0, progress=progress)
+
+        assert "classes of val without an image in train: dogs" in progress.notes
+
+
+@pytest.mark.parametrize("split", [None, "val"])
+def test_a_file_is_no_output(split: str | None, photos: Path, tmp_path: Path) -> None:
+    write(tmp_path / "out", b"")
+
+    with pytest.raises(UsageError, match="out: is not a folder; choose another output"):
+        convert(photos, tmp_path / "out", split=split, workers=0)
 
 
 def test_a_folder_of_splits_that_was_begun_is_finished(photos: Path, tmp_path: Path) -> None:

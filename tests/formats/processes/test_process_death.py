@@ -378,9 +378,17 @@ time.sleep(3600)
     assert len(programs_of(process.pid)) == 1
 
 
+BY_NAME = """
+import sys
+sys.modules["cloudpickle"] = None  # with it, what the main script defines is sent by value
+"""
+
+
 @pytest.mark.slow
 def test_a_worker_that_hangs_in_the_main_script_ends_with_its_parent(start: Start) -> None:
-    process = start("""
+    process = start(
+        BY_NAME
+        + """
 class Mine(Writing):
     pass
 
@@ -389,7 +397,8 @@ if __name__ != "__main__":
     time.sleep(3600)
 engine = Engine(Mine(), layout(10), workers=1)
 time.sleep(3600)
-""")
+"""
+    )
     assert process.stdout is not None
     worker = int(process.stdout.readline())
 
@@ -402,12 +411,15 @@ time.sleep(3600)
 @pytest.mark.slow
 def test_a_main_script_without_a_guard_is_an_error_that_says_what_to_do(start: Start) -> None:
     code, said = outcome(
-        start("""
+        start(
+            BY_NAME
+            + """
 class Mine(Writing):
     pass
 
 next(Engine(Mine(), layout(10), workers=1).run([np.arange(10)]))
-""")
+"""
+        )
     )
 
     assert code == 1

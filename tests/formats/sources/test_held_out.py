@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from image_files import encoded, pixels
 from source_builders import Miniature, contents, write
 
-from shardprep.formats import PlanOptions, SourceOptions, UsageError, convert, repair
+from shardprep.formats import PlanMismatch, PlanOptions, SourceOptions, UsageError, convert, repair
 from shardprep.formats.sources.held_out import drawn
 from shardprep.formats.sources.listing.source import entry_dtype
 from shardprep.formats.sources.recognise import recognise
@@ -99,6 +99,15 @@ def test_the_fraction_and_the_seed_are_recorded_and_repair_knows_them(photos: Pa
     assert {one.manifest.plan["seed"] for one in done} == {5}
     (tmp_path / "out/val/shard-00000.lmdb").unlink()
     assert repair(tmp_path / "out/val", photos, workers=0).findings == []
+
+
+def test_another_fraction_than_a_finished_outputs_is_named_with_the_old_one(
+    photos: Path, tmp_path: Path
+) -> None:
+    convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.2), workers=0)
+
+    with pytest.raises(PlanMismatch, match=r"dataset: --val-fraction was 0\.2, is now 0\.4; choose"):
+        convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.4), workers=0)
 
 
 def test_one_of_the_two_splits_can_be_converted_alone(photos: Path, tmp_path: Path) -> None:

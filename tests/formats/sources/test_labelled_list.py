@@ -178,7 +178,8 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
         b"a,b\ndog.jpg,dog\n",
         r"line 1: has none of the usual columns; .*--path-column",
     ),
-    "an empty file": ("list.csv", b"", r"has none of the usual columns"),
+    "a row of one": ("list.csv", b"path,label\ndog.jpg\n", r"line 2: has 1 column, but the first"),
+    "an empty file": ("list.csv", b"", r"line 1: is empty; begin the list with the names of its columns"),
     "no JSON": ("list.jsonl", b'{"path": "dog.jpg", "label": 1}\n{"path"', r"line 2: "),
     "no object": ("list.jsonl", b"[1]\n", r"line 1: is not a JSON object"),
     "a deep value": ("list.jsonl", b"[" * 60000, r"line 1: "),
@@ -213,7 +214,7 @@ def test_any_bytes_are_a_list_or_a_documented_error(
     name: str, data: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
-    with suppress(SourceDamaged):
+    with suppress(SourceDamaged, UsageError):
         listing(folder / name, data, folder)
 
 
@@ -222,6 +223,44 @@ def test_bad_lines_of_one_kind_are_counted(root: Path, tmp_path: Path) -> None:
         SourceDamaged, match=r"line 1: 'x\.y/\.\./a' may .*\(the first of 3\); also: .*line 4: has a la"
     ):
         listing(tmp_path / "list.csv", "../a,x\n../b,x\n../c,x\ndog.jpg,\n".replace("..", "x.y/.."), root)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "first"),
+    [
+        ("list.txt", "one\ndog.jpg dog\ntwo\n../x dog\n", "line 1: 'one' is no path"),
+        ("list.csv", "path,label\none\ndog.jpg,dog\n1,2,3\n../x,dog\n", "line 2: has 1 column,"),
+        (
+            "list.jsonl",
+            '[1]\n{"path": "dog.jpg", "label": 1}\n{"\n{"path": "../x", "label": 1}',
+            "line 1: is not",
+        ),
+    ],
+)
+def test_lines_that_are_no_rows_are_counted_and_the_others_are_read(
+    name: str, text: str, first: str, root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceDamaged, match=rf"{first}.* \(the first of 2\); also: .*'\.\./x' may lead out"):
+        listing(tmp_path / name, text, root)
+
+
+@pytest.mark.parametrize("allow_partial", [False, True])
+def test_a_list_without_any_of_its_files_is_an_error_that_names_the_root(
+    allow_partial: bool, root: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "list.txt", as_text(ROWS).encode())
+
+    with pytest.raises(
+        SourceIncomplete,
+        match=r"none of its 4 files is there, the first is .*line 1; say with --root where .*$",
+    ) as caught:
+        convert(
+            tmp_path / "list.txt",
+            tmp_path / "out",
+            options=ConvertOptions(allow_partial=allow_partial),
+            workers=0,
+        )
+    assert "also:" not in str(caught.value)
 
 
 def test_missing_files_are_counted_and_the_first_is_named(root: Path, tmp_path: Path) -> None:

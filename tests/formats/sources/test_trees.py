@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from source_builders import Miniature, contents, image, write
 
+from shardprep.formats import convert
 from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.labels import official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
@@ -350,6 +351,21 @@ def test_empty_classes_loose_images_and_litter_alone_are_named_in_one_message(tm
         r"remove the folder \(the first of 2\)$",
     ):
         recognise(tmp_path).listing("train")
+
+
+def test_one_class_is_counted_as_one(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+
+    assert recognise(tmp_path).description == "class-folders: train (1 class)"
+
+
+def test_a_class_of_links_is_not_said_to_be_empty(tmp_path: Path) -> None:
+    write(tmp_path / "images/1.jpg", b"x")
+    (tmp_path / "links/cat").mkdir(parents=True)
+    (tmp_path / "links/cat/1.jpg").symlink_to(tmp_path / "images/1.jpg")
+
+    with pytest.raises(SourceDamaged, match=r"is a symbolic link, and [^:]* with --follow-symlinks$"):
+        convert(tmp_path / "links", tmp_path / "out", workers=0)
 
 
 def test_images_in_one_folder_are_wrong_usage_that_says_what_would_help(tmp_path: Path) -> None:
