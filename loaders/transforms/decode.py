@@ -16,8 +16,6 @@ from shardprep.formats.images.decoder import Encoded, decode
 from shardprep.formats.images.kinds.jpeg import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2
 
-from .windows import Window
-
 if TYPE_CHECKING:
     from .contract import TransformInput
 
@@ -117,8 +115,10 @@ class EncodedImage:
         """Whether decoding to fewer pixels takes less time than decoding to all."""
         return self._decoded is None
 
-    def all_pixels(self) -> Pixels:
-        """Return the whole image."""
+    def all_pixels(self, *, reduction: Reduction = 1) -> Pixels:
+        """Return the whole image, decoded at 1 / ``reduction`` of its width and height."""
+        if reduction != 1:
+            return self._decode(self._image, reduction)
         if self._decoded is None:
             self._decoded = self._decode(self._image)
         return self._decoded
@@ -134,29 +134,12 @@ class EncodedImage:
         x, y = x - left // reduction, y - top // reduction
         return pixels[y : y + height, x : x + width]
 
-    def window(self, across: Window, down: Window, *, reduction: Reduction = 1) -> Pixels:
-        """Return the pixels of two windows of the sides of the image decoded at 1 / ``reduction``.
-
-        Those that have no influence on the wanted part of the result may have any value.
-        """
-        if self._grid is None:
-            whole = self.all_pixels() if reduction == 1 else self._decode(self._image, reduction)
-            return whole[down.start : down.stop, across.start : across.stop]
-        made = np.empty((down.stop - down.start, across.stop - across.start, 3), np.uint8)
-        needed = (across.first, down.first, across.last - across.first, down.last - down.first)
-        pixels = self.pixels(Crop(*(reduction * side for side in needed)), reduction=reduction)
-        rows, columns = (slice(w.first - w.start, w.last - w.start) for w in (down, across))
-        made[rows, columns] = pixels
-        return made
-
     def _around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
         """Return pixels that hold the crop, and the place of their first in the image."""
         cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
         if cut is not None:
             return self._decode(cut.image.data, reduction), cut.x, cut.y
-        if reduction == 1:
-            return self.all_pixels(), 0, 0
-        return self._decode(self._image, reduction), 0, 0
+        return self.all_pixels(reduction=reduction), 0, 0
 
     def _decode(self, image: Encoded, reduction: Reduction = 1) -> Pixels:
         began = perf_counter()

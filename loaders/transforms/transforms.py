@@ -199,18 +199,18 @@ class EvalTransform(ImageTransform):
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
         encoded = self._encoded(record)
-        rows, columns = self._sides
-        shorter = min(encoded.size)
-        reduction = self._reduction(encoded, (shorter, shorter), (self.resize, self.resize))
-        width, height = (-(-side // reduction) for side in encoded.size)
-        shorter = min(width, height)
+        smallest = min(encoded.size)
+        reduction = self._reduction(encoded, (smallest, smallest), (self.resize, self.resize))
+        pixels = encoded.all_pixels(reduction=reduction)
+        height, width = pixels.shape[:2]
+        shorter, (rows, columns) = min(width, height), self._sides
         w, h = (self.resize * side // shorter for side in (width, height))
         x, y = round((w - columns) / 2), round((h - rows) / 2)
         most = EXTREME_ASPECT * self.resize
         across = window_of(width, w, first=x, size=columns, most=most)
         down = window_of(height, h, first=y, size=rows, most=most)
         image = cv2.resize(
-            encoded.window(across, down, reduction=reduction),
+            pixels[down.start : down.stop, across.start : across.stop],
             None,
             fx=w / width,
             fy=h / height,

@@ -12,16 +12,11 @@ _REACH = 3  # pixels on each side that cubic interpolation, the widest, reads, a
 
 
 class Window(NamedTuple):
-    """Pixels ``start`` to ``stop`` of the side; the first begins where pixel ``at`` of the result begins.
-
-    Only those from ``first`` to ``last`` (excluded) have an influence on the wanted part of the result.
-    """
+    """Pixels ``start`` to ``stop`` of the side; the first begins where pixel ``at`` of the result begins."""
 
     start: int
     stop: int
     at: int
-    first: int
-    last: int
 
 
 def window_of(side: int, resized: int, *, first: int, size: int, most: int) -> Window:
@@ -33,13 +28,11 @@ def window_of(side: int, resized: int, *, first: int, size: int, most: int) -> W
     the whole side.
     """
     most = max(most, _STARTS)
-    reach = -(-_REACH * resized // side)  # in pixels of the result
-    needed = max(0, (first - reach) * side // resized)
-    stop = min(side, -(-(first + size + reach) * side // resized))
     if resized <= most:
-        return Window(0, side, 0, needed, stop)
+        return Window(0, side, 0)
+    reach = -(-_REACH * resized // side)  # in pixels of the result
     starts = np.arange(max(0, first - reach), max(0, first + size + reach - most) - 1, -1, dtype=np.int64)
     beside = starts * side % resized
     at = int(starts[np.argmin(np.minimum(beside, resized - beside))])
-    start = round(at * side / resized)
-    return Window(start, stop, at, max(start, needed), stop)
+    stop = -(-(first + size + reach) * side // resized)
+    return Window(round(at * side / resized), min(side, stop), at)

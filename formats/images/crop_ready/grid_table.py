@@ -23,8 +23,8 @@ from .restart_grid import (
     grid_of,
 )
 
-SEGMENT_WIDTH = 48  # pixels; wider segments make smaller files, and more pixels that are decoded in vain
-SEGMENT_BYTES = 400  # at least, if segments are to be wider for it; a segment costs about 6 bytes
+SEGMENT_WIDTH = 32  # pixels; wider segments make smaller files, and more pixels that are decoded in vain
+SEGMENT_BYTES = 250  # at least, if segments are to be wider for it; a segment costs about 6 bytes
 FEWEST_SEGMENTS = 4
 SAMPLINGS = frozenset({(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)})  # of luma, with both chromas 1x1
 APP15, DRI = 0xEF, 0xDD

@@ -118,8 +118,7 @@ def test_a_window_holds_what_is_kept_and_is_bounded(
     resized, size = resize * side // shorter, data.draw(st.integers(1, resize))
     first = round((resized - size) / 2)
 
-    window = window_of(side, resized, first=first, size=size, most=EXTREME_ASPECT * resize)
-    start, stop, at, needed, last = window
+    start, stop, at = window_of(side, resized, first=first, size=size, most=EXTREME_ASPECT * resize)
 
     factor = resized / side
     most = max(EXTREME_ASPECT * resize, 8192)
@@ -129,8 +128,6 @@ def test_a_window_holds_what_is_kept_and_is_bounded(
     assert start * factor <= max(0, first - 2 * factor) + 1  # two pixels for cubic interpolation
     assert stop == side or stop * factor >= first + size + 2 * factor
     assert abs(at - start * factor) <= 0.5 * factor + 1e-6
-    assert start <= needed <= max(start, (first - 2 * factor) / factor + 1)
-    assert last == side or stop >= last >= (first + size) / factor + 2
 
 
 @pytest.mark.parametrize(
