@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -86,7 +88,11 @@ def refuse_network(output: Path, kind: str) -> None:
 
 
 def check_output(output: Path, source: Source) -> None:
-    """Raise UsageError for a folder in the source, or with other contents than an unfinished conversion."""
+    """Raise UsageError for a folder in the source, or with other contents than an unfinished conversion.
+
+    Raises OSError for a place that cannot be written to.
+    """
+    _check_writable(existing_folder(output))
     for folder in source.folders:
         if output.resolve().is_relative_to(folder):
             raise UsageError(
@@ -99,3 +105,10 @@ def check_output(output: Path, source: Source) -> None:
     begun = (output / WORK_FOLDER_NAME).exists()
     if not begun and any(output.iterdir()):
         raise UsageError("is not empty, and not a conversion begun here; choose another output", path=output)
+
+
+def _check_writable(folder: Path) -> None:
+    if os.access(folder, os.W_OK | os.X_OK):
+        return
+    number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+    raise OSError(number, os.strerror(number), str(folder))

@@ -151,6 +151,19 @@ def test_what_must_not_be_read_is_3_and_named(
     assert str(locked) in done.stderr
 
 
+@needs_permissions
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_an_output_that_cannot_be_written_to_is_said_before_the_work(
+    more: list[str], archives: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+
+    done = prep("convert", archives, tmp_path / "locked/out", "--quiet", *more, prefix=AS_ANYBODY)
+
+    assert done.returncode == 3
+    assert f"{tmp_path}/locked: Permission denied" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_while_still_importing_is_quiet(tmp_path: Path, number: signal.Signals) -> None:
     slow = f"import pathlib, time\npathlib.Path({str(tmp_path / 'begun')!r}).touch()\ntime.sleep(60)\n"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardprep.formats.errors import ShardprepError
+from shardprep.formats.printable import printable
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,13 @@ class Problem:
     count: int = 1
 
     def __str__(self) -> str:
-        return f"{self.first}{self._of_how_many}"
+        return f"{self._text}{self._of_how_many}"
+
+    @property
+    def _text(self) -> str:
+        if isinstance(self.first, OSError) and self.first.filename is not None:
+            return f"{printable(str(self.first.filename))}: {self.first.strerror}"
+        return str(self.first)
 
     @property
     def exit_code(self) -> int:
@@ -28,7 +35,7 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """Return the problem as a JSON object."""
-        return {"count": self.count, "first": str(self.first), "exit_code": self.exit_code}
+        return {"count": self.count, "first": self._text, "exit_code": self.exit_code}
 
     @property
     def _of_how_many(self) -> str:
