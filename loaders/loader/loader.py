@@ -214,10 +214,10 @@ class Loader(Owned, EpochLoader):
         return self._subset.numbers
 
     @property
-    def batch_specs(self) -> tuple[BatchSpec, ...]:
-        """The parts of a batch. Raises UsageError for a transform that declares no outputs."""
+    def batch_specs(self) -> tuple[BatchSpec, ...] | None:
+        """The parts of a batch; None for a transform that declares no outputs."""
         if self._outputs is None and self._has_transform:
-            raise UsageError("the transform declares no outputs, so the form of its batches is unknown")
+            return None
         rows = self._plan.batch_size if self._constant_rows else None
         return loader_specs(self._outputs, rows=rows, with_numbers=self._with_numbers)
 
