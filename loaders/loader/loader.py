@@ -134,6 +134,7 @@ class Loader(Owned, EpochLoader):
             slots=slots,
             deadline=deadline,
             describe=described,
+            owner="Loader",
             crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
         )
 
@@ -192,7 +193,7 @@ class Loader(Owned, EpochLoader):
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
-            raise UsageError("another iteration of this loader has begun; end this one or use two loaders")
+            raise UsageError("another iteration of this Loader has begun; end one first, or make two")
         columns, delivered, skipped = self._without_bad(batch)
         epoch.delivered(delivered, skipped.tolist())
         self._place = epoch
