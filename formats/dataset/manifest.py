@@ -190,6 +190,8 @@ def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
         data = read_small(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
         message = "no manifest.json: not a dataset, or its conversion has not finished"
+        if not folder.exists():
+            message = "there is no such folder"
         raise ManifestDamaged(message, path=folder) from error
     return Manifest.parse(data, path)
 

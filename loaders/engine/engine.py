@@ -47,10 +47,10 @@ class Engine(Owned):
     at most ``chunk`` rows. ``deadline`` is how many seconds one row may take before its worker is killed;
     None is no limit. Set it well above the slowest row if work can hang. ``start_timeout`` is how many
     seconds a worker may take to open the work; None is 120, or, with a deadline, that but at least 30. Unless
-    ``ordered``, batches come as they are finished. ``describe`` names an item in errors. ``crashes`` says
-    whether a row that crashes its workers is an error. Raises OperationError when there is too little memory,
-    or no room for a process or thread; UsageError when the work cannot be pickled. The first batch raises
-    what opening the work raises.
+    ``ordered``, batches come as they are finished. ``describe`` names an item in errors. ``crashes``
+    says whether a row that crashes its workers is an error. ``owner`` is the object that errors name. Raises
+    OperationError when there is too little memory, or no room for a process or thread; UsageError when the
+    work cannot be pickled. The first batch raises what opening the work raises.
 
     After a close, when the engine is dropped, or when this process ends or is killed, no process, file or
     memory is left. One thread at a time may run it, any thread may close it; a forked copy does nothing.
@@ -69,6 +69,7 @@ class Engine(Owned):
         ordered: bool = True,
         describe: Callable[[Any], str] = _number,
         crashes: CrashPolicy = CrashPolicy(),  # noqa: B008 - it is frozen
+        owner: str = "engine",
     ) -> None:
         _check(work, workers=workers, slots=slots, chunk=chunk, deadline=deadline)
         self._work = work
@@ -76,6 +77,7 @@ class Engine(Owned):
         self._slots = slots
         self._describe = describe
         self._crashes = crashes
+        self._owner = owner
         self._numbers = itertools.count(1)
         self.meter = Meter()
         self._closed = False
@@ -119,7 +121,7 @@ class Engine(Owned):
         """
         drawn = BatchPlans(plans, dtype=self._work.item_dtype, rows=self._layout.rows)
         if self._closed:
-            raise UsageError("this engine is closed; make a new one")
+            raise UsageError(f"this {self._owner} is closed; make a new one")
         self._refuse_copy()
         if self._dispatcher is None or self._ring is None:
             yield from self._run_here(drawn)
@@ -168,9 +170,7 @@ class Engine(Owned):
     def _refuse_copy(self) -> None:
         """Raise UsageError in a forked copy: the parent's workers go on changing the slots."""
         if not self.made_here:
-            raise UsageError(
-                "this engine belongs to the process that this one was forked from; make a new one"
-            )
+            raise UsageError(f"this {self._owner} belongs to the process that forked this one; make another")
 
     def _top_up(self, run: EngineRun, plans: BatchPlans, dispatcher: Dispatcher) -> bool:
         """Draw plans, pass each on at once, and stop drawing when a batch is ready."""
@@ -212,8 +212,8 @@ class Engine(Owned):
         if dispatcher.error:
             return dispatcher.error
         if dispatcher.ended:
-            return OperationError("the engine was closed while it ran")
-        return UsageError("another run of this engine has begun; end the first before it, or use two engines")
+            return OperationError(f"the {self._owner} was closed while it ran")
+        return UsageError(f"another iteration of this {self._owner} has begun; end one first, or make two")
 
     def _error_of(self, leased: LeasedBatch, failure: RowFailure) -> BaseException:
         item = leased.items[failure.row]

@@ -198,6 +198,10 @@ class FlowStats:
             "verdict": verdict.to_dict() if verdict else None,
         }
 
+    def __repr__(self) -> str:
+        limit = f"; {self.verdict.limit} limits" if self.verdict else ""
+        return f"<FlowStats: {self.rows:,} {self.unit} in {self.passes:,} passes{limit}>"
+
     def __str__(self) -> str:
         return str(self.verdict or "nothing is known before a pass's second item; make batches smaller")
 

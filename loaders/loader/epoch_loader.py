@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Any, Self
 
 import numpy as np
@@ -57,13 +58,22 @@ class EpochLoader(KerasHint, ABC):
 
     @property
     @abstractmethod
-    def batch_specs(self) -> tuple[BatchSpec, ...]:
-        """The parts of a batch."""
+    def batch_specs(self) -> tuple[BatchSpec, ...] | None:
+        """The parts of a batch; None for a transform that declares no outputs."""
 
     @property
-    def batch_bytes(self) -> int:
-        """Bytes of the arrays of a full batch. Raises UsageError where they have no fixed size."""
-        return full_batch_bytes(self.batch_specs, self._plan.batch_size)
+    def batch_bytes(self) -> int | None:
+        """Bytes of the arrays of a full batch; None for a transform that declares no outputs.
+
+        Raises UsageError where they have no fixed size.
+        """
+        specs = self.batch_specs
+        return None if specs is None else full_batch_bytes(specs, self._plan.batch_size)
+
+    def first_batch(self) -> tuple[Any, ...]:
+        """Return the next epoch's first batch, of which nothing is counted: :meth:`steps` makes it."""
+        with closing(self.steps(self.epoch, [0])) as steps:  # type: ignore[type-var]
+            return next(steps).batch
 
     @property
     @abstractmethod

@@ -134,6 +134,7 @@ class Loader(Owned, EpochLoader):
             slots=slots,
             deadline=deadline,
             describe=described,
+            owner="Loader",
             crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
         )
 
@@ -192,7 +193,7 @@ class Loader(Owned, EpochLoader):
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
-            raise UsageError("another iteration of this loader has begun; end this one or use two loaders")
+            raise UsageError("another iteration of this Loader has begun; end one first, or make two")
         columns, delivered, skipped = self._without_bad(batch)
         epoch.delivered(delivered, skipped.tolist())
         self._place = epoch
@@ -214,10 +215,10 @@ class Loader(Owned, EpochLoader):
         return self._subset.numbers
 
     @property
-    def batch_specs(self) -> tuple[BatchSpec, ...]:
-        """The parts of a batch. Raises UsageError for a transform that declares no outputs."""
+    def batch_specs(self) -> tuple[BatchSpec, ...] | None:
+        """The parts of a batch; None for a transform that declares no outputs."""
         if self._outputs is None and self._has_transform:
-            raise UsageError("the transform declares no outputs, so the form of its batches is unknown")
+            return None
         rows = self._plan.batch_size if self._constant_rows else None
         return loader_specs(self._outputs, rows=rows, with_numbers=self._with_numbers)
 

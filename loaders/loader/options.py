@@ -42,8 +42,8 @@ def plan_of(
         dataset=subset.identity,
         shard_counts=subset.shard_counts,
         shuffle=shuffle.in_records(subset.mean_image) if shuffle else None,
-        seed=operator.index(seed),
-        batch_size=operator.index(batch_size),
+        seed=_integer("seed", seed),
+        batch_size=_integer("batch_size", batch_size),
         rank=rank,
         world_size=world_size,
         drop_last=drop_last,
@@ -51,6 +51,12 @@ def plan_of(
     if plan.shuffle and subset.dataset.manifest.class_sorted:
         _warn_of_sorted_classes(subset, plan, plan.shuffle)
     return plan
+
+
+def _integer(name: str, value: object) -> int:
+    if not isinstance(value, SupportsIndex):
+        raise UsageError(f"{name} must be an integer, not {value!r}")
+    return operator.index(value)
 
 
 def check_reading(on_bad_record: object, read_ahead: int) -> None:

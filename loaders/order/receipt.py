@@ -135,13 +135,21 @@ class Receipt:
         by default. The error names them where they differ: ``check(n)`` passes only if n were delivered.
         """
         self._check_all_are_known(records)
-        found = {"left_out": self.left_out.count, "skipped": len(self.skipped)}
-        if found != {"left_out": left_out, "skipped": skipped}:
-            call = ", ".join([str(records), *(f"{name}={count}" for name, count in found.items() if count)])
+        if self._left != {"left_out": left_out, "skipped": skipped}:
             raise DataError(
                 f"epoch {self.epoch} of {self.dataset} delivered {self.count} of {records} records: drop_last left "
-                f"out {self.left_out.count}, and {len(self.skipped)} were skipped as bad; check({call}) accepts that"
+                f"out {self.left_out.count}, and {len(self.skipped)} were skipped as bad; "
+                f"{self._accepted(records)} accepts that"
             )
+
+    @property
+    def _left(self) -> dict[str, int]:
+        return {"left_out": self.left_out.count, "skipped": len(self.skipped)}
+
+    def _accepted(self, records: int) -> str:
+        """The check that passes for an epoch of this many records."""
+        counts = [f"{name}={count}" for name, count in self._left.items() if count]
+        return f"check({', '.join([str(records), *counts])})"
 
     def _check_all_are_known(self, records: int) -> None:
         """Raise DataError unless each record was delivered, skipped or left out, exactly once."""
@@ -149,6 +157,11 @@ class Receipt:
         if accounted == Tally.of_dataset(records):
             return
         missing = records - accounted.count
+        if missing < 0 and accounted == Tally.of_dataset(accounted.count):
+            raise DataError(
+                f"epoch {self.epoch} of {self.dataset} has {accounted.count} records, not {records}; "
+                f"{self._accepted(accounted.count)} accepts that"
+            )
         if missing > 0:
             fault = f"at least {missing} of {records} records are missing"
         elif missing < 0:

@@ -18,6 +18,8 @@ from shardprep.loaders.remote import RemoteStats, SenderReport
 def things(lmdb_shards: Path) -> dict[str, Any]:
     fake = FakeData(3, batch_size=5, size=(2, 2))
     epoch_of(fake)
+    flow = Flow.from_iterable(range(20)).map(str)
+    assert len(list(flow)) == 20
     options: dict[str, Any] = {"batch_size": 10, "workers": 0}
     with (
         Loader(lmdb_shards, **options) as loader,
@@ -43,6 +45,7 @@ def things(lmdb_shards: Path) -> dict[str, Any]:
             "fake": fake,
             "fake stats": fake.stats(),
             "fake dataset": fake.dataset,
+            "flow stats": flow.stats(),
             "flow": Flow.from_iterable(list(range(10_000))).map(str).batch(7),
             "disk profile": full_profile(),
             "remote stats": RemoteStats((sender,) * 3, (("x", "y" * 500),) * 100, 0, 3, 0, 0, 0, 0, 0.1),
@@ -62,5 +65,6 @@ def test_every_one_is_a_short_line(things: dict[str, Any], lmdb_shards: Path) ->
     assert looks["dataset"] == "<Dataset 'P': 204 records, train>"
     assert looks["engine stats"] == "<EngineStats: 200 rows in 20 batches>"
     assert looks["loader stats"].startswith("<LoaderStats: 200 images in 20 batches; ")
+    assert looks["flow stats"].startswith("<FlowStats: 20 items in 1 passes")
     assert looks["fake"] == "<FakeData: 3 batches of 5 records, epoch 1 next>"
     assert looks["label space"].startswith("<LabelSpace of 4 classes from 'n")

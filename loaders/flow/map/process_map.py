@@ -171,6 +171,7 @@ class ProcessMap(Mapped, BatchingSource):
             deadline=self.deadline,
             ordered=self.ordered,
             describe=self._described,
+            owner="Flow",
         )
 
     def _described(self, item: Any) -> str:

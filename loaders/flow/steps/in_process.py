@@ -168,7 +168,7 @@ class InProcess(Step):
     def _engine(self, now: PassContext) -> Engine:
         work = PassWork(self.source, now.of(self).branch)
         layout = SlotLayout(self._rows, (), spare=result_bytes(self._rows), sparse=True)
-        return Engine(work, layout, workers=1, slots=SLOTS, describe=self._described)
+        return Engine(work, layout, workers=1, slots=SLOTS, describe=self._described, owner="Flow")
 
     def _described(self, item: Any) -> str:
         return f"item {item['number']} of pass {item['pass']}, in_process()"

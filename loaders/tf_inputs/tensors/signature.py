@@ -78,7 +78,28 @@ def signature_of(passes: Passes, given: Any = None) -> Any:
     specs = getattr(passes.source, "batch_specs", None)
     if specs is not None:
         return tuple(tf.TensorSpec(s.shape, s.dtype or tf.string, name=s.name) for s in specs)
-    return _inferred(passes.peek())
+    return _inferred(_first_batch(passes))
+
+
+def _first_batch(passes: Passes) -> Any:
+    """The first batch of the next pass, which stays untaken; a Loader makes it without leaving its place."""
+    of_loader = getattr(passes.source, "first_batch", None)
+    if not callable(of_loader):
+        return passes.peek()
+    batch = of_loader()
+    _refuse_lists(batch)
+    return batch
+
+
+def _refuse_lists(part: Any) -> None:
+    """Raise UsageError where a Loader's batch has a list of results that could not be stacked."""
+    if isinstance(part, Mapping | tuple):
+        for inner in part.values() if isinstance(part, Mapping) else part:
+            _refuse_lists(inner)
+    elif isinstance(part, list) and not _is_rows(part):
+        raise UsageError(
+            "results of the transform differ in shape or dtype, or are no arrays: pad or crop them to one shape"
+        )
 
 
 def _checked(given: Any) -> Any:
@@ -153,7 +174,7 @@ def _batch_bytes(passes: Passes, element_spec: Any) -> int:
         known = fixed_bytes(element_spec)
     if known is not None:
         return int(known)
-    return sum(_nbytes(part) for part in leaves_of(element_spec, passes.peek()))
+    return sum(_nbytes(part) for part in leaves_of(element_spec, _first_batch(passes)))
 
 
 def fixed_bytes(element_spec: Any) -> int | None:

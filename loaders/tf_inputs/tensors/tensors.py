@@ -66,7 +66,7 @@ def _as_array(part: Any, spec: Any) -> npt.NDArray[Any]:
     except ValueError as error:
         raise UsageError(
             f"a batch has {type(part).__name__} that is no array ({error}) where its signature says "
-            f"{spec.dtype.name} {spec.shape}; fix it or the signature"
+            f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
         ) from error
 
 

@@ -257,6 +257,11 @@ def test_no_manifest_is_no_dataset(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
+def test_a_folder_that_is_not_there_is_named_so(tmp_path: Path) -> None:
+    with pytest.raises(ManifestDamaged, match="there is no such folder"):
+        read_manifest(tmp_path / "mistyped")
+
+
 def test_a_fifo_for_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
 

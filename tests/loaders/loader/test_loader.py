@@ -415,7 +415,7 @@ def test_a_closed_loader_says_so_and_its_batches_stay(dataset: Dataset, workers:
     loader.close()
 
     assert images == [dataset[int(n)].image for n in numbers]
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError, match="this Loader is closed; make a new one"):
         next(iter(loader))
 
 
@@ -426,13 +426,15 @@ def test_closing_in_the_middle_ends_the_iteration_with_an_error(lmdb_shards: Pat
 
     loader.close()
 
-    with pytest.raises(ShardprepError, match="closed"):
+    with pytest.raises(ShardprepError, match="the Loader was closed while it ran"):
         for _ in batches:
             pass
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 0}, "batch_size must be at least 1"),
+    ({"batch_size": 32.0}, "batch_size must be an integer, not 32.0"),
+    ({"seed": "0"}, "seed must be an integer, not '0'"),
     ({"workers": -1}, "workers must be"),
     ({"workers": "many"}, "workers must be"),
     ({"workers": 1.5}, "workers must be"),

@@ -67,6 +67,13 @@ def test_the_error_counts_what_is_missing_and_what_is_repeated(records, message)
         receipt(records).check(5)
 
 
+def test_a_check_of_too_few_records_names_the_number_that_the_epoch_has():
+    epoch = receipt(range(8)).leave_out([8, 9])
+
+    with pytest.raises(DataError, match=r"has 10 records, not 8; check\(10, left_out=2\) accepts that"):
+        epoch.check(8)
+
+
 def test_a_check_counts_what_was_delivered_and_names_what_was_skipped():
     partial = receipt([0, 1, 3]).skip([2])
 
