@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.images.crop_ready.crop import Crop
 from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.decoder import Encoded, decode
@@ -132,7 +132,10 @@ class EncodedImage:
         x, y, width, height = (-(-side // reduction) for side in crop)
         pixels, left, top = self._around(crop, reduction)
         x, y = x - left // reduction, y - top // reduction
-        return pixels[y : y + height, x : x + width]
+        found = pixels[y : y + height, x : x + width]
+        if found.shape[:2] != (height, width):
+            raise BadImage("decodes to fewer pixels than its header says", key=self.key)
+        return found
 
     def _around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
         """Return pixels that hold the crop, and the place of their first in the image."""
