@@ -200,7 +200,7 @@ def test_a_slow_step_finds_its_batches_and_the_source_waits(make: Made, way: str
 @pytest.mark.parametrize("way", ["python", "graph"])
 @stateful()
 def test_a_slow_source_starves_its_step(make: Made, way: str) -> None:
-    with make(Numbered(batches=20, last=3, before=lambda step: time.sleep(0.02))) as each:
+    with make(Numbered(batches=20, last=3, before=lambda step: time.sleep(0.04))) as each:
         step = each.dequeue if way == "python" else stepping(each)
         until_the_end(step)
         stats = each.stats()

@@ -151,7 +151,7 @@ def test_without_workers_there_is_no_memory_of_theirs(dataset: Path) -> None:
 def test_a_sweep_finds_the_fastest(dataset: Path) -> None:
     make = partial(Loader, dataset, batch_size=8, transform=Sleeping(0.004))
 
-    found = sweep(make, "workers", (1, 3), seconds=0.3)
+    found = sweep(make, "workers", (1, 3), seconds=1)
 
     assert [run.value for run in found.runs] == [1, 3]
     assert found.fastest.value == 3
