@@ -40,8 +40,8 @@ class PlanOptions:
     quarantine.json. With ``decode_check`` an image that does not decode is a bad image, too.
 
     With ``crop_ready`` JPEGs are coded anew, without a loss, with segments of which a crop is decoded alone.
-    ``shorter_side`` is a number of pixels: images whose shorter side has more are shrunk to it and encoded as
-    crop-ready JPEGs of ``quality`` 1 to 100, which is lossy. By default images stay as they are, byte for
+    ``shorter_side`` is a number of pixels: images with more on the shorter side are shrunk to it and encoded
+    as crop-ready JPEGs of ``quality`` 1 to 100, which is lossy. By default images stay as they are, byte for
     byte. Raises UsageError for any other value.
     """
 

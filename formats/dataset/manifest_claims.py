@@ -21,11 +21,11 @@ MAX_QUARANTINE_BYTES = 64 << 20
 
 
 def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
-    """Yield what is not true of unique keys, the plan's order, ``kinds``, ``crop_ready``, ``class_sorted``
-    and ``partial``.
+    """Yield what the manifest says and the index does not.
 
-    If images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked
-    for the official classes only.
+    That is of unique keys, the plan's order, ``kinds``, ``crop_ready``, ``class_sorted`` and ``partial``. If
+    images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked for
+    the official classes only.
     """
     if not _order_ok(manifest, index):
         yield f"its order is not the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"

@@ -76,7 +76,7 @@ def decode_rgb(
 
 
 class EncodedImage:
-    """An image whose size is known before it is decoded, so that a transform decodes only what it needs.
+    """An image of known size before it is decoded, so that a transform decodes only what it needs.
 
     The arguments are those of :func:`decode_rgb`. Not thread-safe, and valid as long as the bytes are.
     """

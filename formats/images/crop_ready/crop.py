@@ -14,5 +14,5 @@ class Crop(NamedTuple):
     height: int
 
     def aligned(self, step: int) -> Crop:
-        """Return a crop at nearly the same place whose sides begin and end at multiples of ``step``."""
+        """Return a crop at nearly the same place; its sides begin and end at multiples of ``step``."""
         return Crop(*(side // step * step for side in self))

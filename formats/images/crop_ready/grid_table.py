@@ -84,7 +84,7 @@ def with_grid(image: bytes, sha256: bytes) -> bytes:
     columns, remainder = divmod(frame.mcus[0], interval) if interval else (0, 1)
     lengths = _lengths(image, scan)
     if remainder or before is None or len(lengths) != columns * frame.mcus[1]:
-        raise BadImage("a JPEG whose restart markers are not a grid")
+        raise BadImage("a JPEG with restart markers that are no grid")
     table = TABLE.pack(
         SIGNATURE, VERSION, sha256, frame.width, frame.height, frame.mcu_width, frame.mcu_height,
         interval, columns, frame_at - before, scan - before,
@@ -142,7 +142,7 @@ def _lengths(image: bytes, scan: int) -> np.ndarray[tuple[int], np.dtype[np.uint
     numbers = np.resize(np.arange(0xD0, 0xD8), len(markers))
     numbers[-1:] = EOI
     if not len(ends) or ends[-1] + 2 != len(data) or (markers != numbers).any():
-        raise BadImage("a JPEG whose scan has other markers than restarts, or none")
+        raise BadImage("a JPEG with other markers in its scan than restarts, or with none")
     lengths = np.diff(ends, prepend=-2) - 2
     if lengths.max() > 0xFFFF or len(lengths) > MAX_SEGMENTS:
         raise BadImage("a JPEG with too many or too large segments")

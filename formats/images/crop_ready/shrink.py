@@ -19,7 +19,7 @@ from .restart_grid import APP0, APP14, APPLICATION
 
 
 def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = DEFAULT_QUALITY) -> bytes:
-    """Return ``image`` as a crop-ready JPEG whose shorter side has ``shorter_side`` pixels.
+    """Return ``image`` as a crop-ready JPEG with ``shorter_side`` pixels on its shorter side.
 
     ``info`` has its properties; the longer side is rounded. Gray stays gray; other colour spaces become RGB,
     and transparency is left out. EXIF, colour profile and comments of a JPEG are kept. ``quality`` is

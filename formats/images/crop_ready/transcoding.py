@@ -16,8 +16,8 @@ def stored_image(
 ) -> tuple[bytes, ImageInfo]:
     """Return the bytes to store of an image with the properties ``info``, and their properties.
 
-    With ``segments`` a JPEG is made crop-ready. An image whose shorter side has more than ``shorter_side``
-    pixels, if that is given, is shrunk to it and encoded at ``quality``. An image that is crop-ready already
+    With ``segments`` a JPEG is made crop-ready. An image with more than ``shorter_side`` pixels on its
+    shorter side, if that is given, is shrunk to it and encoded at ``quality``. An image that is crop-ready already
     stays so. Raises BadImage if the image is to be changed and does not decode, OperationError, OSError.
     """
     if shorter_side is not None:
