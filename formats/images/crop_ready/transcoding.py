@@ -17,8 +17,8 @@ def stored_image(
     """Return the bytes to store of an image with the properties ``info``, and their properties.
 
     With ``segments`` a JPEG is made crop-ready. An image with more than ``shorter_side`` pixels on its
-    shorter side, if that is given, is shrunk to it and encoded at ``quality``. An image that is crop-ready already
-    stays so. Raises BadImage if the image is to be changed and does not decode, OperationError, OSError.
+    shorter side, if that is given, is shrunk to it and encoded at ``quality``. What is crop-ready stays so.
+    Raises BadImage if the image is to be changed and does not decode, OperationError, OSError.
     """
     if shorter_side is not None:
         from .shrink import shrink  # start-up time: OpenCV
