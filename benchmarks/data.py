@@ -29,6 +29,10 @@ class Data:
         return self.scratch / "hdf5"
 
     @property
+    def crop_ready(self) -> Path:
+        return self.scratch / "crop-ready"
+
+    @property
     def tfrecord(self) -> Path:
         return self.scratch / "images.tfrecord"
 
@@ -42,12 +46,16 @@ class Data:
 
 def prepare(data: Data) -> int:
     """Convert what is missing and read everything once; return the mean size of an image in bytes."""
-    for container in ("lmdb", "hdf5"):
-        if not (data.scratch / container).exists():
-            options = PlanOptions(container=container, shard_size=SHARD_BYTES)
-            convert(data.images, data.scratch / container, split="train", plan_options=options)
+    ways = {
+        data.lmdb: PlanOptions(shard_size=SHARD_BYTES),
+        data.hdf5: PlanOptions(container="hdf5", shard_size=SHARD_BYTES),
+        data.crop_ready: PlanOptions(shard_size=SHARD_BYTES, crop_ready=True),
+    }
+    for folder, options in ways.items():
+        if not (folder / "manifest.json").exists():
+            convert(data.images, folder, split="train", plan_options=options)
     warm([path for path, _ in data.files()])
-    for folder in (data.lmdb, data.hdf5):
+    for folder in ways:
         warm(sorted(folder.iterdir()))
     with open_dataset(data.lmdb) as dataset:
         return dataset.manifest.image_bytes // len(dataset)

@@ -29,15 +29,21 @@ from rates import Rate, measure
 CONTENDERS = {
     "one core, plain loop": "own_contenders.one_core",
     "Loader, LMDB": "own_contenders.loader_lmdb",
+    "Loader, crop-ready": "own_contenders.loader_crop_ready",
+    "Loader, LMDB as in 0.1": "own_contenders.loader_whole",
     "Loader, HDF5": "own_contenders.loader_hdf5",
     "torch DataLoader, files": "peer_torch.files",
     "torch DataLoader, LMDB": "peer_torch.shards",
     "tensorpack MapDataZMQ": "peer_tensorpack.files",
     "tf.data, TFRecord": "peer_tf_data.records",
+    "tf.data, INTEGER_FAST": "peer_tf_data.records_fast",
     "read + constant, one core": "own_contenders.read_and_fill",
     "Loader, constant": "own_contenders.loader_constant",
+    "eval: Loader, LMDB": "own_contenders.eval_lmdb",
+    "eval: Loader, crop-ready": "own_contenders.eval_crop_ready",
 }
-CORE, LOADER, HDF5, FILES, SHARDS, TENSORPACK, TF_DATA, NO_TRANSPORT, TRANSPORT = CONTENDERS
+CORE, LOADER = "one core, plain loop", "Loader, LMDB"
+NO_TRANSPORT, TRANSPORT = "read + constant, one core", "Loader, constant"
 ROUND_TIMEOUT_S = 120.0
 
 Rounds = dict[str, list[Rate]]

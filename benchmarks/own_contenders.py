@@ -13,9 +13,19 @@ import numpy.typing as npt
 from data import Data
 
 from shardprep.formats import open_dataset
-from shardprep.loaders import ArraySpec, Loader, LocalShuffle, TrainTransform, Transform, TransformInput
+from shardprep.loaders import (
+    ArraySpec,
+    EvalTransform,
+    Loader,
+    LocalShuffle,
+    TrainTransform,
+    Transform,
+    TransformInput,
+    decode_rgb,
+)
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.order.rng import RecordRandom
+from shardprep.loaders.transforms.augment import CROP_DRAWS, random_crop
 
 WINDOW = 1000
 
@@ -35,6 +45,22 @@ class Constant:
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: npt.NDArray[np.uint8]) -> None:
         out[...] = 127
+
+
+@dataclass(frozen=True)
+class WholeImage(TrainTransform):
+    """The training transform of 0.1: whole images are decoded, and large crops averaged from all pixels."""
+
+    def fill(self, record: TransformInput, rng: np.random.Generator, out: npt.NDArray[np.uint8]) -> None:
+        pixels = decode_rgb(record.image, key=record.key)
+        coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
+        height, width = pixels.shape[:2]
+        x, y, w, h = random_crop(width, height, scale=self.scale, ratio=self.ratio, draws=draws)
+        method = cv2.INTER_AREA if w * h >= 4 * self.size**2 else cv2.INTER_LINEAR
+        crop = pixels[y : y + h, x : x + w]
+        cv2.resize(crop, (self.size, self.size), dst=out, interpolation=method)
+        if coin < 0.5:
+            cv2.flip(out, 1, dst=out)
 
 
 def one_core(data: Data) -> Iterator[int]:
@@ -66,6 +92,22 @@ def read_and_fill(data: Data) -> Iterator[int]:
 
 def loader_lmdb(data: Data) -> Iterator[int]:
     return _batches(data.lmdb, data, TrainTransform(data.size))
+
+
+def loader_whole(data: Data) -> Iterator[int]:
+    return _batches(data.lmdb, data, WholeImage(data.size))
+
+
+def loader_crop_ready(data: Data) -> Iterator[int]:
+    return _batches(data.crop_ready, data, TrainTransform(data.size))
+
+
+def eval_lmdb(data: Data) -> Iterator[int]:
+    return _batches(data.lmdb, data, EvalTransform(data.size))
+
+
+def eval_crop_ready(data: Data) -> Iterator[int]:
+    return _batches(data.crop_ready, data, EvalTransform(data.size))
 
 
 def loader_hdf5(data: Data) -> Iterator[int]:

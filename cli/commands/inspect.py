@@ -13,7 +13,7 @@ from shardprep.cli.console.options import FOLDER, examples, json_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
-from shardprep.formats.dataset.summary import ClassCount, class_counts
+from shardprep.formats.dataset.summary import ClassCount, CropReadySummary, class_counts
 from shardprep.formats.printable import printable
 
 
@@ -93,6 +93,7 @@ def _fields(summary: Summary) -> dict[str, object]:
         "image bytes": f"median {size(bytes_[1])}, 5 % under {size(bytes_[0])}, 5 % over {size(bytes_[2])}",
         "kinds": ", ".join(f"{n:,} {kind}" for kind, n in summary.kinds.items()),
         "oddities": ", ".join(f"{n:,} {kind}" for kind, n in summary.oddities.items() if n) or "none",
+        **({"crop-ready": _crop_ready(summary.crop_ready)} if summary.crop_ready else {}),
         "order": _order(summary),
         "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
         "source": summary.source + (", partial" if summary.partial else ""),
@@ -101,6 +102,18 @@ def _fields(summary: Summary) -> dict[str, object]:
         "root": summary.root,
     }
     return fields
+
+
+def _crop_ready(found: CropReadySummary) -> str:
+    width, height = found.segment_pixels
+    others = ", ".join(f"{n:,} {kind}" for kind, n in found.others.items()) or "none"
+    lossy = (
+        f", shrunk to {found.shorter_side} pixels at quality {found.quality}" if found.shorter_side else ""
+    )
+    return (
+        f"{count_of(found.images, 'image')}{lossy}, segments of {width}x{height} pixels and "
+        f"{found.segment_bytes:,} bytes (median), others: {others}"
+    )
 
 
 def _order(summary: Summary) -> str:

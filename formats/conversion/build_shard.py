@@ -17,6 +17,7 @@ from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import Rows, index_dtype, index_row, write_table
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
+from shardprep.formats.images.crop_ready.transcoding import stored_image
 from shardprep.formats.images.decode_check import check_decodes, crashes_decoder
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageInfo
@@ -206,7 +207,7 @@ def _images(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[_Image]:
             try:
                 if done in job.crashes:
                     raise BadImage(crashes_decoder(job.crashes[done]))
-                yield _checked(reader.read(entry), entry, decode=job.options.decode_check)
+                yield _checked(reader.read(entry), entry, job.options)
             except BadImage as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
@@ -231,10 +232,17 @@ def _place(entry: np.void) -> str:
     return entry["path"].decode() or f"at byte {entry['offset']}"
 
 
-def _checked(image: bytes, entry: np.void, *, decode: bool) -> _Image:
+def _checked(image: bytes, entry: np.void, options: PlanOptions) -> _Image:
     info = read_image_header(image)
-    if decode:
+    if options.decode_check:
         check_decodes(image)
+    image, info = stored_image(
+        image,
+        info,
+        segments=options.crop_ready,
+        shorter_side=options.shorter_side,
+        quality=options.quality,
+    )
     key, label = entry["key"].item(), int(entry["label"])
     return _Image(Stored(key, label, record_crc(key, label, image), image), info)
 

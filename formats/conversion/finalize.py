@@ -17,6 +17,7 @@ from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.errors import DataError, OperationError
+from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.record import content_root
 from shardprep.formats.sources.listing.source import Listing
@@ -66,7 +67,7 @@ def _manifest(
     tables: tuple[FileEntry, ...],
 ) -> Manifest:
     digests: Iterable[bytes] = (r["digest"].tobytes() for r in shard_rows(work_folder, built))
-    flags = [np.bitwise_or.reduce(r["row"]["flags"]) for r in shard_rows(work_folder, built)]
+    flags = [r["row"]["flags"] for r in shard_rows(work_folder, built)]
     return Manifest(
         split=planned.split,
         records=sum(b.records for b in built),
@@ -86,7 +87,8 @@ def _manifest(
         tables=tables,
         shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
         content_root=content_root(digests),
-        kinds=kinds_in(np.array(flags, np.uint16)),
+        kinds=kinds_in(np.array([np.bitwise_or.reduce(rows) for rows in flags], np.uint16)),
+        crop_ready=sum(int(np.count_nonzero(rows & ImageFlag.CROP_READY)) for rows in flags),
     )
 
 

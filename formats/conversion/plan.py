@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -15,6 +16,8 @@ from shardprep.formats.containers.container import SUFFIXES, Extent
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.dataset.manifest import FORMAT_VERSION
 from shardprep.formats.errors import UsageError
+from shardprep.formats.images.crop_ready.jpegtran import jpegtran_version
+from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY, MAX_GROWTH, encoder_version
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.stored_order import MAX_SEED, ORDERS, is_class_sorted, permutation
 from shardprep.formats.sources.listing.source import Entries, Listing
@@ -22,7 +25,9 @@ from shardprep.formats.sources.listing.source import Entries, Listing
 BAD_IMAGE_POLICIES = ("fail", "skip")
 _MIB = 1 << 20
 DEFAULT_SHARD_SIZE = 256 * _MIB
-NOT_OPTIONS = ("split", "source", "images", "boxes")  # parts of a plan that are known by their digests
+MAX_SHORTER_SIDE = 8192
+# Parts of a plan that are known by their digests.
+NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,12 @@ class PlanOptions:
     ``container`` is "lmdb" or "hdf5". ``shard_size`` is the number of image bytes per shard, at most
     4 GiB. ``order`` is "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key.
     ``on_bad_image`` is "fail", which raises BadImage, or "skip", which leaves the image out and lists it in
-    quarantine.json. With ``decode_check`` an image that does not decode is a bad image, too. Raises
-    UsageError for any other value.
+    quarantine.json. With ``decode_check`` an image that does not decode is a bad image, too.
+
+    With ``crop_ready`` JPEGs are coded anew, without a loss, with segments of which a crop is decoded alone.
+    ``shorter_side`` is a number of pixels: images with more on the shorter side are shrunk to it and encoded
+    as crop-ready JPEGs of ``quality`` 1 to 100, which is lossy. By default images stay as they are, byte for
+    byte. Raises UsageError for any other value.
     """
 
     container: str = "lmdb"
@@ -42,6 +51,9 @@ class PlanOptions:
     seed: int = 0
     on_bad_image: str = "fail"
     decode_check: bool = False
+    crop_ready: bool = False
+    shorter_side: int | None = None
+    quality: int = DEFAULT_QUALITY
 
     def __post_init__(self) -> None:
         choices = {"container": CONTAINERS, "order": ORDERS, "on_bad_image": BAD_IMAGE_POLICIES}
@@ -50,8 +62,34 @@ class PlanOptions:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if not 0 < self.shard_size <= 4 << 30:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
+        if not 1 <= self.quality <= 100:
+            raise UsageError(f"the quality must be between 1 and 100, not {self.quality}")
+        if self.shorter_side is not None and not 1 <= self.shorter_side <= MAX_SHORTER_SIDE:
+            raise UsageError(
+                f"the shorter side must have 1 to {MAX_SHORTER_SIDE} pixels, not {self.shorter_side}"
+            )
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(f"the seed must be between 0 and 2**64 - 1, not {self.seed}")
+
+    @property
+    def transcodes(self) -> bool:
+        """Whether images may be stored with other bytes than the source has."""
+        return self.crop_ready or self.shorter_side is not None
+
+    @property
+    def transcoder(self) -> str:
+        """The programs that make other bytes of images, and their versions. Raises OperationError."""
+        programs = [jpegtran_version()] if self.crop_ready else []
+        return "; ".join([*programs, encoder_version()] if self.shorter_side is not None else programs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options that decide the bytes: those of transcoding only where it is asked for."""
+        values = asdict(self)
+        if self.shorter_side is None:
+            del values["shorter_side"], values["quality"]
+        if not self.crop_ready:
+            del values["crop_ready"]
+        return values | ({"transcoder": self.transcoder} if self.transcodes else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +135,7 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """Return what the manifest keeps of the plan."""
-        return asdict(self.options) | {"sha256": self.digest}
+        return self.options.to_json() | {"sha256": self.digest}
 
 
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -117,6 +155,8 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _flag(option: str) -> str:
+    if option == "transcoder":
+        return option
     return "--format" if option == "container" else "--" + option.replace("_", "-")
 
 
@@ -178,10 +218,15 @@ def _shards(lengths: npt.NDArray[np.int64], options: PlanOptions, key_bytes: int
             number=number,
             first=first,
             last=last,
-            extent=Extent(last - first, int(lengths[first:last].sum()), key_bytes),
+            extent=Extent(last - first, _most_bytes(lengths[first:last], options), key_bytes),
         )
         for number, (first, last) in enumerate(pairwise(bounds))
     )
+
+
+def _most_bytes(lengths: npt.NDArray[np.int64], options: PlanOptions) -> int:
+    size = int(lengths.sum())
+    return math.ceil(size * MAX_GROWTH) if options.transcodes else size
 
 
 def _digest(
@@ -193,7 +238,7 @@ def _digest(
     """Return the SHA-256 of everything that decides the output except the images' bytes."""
     head = {
         "version": FORMAT_VERSION,
-        "options": asdict(options),
+        "options": options.to_json(),
         "split": listing.split,
         "labels": listing.labels.digest,
         "key_bytes": shards[0].extent.key_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ class Prepared:
         """
         policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
         begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
-        now = asdict(self.planned.options) | {
+        now = self.planned.options.to_json() | {
             "on_bad_image": policy,
             "images": self.planned.digests.get(policy),
         }
@@ -123,7 +123,7 @@ class Prepared:
             rows = planned.order[start : start + (1 << 16)]
             for column in ("path", "offset", "mtime_ns"):
                 times.update(planned.entries[column][rows].tobytes())
-        options = asdict(planned.options) | dict(self.listing.options)
+        options = planned.options.to_json() | dict(self.listing.options)
         del options["on_bad_image"]  # it only concerns shards that are not built
         archives = [[a.name, a.size, a.mtime_ns] for a in self.listing.archives]
         return options | {

@@ -81,12 +81,23 @@ def repair(
 def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
     names = {f.name for f in fields(PlanOptions)}
     options = PlanOptions(**{name: value for name, value in manifest.plan.items() if name in names})
+    _check_transcoder(manifest, options, path)
     planned = plan(listing, options)
     if planned.digest != manifest.plan["sha256"]:
         raise PlanMismatch(
             "was made from another source than this one: keys, labels or sizes differ", path=path
         )
     return planned
+
+
+def _check_transcoder(manifest: Manifest, options: PlanOptions, path: Path) -> None:
+    """Raise OperationError if images were coded anew by another version than is here."""
+    used = manifest.plan.get("transcoder")
+    if options.transcodes and used != options.transcoder:
+        raise OperationError(
+            f"has images coded by {used}, and here is {options.transcoder}: install that version to repair it",
+            path=path,
+        )
 
 
 @dataclass

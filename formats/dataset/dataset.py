@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.containers.container import ShardReader
-from shardprep.formats.records.record import Record
+from shardprep.formats.images.kinds.image_info import ImageFlag
+from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.system.user_path import user_path
 
 from .columns import checked_boxes, checked_index
@@ -63,9 +64,11 @@ class Dataset(AbstractContextManager["Dataset"]):
         number = operator.index(number)
         if not -len(self) <= number < len(self):
             raise IndexError(f"record {number} of {len(self)}")
-        key, label, shard, ordinal, _, crc32c, *_ = self.index[number].item()
+        row = self.index[number]
+        key, label, shard, ordinal, _, crc32c, *_ = row.item()
         record = self.shard(shard).read(ordinal, indexed=(key, label, crc32c))
-        return record._replace(label=self._label_map[record.label])
+        kind = CropReadyRecord if row["flags"] & ImageFlag.CROP_READY else Record
+        return kind(record.key, self._label_map[record.label], record.image)
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))

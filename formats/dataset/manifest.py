@@ -36,6 +36,7 @@ KNOWN_KEYS = frozenset(
         "version",
         "crit",
         "kinds",
+        "crop_ready",
         "dataset",
         "labels",
         "source",
@@ -67,6 +68,7 @@ class Manifest:
     hash over the records, ``version`` the format's (major, minor), and ``extra`` the keys of a later minor
     version that this release does not need. ``kinds`` are the kinds of image files other than JPEG and PNG,
     by their names and in the order of :data:`~shardprep.formats.images.kinds.image_info.KINDS`.
+    ``crop_ready`` is the number of images with a table of their segments.
     """
 
     split: str
@@ -86,6 +88,7 @@ class Manifest:
     version: tuple[int, int] = FORMAT_VERSION
     extra: dict[str, Any] = field(default_factory=dict)
     kinds: tuple[str, ...] = ()
+    crop_ready: int = 0
 
     @cached_property
     def root(self) -> str:
@@ -106,14 +109,15 @@ class Manifest:
         return (*self.tables, *self.shards)
 
     def _body(self) -> dict[str, Any]:
-        kinds = {"kinds": list(self.kinds)} if self.kinds else {}
+        critical: dict[str, Any] = {"kinds": list(self.kinds)} if self.kinds else {}
+        critical |= {"crop_ready": self.crop_ready} if self.crop_ready else {}
         return (
             self.extra
-            | kinds
+            | critical
             | {
                 "format": FORMAT_NAME,
                 "version": list(self.version),
-                "crit": list(kinds),
+                "crit": list(critical),
                 "dataset": {
                     "split": self.split,
                     "records": self.records,
@@ -174,6 +178,7 @@ class Manifest:
             version=(value["version"][0], value["version"][1]),
             extra={name: part for name, part in value.items() if name not in KNOWN_KEYS},
             kinds=tuple(value.get("kinds", ())),
+            crop_ready=value.get("crop_ready", 0),
         )
 
 

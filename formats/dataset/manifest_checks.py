@@ -14,7 +14,7 @@ from shardprep.formats.images.kinds.image_info import LATER_KINDS
 from shardprep.formats.records.labels import MAX_CLASS_ID, label_digest
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-CRITICAL_KEYS = ("kinds",)
+CRITICAL_KEYS = ("kinds", "crop_ready")
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -63,6 +63,7 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
         ("container", "one of " + ", ".join(CONTAINERS), value.get("container") in CONTAINERS),
         ("crit", "the list of critical keys that are there", value.get("crit") == _critical_in(value)),
         ("kinds", "a list of kinds in order", _kinds_ok(value.get("kinds", ["WebP"]))),
+        ("crop_ready", "a number of images", _is_count(value.get("crop_ready", 1))),
         ("content_root", "a digest", isinstance(value.get("content_root"), str)),
     ]
     for name in ("tables", "shards"):
@@ -80,6 +81,10 @@ def _kinds_ok(value: object) -> bool:
     return (
         isinstance(value, list) and value != [] and value == [kind for kind in LATER_KINDS if kind in value]
     )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 1 << 63
 
 
 def _holds(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from shardprep.formats.errors import ManifestDamaged
+from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.canonical_json import parse_canonical_json
 from shardprep.formats.records.labels import OFFICIAL_IMAGES
 from shardprep.formats.records.stored_order import MAX_SEED, ORDERS, is_class_sorted, permutation
@@ -20,10 +21,11 @@ MAX_QUARANTINE_BYTES = 64 << 20
 
 
 def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
-    """Yield what is not true of unique keys, the plan's order, ``kinds``, ``class_sorted`` and ``partial``.
+    """Yield what the manifest says and the index does not.
 
-    If images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked
-    for the official classes only.
+    That is of unique keys, the plan's order, ``kinds``, ``crop_ready``, ``class_sorted`` and ``partial``. If
+    images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked for
+    the official classes only.
     """
     if not _order_ok(manifest, index):
         yield f"its order is not the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"
@@ -31,6 +33,8 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
         yield "two records have the same key"
     if (kinds := kinds_in(index["flags"])) != manifest.kinds:
         yield f"its kinds are {', '.join(manifest.kinds) or 'none'}, and the records' {', '.join(kinds) or 'none'}"
+    if (ready := int(np.count_nonzero(index["flags"] & ImageFlag.CROP_READY))) != manifest.crop_ready:
+        yield f"{manifest.crop_ready} of its images are crop-ready, and {ready} of the records"
     is_sorted = is_class_sorted(index["label"])
     if is_sorted != manifest.class_sorted and not manifest.skipped:
         yield f"its class_sorted is {manifest.class_sorted}, and the records' order is {is_sorted}"

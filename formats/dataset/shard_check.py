@@ -13,8 +13,10 @@ import numpy as np
 from shardprep.formats.containers.container import ShardReader, Stored
 from shardprep.formats.containers.registry import container
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardDamaged
+from shardprep.formats.images.crop_ready.grid_table import marked
 from shardprep.formats.images.decode_check import check_decodes
 from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.record import content_digest
 from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.owned import Owned
@@ -134,11 +136,16 @@ def _check_record(
 def _compare(stored: Stored, row: np.void, shard: int, ordinal: int, found: Checked) -> None:
     key = row["key"].decode("utf-8", "replace")
     try:
-        expected = index_row(stored, read_image_header(stored.image), shard, ordinal)
+        info = marked(stored.image, read_image_header(stored.image))
+        expected = index_row(stored, info, shard, ordinal)
     except BadImage as error:
         found.problems.append((key, error.message))
         return
-    if row.item() != expected:
+    if row["flags"] & ~info.flags & ImageFlag.CROP_READY:
+        found.problems.append(
+            (key, f"record {ordinal} has a table of segments that is not that of its bytes")
+        )
+    elif row.item() != expected:
         there = stored.key.decode("utf-8", "replace")
         found.problems.append((key, f"record {ordinal} differs from the index: its key is {there}"))
 

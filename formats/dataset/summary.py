@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT, KINDS, ImageFlag
 
 from .dataset import Dataset
+
+SAMPLED = 64  # crop-ready images of which segments are measured
+
+
+@dataclass(frozen=True)
+class CropReadySummary:
+    """The crop-ready images of a dataset.
+
+    ``images`` is their number; ``others`` the number of the other images by kind; ``segment_bytes`` the
+    median size of a segment, and ``segment_pixels`` its median width and height, of a sample; ``transcoder``
+    the program that coded them and its version, None where an earlier dataset was copied; ``shorter_side``
+    the pixels to which larger images were shrunk with a loss, and their ``quality``, None for neither.
+    """
+
+    images: int
+    others: dict[str, int]
+    segment_bytes: int
+    segment_pixels: tuple[int, int]
+    transcoder: str | None
+    shorter_side: int | None
+    quality: int | None
 
 
 @dataclass(frozen=True)
@@ -23,7 +45,8 @@ class Summary:
     ``source``, ``content_root`` and ``root``. From the index: ``classes_present`` with images, ``per_class``
     the fewest and most images of these, ``images`` which maps "width", "height" (pixels) and "length"
     (bytes) to (5 %, median, 95 %, largest), ``kinds`` the number of images by kind of file, such as "JPEG",
-    and ``oddities`` the number of unusual images by property.
+    ``oddities`` the number of unusual images by property, and ``crop_ready`` a :class:`CropReadySummary` if
+    there are such images.
     """
 
     path: str
@@ -46,6 +69,7 @@ class Summary:
     images: dict[str, tuple[int, int, int, int]]
     kinds: dict[str, int]
     oddities: dict[str, int]
+    crop_ready: CropReadySummary | None
     content_root: str
     root: str
 
@@ -55,11 +79,13 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as a JSON object."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
-    """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`. Reads no shard.
+    """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`.
+
+    Reads no shard, but for some records of crop-ready images.
 
     Raises what :func:`open_dataset` raises.
     """
@@ -90,6 +116,7 @@ def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         images={name: _spread(index[name]) for name in ("width", "height", "length")},
         kinds=_kinds(index),
         oddities=_oddities(index),
+        crop_ready=_crop_ready(dataset),
         content_root=manifest.content_root,
         root=manifest.root,
     )
@@ -124,6 +151,27 @@ def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
         f"over {EXTREME_ASPECT}:1": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
     }
     return {name: int(np.count_nonzero(found)) for name, found in counts.items()}
+
+
+def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
+    ready = np.flatnonzero(dataset.index["flags"] & ImageFlag.CROP_READY)
+    if not len(ready):
+        return None
+    sample = ready[np.linspace(0, len(ready) - 1, min(len(ready), SAMPLED), dtype=np.int64)]
+    grids = [grid for number in sample if (grid := grid_of(dataset[int(number)].image))]
+    lengths = np.concatenate([grid.lengths for grid in grids])
+    sides = np.array([(grid.interval * grid.mcu_width, grid.mcu_height) for grid in grids])
+    width, height = np.median(sides, axis=0).astype(int).tolist()
+    plan = dataset.manifest.plan
+    return CropReadySummary(
+        images=len(ready),
+        others=_kinds(np.delete(dataset.index, ready)),
+        segment_bytes=int(np.median(lengths)),
+        segment_pixels=(width, height),
+        transcoder=plan.get("transcoder"),
+        shorter_side=plan.get("shorter_side"),
+        quality=plan.get("quality"),
+    )
 
 
 @dataclass(frozen=True)

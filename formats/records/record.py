@@ -36,6 +36,11 @@ class Record(NamedTuple):
     label: int
     image: bytes
 
+    @property
+    def crop_ready(self) -> bool:
+        """Whether the image has a table of segments that the conversion of its dataset has checked."""
+        return False
+
     def __repr__(self) -> str:
         return f"<Record {printable(self.key)!r}: label {self.label}, {len(self.image):,} bytes>"
 
@@ -44,6 +49,16 @@ class Record(NamedTuple):
         from shardprep.formats.images.figure import figure
 
         return figure(self.image, caption=repr(self))
+
+
+class CropReadyRecord(Record):
+    """A record of which a crop is decoded without the rest of the image."""
+
+    __slots__ = ()
+
+    @property
+    def crop_ready(self) -> bool:
+        return True
 
 
 def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> int:

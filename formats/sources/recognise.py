@@ -16,6 +16,7 @@ from shardprep.formats.sources.tar.header import BLOCK
 from shardprep.formats.sources.tensorpack.source import tensorpack_lmdb
 from shardprep.formats.system.regular_file import naming
 
+from .converted_dataset import converted_dataset
 from .held_out import held_out
 from .ilsvrc_source import IlsvrcSource
 from .image_tree import class_folders, extracted_tree, kaggle_tree
@@ -28,7 +29,8 @@ _UNKNOWN_SOURCE = (
     "a folder with train/<class>/, val/ or test/ in it, extracted or Kaggle's (ILSVRC/Data/CLS-LOC); "
     "a folder of class folders; "
     "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb; "
-    "a list of images with their labels (.txt, .csv, .tsv, .jsonl). "
+    "a list of images with their labels (.txt, .csv, .tsv, .jsonl); "
+    "a converted dataset, or a folder of its splits. "
     f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
 )
 
@@ -108,6 +110,8 @@ def recognise(
 
 
 def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
+    if path.is_dir() and (dataset := converted_dataset(path)):
+        return _without_list_options(dataset, options)
     found = _of_folder(path, options, check_md5) if path.is_dir() else _of_file(path, check_md5)
     if not found and (lmdb := tensorpack_lmdb(path, split or "train")):
         return _without_list_options(lmdb, options)

@@ -17,8 +17,9 @@ from shardprep.formats.dataset.index import Rows
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.dataset.shard_cache import OpenShards
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.processes.one_thread import use_one_thread
-from shardprep.formats.records.record import Record
+from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.loaders.buffers.memory import keep_freed_memory
 from shardprep.loaders.buffers.slots import INPUTS, Arrays
 from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
@@ -34,13 +35,13 @@ STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode
 
 def item_dtype(key_bytes: int) -> np.dtype[np.void]:
     """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
-    place = [("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4")]
+    place = [("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
     indexed = [("key", f"S{key_bytes}"), ("label", "<i4"), ("crc32c", "<u4")]
     return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *indexed])
 
 
 class Item(NamedTuple):
-    """One record to deliver: its number in the dataset, its shard and ordinal, and its row of the index.
+    """One record to deliver: its number in the dataset, its place and kind, and its columns in the index.
 
     Between them are the ROW_COLUMNS of its row of the batch.
     """
@@ -49,6 +50,7 @@ class Item(NamedTuple):
     number: int
     shard: int
     ordinal: int
+    crop_ready: bool
     row: int
     rows: int
     form_at: int
@@ -69,6 +71,7 @@ def items_of(index: Rows, numbers: Records, epoch: int) -> Items:
     rows = index[numbers]
     for column in ("shard", "ordinal", "key", "label", "crc32c"):
         items[column] = rows[column]
+    items["crop_ready"] = rows["flags"] & ImageFlag.CROP_READY != 0
     return items
 
 
@@ -167,7 +170,8 @@ class _ShardWorkspace:
 
     def _read(self, reader: ShardReader, item: Item) -> Record:
         record = reader.read(item.ordinal, indexed=item.indexed)
-        return record._replace(label=self._work.label_map[record.label])
+        kind = CropReadyRecord if item.crop_ready else Record
+        return kind(record.key, self._work.label_map[record.label], record.image)
 
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int

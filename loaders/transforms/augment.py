@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.images.crop_ready.crop import Crop
 
 Matrix = npt.NDArray[np.float64]
 
@@ -22,15 +22,6 @@ LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, of R, G, B
 # of fb.resnet.torch): one eigenvector per column.
 EIGENVALUES = np.array([0.2175, 0.0188, 0.0045])
 EIGENVECTORS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
-
-
-class Crop(NamedTuple):
-    """A rectangle of whole pixels inside an image."""
-
-    x: int
-    y: int
-    width: int
-    height: int
 
 
 def random_crop(

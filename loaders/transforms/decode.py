@@ -1,19 +1,34 @@
-"""Decoding an image's bytes to RGB pixels with OpenCV."""
+"""Decoding an image's bytes to RGB pixels with OpenCV: all of them, or those of a crop."""
 
 from __future__ import annotations
 
 import threading
 from time import perf_counter
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.errors import BadImage, UsageError
+from shardprep.formats.images.crop_ready.crop import Crop
+from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.decoder import Encoded, decode
+from shardprep.formats.images.kinds.jpeg import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2
 
+if TYPE_CHECKING:
+    from .contract import TransformInput
+
 Orientation = Literal["ignore", "apply"]
+Reduction = Literal[1, 2, 4, 8]
 Pixels = npt.NDArray[np.uint8]
+
+REDUCED = {
+    1: 0,
+    2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
+    4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
+    8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
+}
 
 
 class _Spent(threading.local):
@@ -28,23 +43,110 @@ def decoding_seconds() -> float:
     return _spent.seconds
 
 
-def decode_rgb(image: Encoded, *, orientation: Orientation = "ignore", key: str | None = None) -> Pixels:
-    """Decode ``image`` to uint8 [height, width, 3] in RGB, also from gray, CMYK and transparent images.
+def decode_rgb(
+    image: Encoded | TransformInput,
+    *,
+    crop: tuple[int, int, int, int] | None = None,
+    orientation: Orientation = "ignore",
+    key: str | None = None,
+) -> Pixels:
+    """Decode an image to uint8 [height, width, 3] in RGB, also from gray, CMYK and transparent images.
 
-    ``image`` is the encoded bytes; of an animated PNG its still image is decoded. The array is new and
-    writable. EXIF ``orientation`` is ignored, as for ILSVRC12's boxes and most published models, or applied
-    ("apply"). Thread-safe; the GIL is released while decoding. Raises BadImage, with the record's ``key``,
-    where the bytes do not decode, have more than MAX_PIXELS pixels, or are an animated PNG that breaks the
-    rules of animation.
+    ``image`` is the encoded bytes, or the record that a transform is given; of an animated PNG its still
+    image is decoded. ``crop`` is (x, y, width, height) in pixels: then only this rectangle is returned. Of a
+    crop-ready record little more than it is decoded; for that, give the record and not its bytes. EXIF
+    ``orientation`` is ignored, as for ILSVRC12's boxes and most published models, or applied ("apply"),
+    before the crop. ``key`` is named in errors; a record's own is the default. The array is writable.
+    Thread-safe; the GIL is released while decoding.
+
+    Raises BadImage, with the record's ``key``, where the bytes do not decode, have more than MAX_PIXELS
+    pixels, or are an animated PNG that breaks the rules of animation, and UsageError for a crop that is not
+    within the image.
 
     An image that crashes OpenCV ends the process: a :class:`.Loader` with workers survives that and names the
     record, one without (``workers=0``) does not.
     """
-    flags = cv2.IMREAD_COLOR_RGB
-    if orientation == "ignore":
-        flags |= cv2.IMREAD_IGNORE_ORIENTATION
-    began = perf_counter()
-    try:
-        return decode(image, flags, key=key)
-    finally:
-        _spent.seconds += perf_counter() - began
+    source = EncodedImage(image, orientation=orientation, key=key)
+    if crop is None:
+        return source.all_pixels()
+    box, (width, height) = Crop(*crop), source.size
+    if min(box) < 0 or 0 in box[2:] or box.x + box.width > width or box.y + box.height > height:
+        raise UsageError(f"the crop {tuple(box)} is not within {width}x{height} pixels", key=source.key)
+    return source.pixels(box)
+
+
+class EncodedImage:
+    """An image of known size before it is decoded, so that a transform decodes only what it needs.
+
+    The arguments are those of :func:`decode_rgb`. Not thread-safe, and valid as long as the bytes are.
+    """
+
+    def __init__(
+        self,
+        image: Encoded | TransformInput,
+        *,
+        orientation: Orientation = "ignore",
+        key: str | None = None,
+    ) -> None:
+        is_bytes = isinstance(image, bytes | bytearray | memoryview)
+        self._image: Encoded = image if is_bytes else image.image  # type: ignore[union-attr,assignment]
+        self.key = key if is_bytes or key is not None else image.key  # type: ignore[union-attr]
+        self._flags = cv2.IMREAD_COLOR_RGB
+        if orientation == "ignore":
+            self._flags |= cv2.IMREAD_IGNORE_ORIENTATION
+        is_upright = orientation == "ignore" or jpeg_orientation(self._image) == 1
+        is_ready = is_upright and getattr(image, "crop_ready", False)
+        self._grid = grid_of(self._image) if is_ready else None
+        self._decoded: Pixels | None = None
+        self.size = self._size(is_upright)
+        """Width and height of the decoded image in pixels."""
+
+    def _size(self, is_upright: bool) -> tuple[int, int]:
+        if self._grid is not None:
+            return self._grid.width, self._grid.height
+        size = jpeg_size(self._image) if is_upright else None
+        if size is None:
+            height, width = self.all_pixels().shape[:2]
+            return width, height
+        return size
+
+    @property
+    def is_reducible(self) -> bool:
+        """Whether decoding to fewer pixels takes less time than decoding to all."""
+        return self._decoded is None
+
+    def all_pixels(self, *, reduction: Reduction = 1) -> Pixels:
+        """Return the whole image, decoded at 1 / ``reduction`` of its width and height."""
+        if reduction != 1:
+            return self._decode(self._image, reduction)
+        if self._decoded is None:
+            self._decoded = self._decode(self._image)
+        return self._decoded
+
+    def pixels(self, crop: Crop, *, reduction: Reduction = 1) -> Pixels:
+        """Return the pixels of a crop within the image, decoded at 1 / ``reduction`` of its width and height.
+
+        ``crop`` must begin at multiples of ``reduction``; its size is rounded up to them. Where the image is
+        decoded already, ``reduction`` must be 1.
+        """
+        x, y, width, height = (-(-side // reduction) for side in crop)
+        pixels, left, top = self._around(crop, reduction)
+        x, y = x - left // reduction, y - top // reduction
+        found = pixels[y : y + height, x : x + width]
+        if found.shape[:2] != (height, width):
+            raise BadImage("decodes to fewer pixels than its header says", key=self.key)
+        return found
+
+    def _around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
+        """Return pixels that hold the crop, and the place of their first in the image."""
+        cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
+        if cut is not None:
+            return self._decode(cut.image.data, reduction), cut.x, cut.y
+        return self.all_pixels(reduction=reduction), 0, 0
+
+    def _decode(self, image: Encoded, reduction: Reduction = 1) -> Pixels:
+        began = perf_counter()
+        try:
+            return decode(image, self._flags | REDUCED[reduction], key=self.key)
+        finally:
+            _spent.seconds += perf_counter() - began

@@ -18,7 +18,8 @@ class ImageFlag(IntFlag):
     """The kind and the unusual properties of an image; stored in the index column ``flags``.
 
     An image without a flag of :data:`KINDS` is a JPEG. ``SEVERAL`` is a TIFF of several pages, or an
-    animated WebP, GIF or AVIF: the first page or frame is decoded.
+    animated WebP, GIF or AVIF: the first page or frame is decoded. ``CROP_READY`` is a JPEG with a
+    table of its segments.
     """
 
     PNG = 1
@@ -35,6 +36,7 @@ class ImageFlag(IntFlag):
     AVIF = 2048
     SUN_RASTER = 4096
     SEVERAL = 8192
+    CROP_READY = 32768
 
 
 KINDS = {

@@ -25,7 +25,7 @@ def read_jpeg(image: bytes) -> ImageInfo:
     flags = ImageFlag(0)
     orientation = 1
     frame: tuple[int, int, int] | None = None
-    for marker, start, stop in _segments(image):
+    for marker, start, stop in marker_segments(image):
         if marker in STARTS_OF_FRAME and frame is None:
             frame = _frame(image[start:stop])
             if marker in PROGRESSIVE_FRAMES:
@@ -46,7 +46,35 @@ def read_jpeg(image: bytes) -> ImageInfo:
     return ImageInfo(width, height, components, flags, orientation)
 
 
-def _segments(image: bytes) -> Iterator[tuple[int, int, int]]:
+def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
+    """Return width and height from a JPEG's first frame; None if there is none, or no size in it."""
+    if image[: len(SIGNATURE)] != SIGNATURE:
+        return None
+    try:
+        for marker, start, stop in marker_segments(image):
+            if marker in STARTS_OF_FRAME:
+                height, width, _ = _frame(image[start:stop])
+                return (width, height) if width and height else None
+    except BadImage:
+        return None
+    return None
+
+
+def jpeg_orientation(image: bytes | bytearray | memoryview) -> int | None:
+    """Return EXIF's orientation of a JPEG, 1 if there is none; None if it is corrupt, or for no JPEG."""
+    orientation: int | None = 1
+    if image[: len(SIGNATURE)] != SIGNATURE:
+        return None
+    try:
+        for marker, start, stop in marker_segments(image):
+            if marker == APP1 and image[start : start + 6] == b"Exif\0\0":
+                orientation = exif_orientation(bytes(image[start + 6 : stop]))
+    except BadImage:
+        return None
+    return orientation
+
+
+def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, start, stop) of each segment's payload, up to and including the first scan's header."""
     at = 2
     for _ in range(MAX_MARKERS):
@@ -72,7 +100,7 @@ def _segments(image: bytes) -> Iterator[tuple[int, int, int]]:
     raise BadImage(f"a JPEG of more than {MAX_MARKERS} markers before its first scan")
 
 
-def _frame(payload: bytes) -> tuple[int, int, int]:
+def _frame(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
     """Return (height, width, components) of a start of frame."""
     if len(payload) < 6 or len(payload) < 6 + 3 * payload[5]:
         raise BadImage("a JPEG frame header that is too short")

@@ -1,0 +1,1 @@
+"""JPEGs of which a crop is decoded without the rest."""

@@ -1,0 +1,327 @@
+"""Crop-ready images: a crop has the pixels of the whole image, for any decoder; damage is refused."""
+
+import hashlib
+import io
+import shutil
+import struct
+from collections.abc import Callable
+from functools import cache
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from image_files import (
+    JPEG,
+    PHOTOGRAPHS,
+    PROGRESSIVE,
+    encoded,
+    frame,
+    png,
+    scan,
+    skeleton,
+    tiff,
+    with_exif,
+)
+from PIL import Image
+
+from shardprep.formats.errors import BadImage, OperationError
+from shardprep.formats.images.crop_ready import jpegtran
+from shardprep.formats.images.crop_ready.crop import Crop
+from shardprep.formats.images.crop_ready.grid_table import (
+    NotCropReady,
+    grid_is_sound,
+    with_grid,
+    without_grid,
+)
+from shardprep.formats.images.crop_ready.making import crop_ready
+from shardprep.formats.images.crop_ready.restart_grid import SIGNATURE, TABLE, grid_of
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.records.record import CropReadyRecord, Record
+from shardprep.loaders.transforms.decode import EncodedImage, decode_rgb
+
+pytestmark = pytest.mark.skipif(not shutil.which(jpegtran.PROGRAM), reason="no jpegtran")
+
+SAMPLINGS = [0x111111, 0x211111, 0x221111, 0x121111, 0x411111]
+REDUCTIONS = [1, 2, 4, 8]
+
+
+def ready(image: bytes) -> bytes:
+    return crop_ready(image, read_image_header(image))
+
+
+def picture(width: int, height: int, channels: int, seed: int) -> np.ndarray:
+    """Smooth shapes with grain."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (6, 6, channels)).astype(np.uint8)
+    smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).reshape(
+        height, width, channels
+    )
+    grain = rng.integers(-30, 31, smooth.shape)
+    return np.clip(smooth + grain, 0, 255).astype(np.uint8)
+
+
+def by_pillow(image: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
+
+
+PHOTOGRAPH = encoded(picture(200, 150, 3, 0))
+
+
+@cache
+def ready_photograph() -> bytes:
+    return ready(PHOTOGRAPH)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 600),
+    st.integers(1, 400),
+    st.sampled_from([*SAMPLINGS, None]),
+    st.integers(1, 100),
+    st.booleans(),
+    st.integers(0, 2**32),
+    st.data(),
+)
+@pytest.mark.slow
+def test_a_crop_has_the_pixels_of_the_whole_image(
+    width: int,
+    height: int,
+    sampling: int | None,
+    quality: int,
+    progressive: bool,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)]
+    if sampling:
+        options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]
+    image = encoded(picture(width, height, 3 if sampling else 1, seed), ".jpg", *options)
+    try:
+        made = ready(image)
+    except NotCropReady:
+        assume(False)
+
+    for reduction in REDUCTIONS:
+        x, y = (data.draw(st.integers(0, side - 1)) // reduction * reduction for side in (width, height))
+        crop = Crop(x, y, data.draw(st.integers(1, width - x)), data.draw(st.integers(1, height - y)))
+        whole = EncodedImage(image).pixels(Crop(0, 0, width, height), reduction=reduction)
+        x, y, across, down = (-(-side // reduction) for side in crop)
+
+        found = EncodedImage(CropReadyRecord("key", 0, made)).pixels(crop, reduction=reduction)
+
+        np.testing.assert_array_equal(found, whole[y : y + down, x : x + across])
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(40, 300), st.integers(40, 300), st.sampled_from(SAMPLINGS), st.integers(0, 2**32), st.data()
+)
+@pytest.mark.slow
+def test_another_decoder_gives_the_same_pixels(
+    width: int, height: int, sampling: int, seed: int, data: st.DataObject
+) -> None:
+    image = encoded(picture(width, height, 3, seed), ".jpg", cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling)
+    made = ready(image)
+    x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
+    crop = Crop(x, y, data.draw(st.integers(1, width - x)), data.draw(st.integers(1, height - y)))
+
+    grid = grid_of(made)
+    assert grid is not None
+    cut = grid.cut(made, crop)
+
+    assert cut is not None
+    x, y = x - cut.x, y - cut.y
+    found = by_pillow(cut.image.tobytes())[y : y + crop.height, x : x + crop.width]
+    np.testing.assert_array_equal(found, by_pillow(image)[crop.y :, crop.x :][: crop.height, : crop.width])
+    np.testing.assert_array_equal(by_pillow(made), by_pillow(image))
+
+
+@pytest.mark.parametrize("photograph", PHOTOGRAPHS[:6], ids=lambda file: file.name)
+def test_photographs_with_optimised_tables_grow_by_little(photograph: object) -> None:
+    image = photograph.read_bytes()  # type: ignore[attr-defined]
+
+    made = ready(image)
+
+    assert len(made) <= 1.05 * len(image)
+    np.testing.assert_array_equal(decode_rgb(made), decode_rgb(image))
+
+
+def test_photographs_with_standard_tables_shrink() -> None:
+    images = [
+        encoded(decode_rgb(file.read_bytes())[..., ::-1], ".jpg", cv2.IMWRITE_JPEG_QUALITY, 96)
+        for file in PHOTOGRAPHS[:4]
+    ]
+
+    assert sum(len(ready(image)) for image in images) < sum(map(len, images))
+
+
+def test_less_is_cut_out_than_the_whole() -> None:
+    made = ready(PHOTOGRAPH)
+    grid = grid_of(made)
+
+    assert grid is not None
+    cut = grid.cut(made, Crop(100, 80, 20, 20))
+
+    assert cut is not None
+    assert len(cut.image) < len(made) / 2
+    assert decode_rgb(cut.image.tobytes()).shape == (48, 32, 3)
+
+
+def test_the_original_is_named_and_its_metadata_is_kept() -> None:
+    image = with_exif(PHOTOGRAPH, tiff("<", (0x0112, 3, 6)))
+
+    made = ready(image)
+
+    grid = grid_of(made)
+    assert grid is not None
+    assert grid.sha256 == hashlib.sha256(image).digest()
+    assert read_image_header(made).orientation == 6
+    assert made.count(b"Exif\0\0") == 1
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_crop_is_of_the_oriented_image(orientation: int) -> None:
+    image = with_exif(PHOTOGRAPH, tiff("<", (0x0112, 3, orientation)))
+    record = CropReadyRecord("key", 0, ready(image))
+
+    whole = decode_rgb(image, orientation="apply")
+    found = decode_rgb(record, crop=(30, 20, 50, 60), orientation="apply")
+
+    np.testing.assert_array_equal(found, whole[20:80, 30:80])
+
+
+def test_what_is_crop_ready_stays_so() -> None:
+    made = ready(PHOTOGRAPH)
+
+    again = ready(made)
+
+    first, second = grid_of(made), grid_of(again)
+    assert first is not None
+    assert second is not None
+    assert again.count(SIGNATURE) == 1
+    assert second.sha256 == hashlib.sha256(made).digest()
+    assert without_grid(again) == without_grid(made)
+
+
+def test_bytes_after_the_end_are_left_out() -> None:
+    assert without_grid(ready(PHOTOGRAPH + b"trailing")) == without_grid(ready(PHOTOGRAPH))
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (png(200, 200, 2), "not a JPEG"),
+        (next(file for file in PHOTOGRAPHS if file.name == "cmyk.jpg").read_bytes(), "gray or colour"),
+        (JPEG, "pixels"),
+        (PROGRESSIVE, "pixels"),
+        (skeleton(frame(64, 64, marker=0xC9), scan()), "baseline"),
+        (skeleton(frame(640, 640), scan()), "damaged"),
+    ],
+)
+def test_images_without_segments_stay_as_they_are(image: bytes, reason: str) -> None:
+    with pytest.raises(NotCropReady, match=reason):
+        ready(image)
+
+
+def damaged_restart(image: bytes) -> bytes:
+    at = image.index(b"\xff\xd3")
+    return image[:at] + b"\xff\xd4" + image[at + 2 :]
+
+
+def other_interval(image: bytes) -> bytes:
+    at = image.index(b"\xff\xdd\0\4")
+    return image[: at + 4] + struct.pack(">H", 5) + image[at + 6 :]
+
+
+def missing_segment(image: bytes) -> bytes:
+    at = image.index(b"\xff\xd1")
+    return image[:at] + image[image.index(b"\xff\xd2") :]
+
+
+def second_scan(image: bytes) -> bytes:
+    return image[:-2] + image[image.index(b"\xff\xda") :]
+
+
+def truncated(image: bytes) -> bytes:
+    return image[: len(image) * 2 // 3]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damaged_restart, other_interval, missing_segment, second_scan, truncated, lambda image: image + b"\0"],
+)
+def test_a_grid_that_is_not_that_of_the_bytes_is_not_made(damage: Callable[[bytes], bytes]) -> None:
+    plain = without_grid(ready(PHOTOGRAPH))
+
+    with pytest.raises(BadImage):
+        with_grid(damage(plain), bytes(32))
+
+
+def test_a_sound_grid_is_told_from_a_damaged_one() -> None:
+    made = ready(PHOTOGRAPH)
+    grid = grid_of(made)
+    assert grid is not None
+    lengths = made.index(SIGNATURE) + TABLE.size
+    swapped = (
+        made[:lengths] + made[lengths + 2 : lengths + 4] + made[lengths : lengths + 2] + made[lengths + 4 :]
+    )
+
+    assert grid_is_sound(made, grid.sha256)
+    assert not grid_is_sound(made, bytes(32))
+    assert not grid_is_sound(swapped, grid.sha256)
+    assert not grid_is_sound(truncated(made), grid.sha256)
+
+
+def test_where_the_table_does_not_fit_the_bytes_the_whole_image_is_decoded() -> None:
+    made = ready(PHOTOGRAPH)
+    lengths = made.index(SIGNATURE) + TABLE.size
+    swapped = (
+        made[:lengths] + made[lengths + 2 : lengths + 4] + made[lengths : lengths + 2] + made[lengths + 4 :]
+    )
+    assert swapped != made
+
+    found = decode_rgb(CropReadyRecord("key", 0, swapped), crop=(0, 0, 60, 20))
+
+    np.testing.assert_array_equal(found, decode_rgb(PHOTOGRAPH)[:20, :60])
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_a_table_of_any_bytes_is_never_read_out_of_range(data: st.DataObject) -> None:
+    made = bytearray(ready_photograph())
+    start = made.index(SIGNATURE)
+    for _ in range(data.draw(st.integers(1, 4))):
+        made[data.draw(st.integers(start - 4, start + TABLE.size + 40))] = data.draw(st.integers(0, 255))
+    image = bytes(
+        made[: data.draw(st.sampled_from([len(made), len(made) // 2, start + 20, start + TABLE.size]))]
+    )
+
+    grid = grid_of(image)
+
+    if grid is not None:
+        width, height = min(20, grid.width), min(20, grid.height)
+        grid.cut(image, Crop(grid.width - width, grid.height - height, width, height))
+
+
+def test_a_plain_record_with_a_table_is_decoded_as_a_whole() -> None:
+    source = EncodedImage(Record("key", 0, ready(PHOTOGRAPH)))
+
+    source.pixels(Crop(0, 0, 8, 8))
+
+    assert not source.is_reducible
+
+
+def test_without_the_program_its_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    jpegtran.jpegtran.cache_clear()
+    try:
+        with pytest.raises(OperationError, match="libjpeg-turbo-progs"):
+            jpegtran.transcode(PHOTOGRAPH, interval=1)
+    finally:
+        jpegtran.jpegtran.cache_clear()
+
+
+def test_the_programs_version_is_known() -> None:
+    assert jpegtran.jpegtran_version().startswith("libjpeg-turbo ")
