@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,21 @@ class TorchBatches(Owned, IterableDataset[Any]):  # type: ignore[misc, unused-ig
         """
         if get_worker_info() is not None:
             raise not_copyable(self, self.instead)
-        # The caller, of a DataLoader its fetcher, is the only one that knows whether it will batch.
-        caller = sys._getframe(1).f_locals.get("self")
-        if hasattr(type(self.source), "batch_specs") and getattr(caller, "auto_collation", False):
+        if hasattr(type(self.source), "batch_specs") and _will_be_batched(sys._getframe(1)):
             raise UsageError(
                 "a Loader delivers whole batches, of its own batch_size: give the DataLoader batch_size=None"
             )
         return iter(self._batches)
+
+
+def _will_be_batched(caller: FrameType) -> bool:
+    """Whether the caller is the fetcher of a DataLoader that batches, which nothing else knows.
+
+    The variables of any other caller are not read: a frame would keep what it shows, such as batches.
+    """
+    if caller.f_globals.get("__name__") != "torch.utils.data._utils.fetch":
+        return False
+    return getattr(caller.f_locals.get("self"), "auto_collation", False) is True
 
 
 class ResumableTorchBatches(TorchBatches):

@@ -11,11 +11,12 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.sources.listing.tree_files import refuse_links
 from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.no_follow import open_folder, open_folder_below
+from shardprep.formats.system.owned import Owned
 
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
-class FileStatus(AbstractContextManager["FileStatus"]):
+class FileStatus(Owned, AbstractContextManager["FileStatus"]):
     """The status of the files below ``root``; the folder of the last file stays open.
 
     Without ``follow_symlinks``, a link in the path of a file below the root is SourceDamaged.

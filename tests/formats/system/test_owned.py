@@ -51,6 +51,7 @@ from shardprep.loaders.remote import RemoteSource
 ANY_PORT = "tcp://127.0.0.1:*"
 
 COPYABLE = "is picklable by design, and the copy opens for itself what it needs"
+ITERATOR = "has its source's iterator, which answers for itself"
 MEMORY = "has nothing of the system, only what was computed"
 NOT_OWNED = {
     "Dataset": COPYABLE,
@@ -61,14 +62,21 @@ NOT_OWNED = {
     "TarReader": COPYABLE,
     "TextReader": COPYABLE,
     "TreeReader": COPYABLE,
+    "RecordReader": COPYABLE,
     "ErrorNote": MEMORY,
     "SenderAuth": MEMORY,
     "KnownForm": MEMORY,
     "_LastIterator": MEMORY,
     "_Skeleton": MEMORY,
     "_Store": MEMORY,
+    "FakeData": MEMORY,
+    "FakeDataset": MEMORY,
+    "EpochLoader": "is the base of FakeData, which has memory only, and of Loader, which is owned",
     "Passes": "has its source, which answers for itself",
-    "_Pass": "has its source's iterator, which answers for itself",
+    "_Pass": ITERATOR,
+    "OpenPart": ITERATOR,
+    "RunningPass": ITERATOR,
+    "_TimedDraws": ITERATOR,
 }
 
 
