@@ -90,7 +90,7 @@ def is_refused(data: bytes) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_every_change_of_a_byte_is_refused() -> None:
     data = SMALL.to_bytes()
     differences = [1 << bit for bit in range(8)] + [3, 5, 6, 7, 9, 10, 12, 13, 15, 31, 127, 255]

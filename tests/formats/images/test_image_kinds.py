@@ -243,7 +243,7 @@ def is_refused_or_sane(image: bytes) -> bool:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @settings(deadline=None, max_examples=2000)
 @given(st.sampled_from(sorted(KINDS)), st.data())
 def test_no_mutation_gives_another_error(name: str, data: st.DataObject) -> None:

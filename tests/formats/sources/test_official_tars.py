@@ -106,7 +106,7 @@ def test_the_listing_names_the_archives_it_is_from(tars: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_changed_byte_in_any_header_is_an_error_and_never_another_listing(tmp_path: Path) -> None:
     path = tmp_path / TRAIN
     wnids = ("n01440764", "n02100735")
