@@ -94,7 +94,7 @@ def test_a_path_cannot_drive_a_terminal(tmp_path: Path, name: str) -> None:
         done = prep_here(*words)
         assert done.returncode in (1, 2)
         lines = (done.stdout + done.stderr).split("\n")
-        assert len(lines) <= 4  # a finding, the sum, and nothing behind the last line break
+        assert len(lines) <= 4  # a finding, the sum, what to give, and nothing behind the last line break
         assert all(line.isprintable() for line in lines)
 
 
