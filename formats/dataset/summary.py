@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT, KINDS, ImageFlag
 
@@ -159,6 +160,8 @@ def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
         return None
     sample = ready[np.linspace(0, len(ready) - 1, min(len(ready), SAMPLED), dtype=np.int64)]
     grids = [grid for number in sample if (grid := grid_of(dataset[int(number)].image))]
+    if not grids:
+        raise ManifestDamaged("the index names crop-ready images that are none", path=dataset.path)
     lengths = np.concatenate([grid.lengths for grid in grids])
     sides = np.array([(grid.interval * grid.mcu_width, grid.mcu_height) for grid in grids])
     width, height = np.median(sides, axis=0).astype(int).tolist()

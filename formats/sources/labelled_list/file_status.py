@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import AbstractContextManager
@@ -40,6 +41,8 @@ class FileStatus(Owned, AbstractContextManager["FileStatus"]):
                 refuse_links(self._root, self._root / place)
             return None
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # no file has such a name
+                return None
             if not self._follow:
                 refuse_links(self._root, self._root / place)
             raise OSError(error.errno, error.strerror, str(self._root / place)) from error

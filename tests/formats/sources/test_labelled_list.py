@@ -273,6 +273,16 @@ def test_missing_files_are_counted_and_the_first_is_named(root: Path, tmp_path: 
         convert(tmp_path / "list.txt", tmp_path / "out", source_options=options, workers=0)
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_file_with_too_long_a_name_is_missing(root: Path, tmp_path: Path, follow: bool) -> None:
+    long = {"n" * 300 + ".jpg": "cat", "folder/" + "m" * 300 + ".jpg": "dog"}
+    write(tmp_path / "list.txt", as_text(ROWS | long).encode())
+    options = SourceOptions(root=root, follow_symlinks=follow)
+
+    with pytest.raises(SourceIncomplete, match=r"4 images, not 6 \(2 files are missing"):
+        convert(tmp_path / "list.txt", tmp_path / "out", source_options=options, workers=0)
+
+
 def test_a_link_is_refused_and_counted_or_followed(root: Path, tmp_path: Path) -> None:
     for name in ("link.jpg", "other.jpg"):
         (root / name).symlink_to(root / "dog.jpg")

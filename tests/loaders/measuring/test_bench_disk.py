@@ -502,7 +502,8 @@ def _check_interruption(process: subprocess.Popen[str], tmp_path: Path, during: 
     out, errors = process.communicate(timeout=60)
 
     assert (process.returncode, out) == (130, "")
-    assert "interrupted" in one_line(errors)
+    if errors or times == 1:  # a second signal ends it at once
+        assert "interrupted" in one_line(errors)
     assert not list((tmp_path / "disk").iterdir())
     deadline = time.monotonic() + 30
     while readers(tmp_path) and time.monotonic() < deadline:
