@@ -411,7 +411,7 @@ def test_a_second_run_ends_the_first_which_says_so() -> None:
         next(first)
         check_all(engine, plans_of(100, 10))
 
-        with pytest.raises(UsageError, match="another run"):
+        with pytest.raises(UsageError, match="another iteration of this engine"):
             list(first)
 
 
