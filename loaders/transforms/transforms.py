@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.images.crop_ready.crop import Crop
 from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT
 from shardprep.formats.images.opencv import cv2
 
@@ -26,7 +27,7 @@ from .pixel_format import (
     PixelFormat,
     PixelType,
 )
-from .windows import window_of
+from .windows import Window, window_of
 
 Interpolation = Literal["auto", "linear", "area", "cubic"]
 
@@ -201,23 +202,38 @@ class EvalTransform(ImageTransform):
         encoded = self._encoded(record)
         smallest = min(encoded.size)
         reduction = self._reduction(encoded, (smallest, smallest), (self.resize, self.resize))
-        pixels = encoded.all_pixels(reduction=reduction)
-        height, width = pixels.shape[:2]
+        width, height = (-(-side // reduction) for side in encoded.size)
         shorter, (rows, columns) = min(width, height), self._sides
         w, h = (self.resize * side // shorter for side in (width, height))
         x, y = round((w - columns) / 2), round((h - rows) / 2)
-        most = EXTREME_ASPECT * self.resize
-        across = window_of(width, w, first=x, size=columns, most=most)
-        down = window_of(height, h, first=y, size=rows, most=most)
+        method = self._method(shorter)
+        across = self._window(width, w, x, columns, method)
+        down = self._window(height, h, y, rows, method)
         image = cv2.resize(
-            pixels[down.start : down.stop, across.start : across.stop],
+            self._source(encoded, across, down, reduction),
             None,
             fx=w / width,
             fy=h / height,
-            interpolation=self._method(shorter),
+            interpolation=method,
         )
         x, y = x - across.at, y - down.at
         self._format.write(image[y : y + rows, x : x + columns], out)
+
+    def _window(self, side: int, resized: int, first: int, size: int, method: int) -> Window:
+        is_whole = method != cv2.INTER_AREA or resized > side
+        most = EXTREME_ASPECT * self.resize
+        return window_of(side, resized, first=first, size=size, most=most, is_whole=is_whole)
+
+    def _source(self, image: EncodedImage, across: Window, down: Window, reduction: Reduction) -> Array:
+        """The pixels of the windows, of which those before the needed ones may be arbitrary."""
+        x, y = (across.needed, down.needed) if image.is_crop_ready else (across.start, down.start)
+        crop = Crop(x, y, across.stop - x, down.stop - y).scaled(reduction, *image.size)
+        found = image.pixels(crop, reduction=reduction)
+        if (x, y) == (across.start, down.start):
+            return found
+        pixels = np.empty((down.stop - down.start, across.stop - across.start, 3), np.uint8)
+        pixels[y - down.start :, x - across.start :] = found
+        return pixels
 
     def _method(self, shorter: int) -> int:
         if self.interpolation == "auto":

@@ -12,27 +12,36 @@ _REACH = 3  # pixels on each side that cubic interpolation, the widest, reads, a
 
 
 class Window(NamedTuple):
-    """Pixels ``start`` to ``stop`` of the side; the first begins where pixel ``at`` of the result begins."""
+    """Pixels ``start`` to ``stop`` of the side; the first begins where pixel ``at`` of the result begins.
+
+    Those before ``needed`` change only pixels of the result that are not kept.
+    """
 
     start: int
     stop: int
     at: int
+    needed: int
 
 
-def window_of(side: int, resized: int, *, first: int, size: int, most: int) -> Window:
+def window_of(
+    side: int, resized: int, *, first: int, size: int, most: int, is_whole: bool = False
+) -> Window:
     """The source of pixels ``first`` to ``first + size`` of a side of ``side`` pixels resized to ``resized``.
 
-    It is the whole side, unless ``resized`` is more than both ``most`` and 8,192: then it is a part that
-    becomes at most the greater of these. The part starts where a pixel of the side and one of the result
-    begin at the same place, or as near as possible: resized by the same factor, it gives the same pixels as
-    the whole side.
+    The part starts where a pixel of the side and one of the result begin at the same place: resized by the
+    same factor with area averaging, it gives the same pixels as the whole side. It becomes at most ``most``
+    pixels, or 8,192 if that is more; where no such place is near enough for that, the nearest to such a
+    place is taken. ``is_whole`` asks for the whole side if it becomes no more than that: other
+    interpolations round differently beside a cut.
     """
     most = max(most, _STARTS)
-    if resized <= most:
-        return Window(0, side, 0)
+    if is_whole and resized <= most:
+        return Window(0, side, 0, 0)
     reach = -(-_REACH * resized // side)  # in pixels of the result
-    starts = np.arange(max(0, first - reach), max(0, first + size + reach - most) - 1, -1, dtype=np.int64)
+    last, least = max(0, first - reach), max(0, first + size + reach - most)
+    starts = np.arange(last, least - 1, -1, dtype=np.int64)
     beside = starts * side % resized
     at = int(starts[np.argmin(np.minimum(beside, resized - beside))])
     stop = -(-(first + size + reach) * side // resized)
-    return Window(round(at * side / resized), min(side, stop), at)
+    start = round(at * side / resized)
+    return Window(start, min(side, stop), at, max(start, last * side // resized))

@@ -36,6 +36,9 @@ SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1})  # baseline and extended; both Huffm
 APPLICATION = frozenset({COM, *range(APP0, APP15 + 1)})
 _RESTARTS = np.resize(np.arange(0xD0, 0xD8, dtype=np.uint8), MAX_SEGMENTS)
 
+# After the end marker: libjpeg-turbo decodes an MCU of six blocks quickly only with as many bytes ahead of it.
+_AHEAD = bytes(512 * 6)
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -99,7 +102,7 @@ class RestartGrid(NamedTuple):
         head[:2] = b"\xff\xd8"
         struct.pack_into(">HH", head, 2 + self.frame + 5, height, width)
         parts = [view[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        made = np.frombuffer(bytearray().join([head, *parts]), np.uint8)
+        made = np.frombuffer(bytearray().join([head, *parts, _AHEAD]), np.uint8)
         markers = np.cumsum(chosen.reshape(-1)) + (len(head) - 1)
         found = made[markers]
         made[markers] = _RESTARTS[: len(markers)]

@@ -110,22 +110,24 @@ def test_a_line_of_pixels_does_not_take_all_memory(shape: tuple[int, int]) -> No
         assert made.shape == (224, 224, 3)
 
 
-@given(st.integers(1, 70_000), st.integers(1, 70_000), st.integers(1, 400), st.data())
+@given(st.integers(1, 70_000), st.integers(1, 70_000), st.integers(1, 400), st.booleans(), st.data())
 def test_a_window_holds_what_is_kept_and_is_bounded(
-    one: int, other: int, resize: int, data: st.DataObject
+    one: int, other: int, resize: int, is_whole: bool, data: st.DataObject
 ) -> None:
     shorter, side = sorted((one, other))
     resized, size = resize * side // shorter, data.draw(st.integers(1, resize))
     first = round((resized - size) / 2)
 
-    start, stop, at = window_of(side, resized, first=first, size=size, most=EXTREME_ASPECT * resize)
+    most = EXTREME_ASPECT * resize
+    start, stop, at, needed = window_of(side, resized, first=first, size=size, most=most, is_whole=is_whole)
 
-    factor = resized / side
-    most = max(EXTREME_ASPECT * resize, 8192)
+    factor, most = resized / side, max(most, 8192)
     assert 0 <= start < stop <= side
     assert (stop - start) * factor <= most + 4 * factor + 1
-    assert (start, stop, at) == (0, side, 0) or resized > most
-    assert start * factor <= max(0, first - 2 * factor) + 1  # two pixels for cubic interpolation
+    assert resized > most or start * resized == at * side
+    assert not is_whole or resized > most or (start, stop, at, needed) == (0, side, 0, 0)
+    assert start <= needed
+    assert needed * factor <= max(0, first - 2 * factor) + 1  # two pixels for cubic interpolation
     assert stop == side or stop * factor >= first + size + 2 * factor
     assert abs(at - start * factor) <= 0.5 * factor + 1e-6
 
