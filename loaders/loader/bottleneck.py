@@ -12,6 +12,7 @@ from typing import Any, Literal
 MAX_WAITING_SHARE = 0.1
 # If workers wait for a CPU for more than this share of their computing time, other processes use the CPUs.
 MAX_QUEUED_SHARE = 0.25
+MOST_CROP_READY = 0.5  # above this share of crop-ready images, more of them are not advised
 
 STEP = "training step"
 
@@ -50,7 +51,8 @@ class PipelineTimes:
     """Counts and times of a pipeline over an interval, in seconds.
 
     ``timed`` of the images came in the time ``elapsed``; the others were in the first batch, before it.
-    ``unit`` is the word for images.
+    ``unit`` is the word for images. ``crop_ready`` is the share of the images that are crop-ready, None where
+    that is unknown.
     """
 
     images: int
@@ -67,6 +69,7 @@ class PipelineTimes:
     starved: float
     handing: float
     unit: str = "images"
+    crop_ready: float | None = None
 
     def loads(self) -> tuple[StageLoad, ...]:
         """Return the stages in the order in which an image passes them. Empty before a second batch."""
@@ -152,12 +155,18 @@ class PipelineTimes:
         if self.workers >= enough:
             return (
                 f"all {self.cpus} CPUs are in use, more workers do not help; "
-                "more or faster CPUs do, or senders on other machines"
+                f"more or faster CPUs do, or senders on other machines{self._smaller_part(slowest)}"
             )
         return (
             f"more workers help: {enough} instead of {self.workers} would reach "
             f"about {rate * enough / self.workers:,.0f} {self.unit}/s"
         )
+
+    def _smaller_part(self, slowest: StageLoad) -> str:
+        """Say what lessens the work of decoding, where it can be."""
+        if slowest.name != "decode" or self.crop_ready is None or self.crop_ready >= MOST_CROP_READY:
+            return ""
+        return "; of JPEGs in shards made with prep convert --crop-ready only a training crop is decoded"
 
     def _workers_for_all_cpus(self) -> int:
         """Number of workers that use all CPUs; more than CPUs if a worker computes only part of the time."""

@@ -71,6 +71,7 @@ class FakeMeter:
                 workers=0,
                 cpus=usable_cpus(),
                 image_bytes=image_bytes,
+                crop_ready=0.0,
             )
 
 

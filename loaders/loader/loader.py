@@ -246,6 +246,7 @@ class Loader(Owned, EpochLoader):
             workers=self._workers,
             cpus=usable_cpus(),
             image_bytes=self._subset.mean_image,
+            crop_ready=self._subset.crop_ready,
         )
 
     def __repr__(self) -> str:

@@ -14,13 +14,15 @@ from .bottleneck import PipelineTimes, StageLoad, Verdict, loads_to_list
 class LoaderStats(EngineStats):
     """Stats of a loader: those of its engine, and what they depend on.
 
-    ``workers`` is the number of worker processes, ``cpus`` the number of CPUs that this process may use, and
-    ``image_bytes`` the mean size of an encoded image.
+    ``workers`` is the number of worker processes, ``cpus`` the number of CPUs that this process may use,
+    ``image_bytes`` the mean size of an encoded image, and ``crop_ready`` the share of the images that are
+    crop-ready, 0..1.
     """
 
     workers: int
     cpus: int
     image_bytes: float
+    crop_ready: float
 
     @property
     def loads(self) -> tuple[StageLoad, ...]:
@@ -42,6 +44,7 @@ class LoaderStats(EngineStats):
             timed=self.timed,
             elapsed=self.elapsed,
             image_bytes=self.image_bytes,
+            crop_ready=self.crop_ready,
             workers=self.workers,
             cpus=self.cpus,
             filling=sum(self.filling),

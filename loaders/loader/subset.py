@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import UsageError
+from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.loaders.order.epoch_order import Records
 
 from .identity import digest_of
@@ -72,6 +73,14 @@ class Subset:
         if self.chosen is None:
             return self.dataset.manifest.image_bytes / max(1, len(self))
         return int(self.dataset.index["length"][self.chosen].sum(dtype=np.int64)) / len(self)
+
+    @cached_property
+    def crop_ready(self) -> float:
+        """The share of the images that are crop-ready, 0..1."""
+        flags = (
+            self.dataset.index["flags"] if self.chosen is None else self.dataset.index["flags"][self.chosen]
+        )
+        return np.count_nonzero(flags & ImageFlag.CROP_READY) / max(1, len(self))
 
     @property
     def numbers(self) -> Records:

@@ -23,9 +23,7 @@ class Window(NamedTuple):
     needed: int
 
 
-def window_of(
-    side: int, resized: int, *, first: int, size: int, most: int, is_whole: bool = False
-) -> Window:
+def window_of(side: int, resized: int, *, first: int, size: int, most: int, is_whole: bool = False) -> Window:
     """The source of pixels ``first`` to ``first + size`` of a side of ``side`` pixels resized to ``resized``.
 
     The part starts where a pixel of the side and one of the result begin at the same place: resized by the

@@ -40,6 +40,7 @@ def speed_of(
         "workers": 2,
         "cpus": 2,
         "image_bytes": 1e5,
+        "crop_ready": 0.0,
     }
     return LoaderSpeed(
         images=1000,

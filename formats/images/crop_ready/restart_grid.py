@@ -36,7 +36,7 @@ SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1})  # baseline and extended; both Huffm
 APPLICATION = frozenset({COM, *range(APP0, APP15 + 1)})
 _RESTARTS = np.resize(np.arange(0xD0, 0xD8, dtype=np.uint8), MAX_SEGMENTS)
 
-# After the end marker: libjpeg-turbo decodes an MCU of six blocks quickly only with as many bytes ahead of it.
+# After the end marker: libjpeg-turbo decodes an MCU of six blocks quickly only with so many bytes ahead.
 _AHEAD = bytes(512 * 6)
 
 Bytes = npt.NDArray[np.uint8]

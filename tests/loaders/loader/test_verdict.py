@@ -229,6 +229,25 @@ def test_the_figures_lead_to_the_advice(changes: dict[str, Any], limit: str, say
     assert (verdict.limit, says in verdict.advice) == (limit, True), str(verdict)
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_advised"),
+    [
+        ({}, False),
+        ({"crop_ready": 0.0}, True),
+        ({"crop_ready": 0.9}, False),
+        ({"crop_ready": 0.0, "cpus": 8}, False),
+        ({"crop_ready": 0.0, "stages": {"read": 1.0, "decode": 6.0, "augment": 8.0}}, False),
+    ],
+)
+def test_crop_ready_shards_are_advised_where_decoding_takes_all_cpus(
+    changes: dict[str, Any], is_advised: bool
+) -> None:
+    verdict = flowing_of(**changes).verdict()
+
+    assert verdict is not None
+    assert ("--crop-ready" in verdict.advice) == is_advised
+
+
 def test_a_stage_that_takes_no_time_has_no_limit() -> None:
     loads = {load.name: load for load in flowing_of(handing=0.0).loads()}
 
