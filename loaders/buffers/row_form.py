@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from .slots import Field
+from .slots import SlotField
 
 Kind = Literal["array", "tuple", "list", "dict"]
 
@@ -24,7 +24,7 @@ class RowForm:
     """
 
     kind: Kind
-    fields: tuple[Field, ...]
+    fields: tuple[SlotField, ...]
 
     @classmethod
     def of(cls, result: Any) -> Self | None:
@@ -32,7 +32,9 @@ class RowForm:
         kind, parts = _parts(result)
         if not parts or any(array is None or array.dtype.kind not in NUMBERS for array in parts.values()):
             return None
-        fields = (Field(name, array.shape, array.dtype) for name, array in parts.items() if array is not None)
+        fields = (
+            SlotField(name, array.shape, array.dtype) for name, array in parts.items() if array is not None
+        )
         return cls(kind, tuple(fields))
 
     def arrays_of(self, result: Any) -> list[npt.NDArray[Any]] | None:

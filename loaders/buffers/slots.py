@@ -37,7 +37,7 @@ class SlotsHeld(UserWarning):
 
 
 @dataclass(frozen=True)
-class Field:
+class SlotField:
     """One array of a batch; ``shape`` is that of one row."""
 
     name: str
@@ -66,7 +66,7 @@ class SlotLayout:
     """
 
     rows: int
-    fields: tuple[Field, ...]
+    fields: tuple[SlotField, ...]
     spare: int = 0
     inputs: int = 0
     sparse: bool = False

@@ -12,7 +12,7 @@ import numpy as np
 from shardprep.formats.dataset.index import Rows
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
-from shardprep.loaders.buffers.slots import Field, SlotLayout
+from shardprep.loaders.buffers.slots import SlotField, SlotLayout
 from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_sorted_classes
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
@@ -83,7 +83,7 @@ def layout_of(subset: Subset, transform: Transform | None, *, rows: int, workers
     """
     outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
-        return SlotLayout(rows, tuple(Field(spec.name, spec.shape, spec.dtype) for spec in outputs))
+        return SlotLayout(rows, tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in outputs))
     writes_found = transform is not None and workers and _addresses_are_free()
     room = ROOM_FOR_ROWS if writes_found else 0
     return SlotLayout(rows, (), spare=math.ceil(2 * subset.mean_image), inputs=room, sparse=room > 0)

@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.columns.schema import Schema
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.system.owned import not_copyable
@@ -63,6 +64,13 @@ class ByteReader(AbstractContextManager["ByteReader"]):
             raise not_copyable(self, "leave its context first, or copy it before it is entered")
         return super().__reduce_ex__(protocol)
 
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        """Return the encoded values of the listing's columns, in the order of its schema.
+
+        Raises SourceDamaged like :meth:`read`, and BadValue for a value that its column cannot hold.
+        """
+        return ()
+
     @abstractmethod
     def where(self, entry: np.void) -> str:
         """Return the entry's place for messages: a path, or an archive and a byte offset."""
@@ -90,7 +98,9 @@ class Listing:
     ``entries`` (dtype of :func:`entry_dtype`) are in any order and have unique keys; ``expected`` is the
     number of images that there should be, None if it is unknown. ``problems`` are those of files that could
     not be listed. ``ignored`` counts the files and folders of file managers, and hidden ones, that were left
-    out, by name. ``options`` are those that the source was read with, as the manifest keeps them.
+    out, by name. ``options`` are those that the source was read with, as the manifest keeps them. ``schema``
+    has the columns beside key, label and image, of which the reader gives the values; ``has_images`` is False
+    for records without an image, of which the reader gives no bytes.
     """
 
     split: str
@@ -104,6 +114,8 @@ class Listing:
     problems: Problems = field(default_factory=Problems)
     ignored: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    schema: Schema = field(default_factory=Schema)
+    has_images: bool = True
 
 
 @dataclass(frozen=True, slots=True)

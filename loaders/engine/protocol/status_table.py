@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.owned import Inheritable, Owned
-from shardprep.loaders.buffers.slots import Field, SlotLayout, SlotRing
+from shardprep.loaders.buffers.slots import SlotField, SlotLayout, SlotRing
 
 IDLE = 0  # no lease has this number
 
@@ -30,9 +30,9 @@ class StatusTable(Inheritable):
     """
 
     def __init__(self, workers: int, stages: int) -> None:
-        counters = [Field(name, (), np.int64) for name in ("run", "lease", "row")]
-        seconds = [Field(name, (), np.float64) for name in ("filling", "waiting")]
-        pairs = [Field("cpu", (2,), np.float64), Field("clock", (stages,), np.float64)]
+        counters = [SlotField(name, (), np.int64) for name in ("run", "lease", "row")]
+        seconds = [SlotField(name, (), np.float64) for name in ("filling", "waiting")]
+        pairs = [SlotField("cpu", (2,), np.float64), SlotField("clock", (stages,), np.float64)]
         layout = SlotLayout(workers, (*counters, *seconds, *pairs))
         self._attach(SlotRing(layout, slots=1))
 

@@ -15,7 +15,7 @@ from shardprep.loaders.batching.passes import end
 from shardprep.loaders.batching.stack import stack
 from shardprep.loaders.buffers.memory import ALIGNMENT
 from shardprep.loaders.buffers.row_form import RowForm
-from shardprep.loaders.buffers.slots import Field, SlotLayout
+from shardprep.loaders.buffers.slots import SlotField, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.flow.core.checks import checked_int, seconds_of
@@ -204,7 +204,7 @@ def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec
 
 def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
     """The layout of a slot for results of the declared outputs, or of any size."""
-    fields = tuple(Field(spec.name, spec.shape, spec.dtype) for spec in outputs or ())
+    fields = tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in outputs or ())
     return SlotLayout(
         rows, fields, spare=0 if fields else result_bytes(rows), inputs=INPUT_BYTES, sparse=True
     )

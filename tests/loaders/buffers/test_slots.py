@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.buffers import memory, slots
-from shardprep.loaders.buffers.slots import Field, SlotLayout, SlotRing, SlotsHeld
+from shardprep.loaders.buffers.slots import SlotField, SlotLayout, SlotRing, SlotsHeld
 
 DTYPES = st.sampled_from(["u1", "<i8", "<f4", "?", "<f8", "S3"])
 FIELDS = st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=3), DTYPES), max_size=4)
 
 
 def ring_of(count: int) -> SlotRing:
-    return SlotRing(SlotLayout(4, (Field("a", (3,), np.int64), Field("b", (), np.uint8))), count)
+    return SlotRing(SlotLayout(4, (SlotField("a", (3,), np.int64), SlotField("b", (), np.uint8))), count)
 
 
 def ignore_return() -> None:
@@ -36,7 +36,7 @@ def ignore_return() -> None:
 def test_arrays_lie_apart_on_64_bytes_in_any_layout(
     rows: int, fields: list[tuple[list[int], str]], spare: int, data: st.DataObject
 ) -> None:
-    layout = SlotLayout(rows, tuple(Field(str(i), *field) for i, field in enumerate(fields)), spare=spare)
+    layout = SlotLayout(rows, tuple(SlotField(str(i), *field) for i, field in enumerate(fields)), spare=spare)
     used = data.draw(st.integers(0, rows))
     whole = memory.aligned(layout.nbytes)
     arrays = layout.arrays(whole, used)
@@ -148,7 +148,7 @@ def test_the_memory_is_taken_at_the_start_not_as_it_is_written() -> None:
 
 
 def test_more_than_the_available_memory_is_an_error_that_says_what_to_change() -> None:
-    layout = SlotLayout(256, (Field("pixels", (1 << 30,), np.uint8),))
+    layout = SlotLayout(256, (SlotField("pixels", (1 << 30,), np.uint8),))
 
     with pytest.raises(OperationError, match=r"8 slots of .* MiB are available; .*batch_size .*fewer slots"):
         SlotRing(layout, 8)
@@ -159,10 +159,10 @@ def test_memory_that_the_system_refuses_is_the_same_error(tmp_path: Path) -> Non
     script.write_text(
         "import resource, signal, sys\n"
         "from shardprep.formats.errors import OperationError\n"
-        "from shardprep.loaders.buffers.slots import Field, SlotLayout, SlotRing\n"
+        "from shardprep.loaders.buffers.slots import SlotField, SlotLayout, SlotRing\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
-        "try:\n    SlotRing(SlotLayout(4, (Field('a', (1 << 20,), 'u1'),)), 4)\n"
+        "try:\n    SlotRing(SlotLayout(4, (SlotField('a', (1 << 20,), 'u1'),)), 4)\n"
         "except OperationError as error:\n    sys.exit(7 if 'batch_size' in str(error) else 8)\n"
     )
 
@@ -185,9 +185,9 @@ def test_without_memfd_a_file_without_a_name_serves_as_well(
 
 def test_a_field_of_objects_or_two_of_one_name_or_no_rows_cannot_be_meant() -> None:
     with pytest.raises(UsageError, match="objects"):
-        Field("a", (), object)
+        SlotField("a", (), object)
     with pytest.raises(UsageError, match="same name"):
-        SlotLayout(1, (Field("a", (), "u1"), Field("a", (), "i8")))
+        SlotLayout(1, (SlotField("a", (), "u1"), SlotField("a", (), "i8")))
     with pytest.raises(UsageError, match="0 rows"):
         SlotLayout(0, ())
 

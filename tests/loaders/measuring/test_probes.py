@@ -12,7 +12,7 @@ from loader_speeds import DECODING, READING, speed_of
 from verdict_workers import Computing
 
 from shardprep.loaders import Loader, TrainTransform
-from shardprep.loaders.buffers.slots import Field, SlotLayout
+from shardprep.loaders.buffers.slots import SlotField, SlotLayout
 from shardprep.loaders.measuring.ceilings import hand_over_rate, one_core_rate
 from shardprep.loaders.measuring.loader_bench import AgainstDisk
 from shardprep.loaders.measuring.loader_speed import LoaderSpeed, measure
@@ -120,7 +120,7 @@ def test_ceilings_are_measured_and_leave_opencv_as_it_was(lmdb_shards: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_with_nothing_in_them_are_handed_over(workers: int) -> None:
-    layout = SlotLayout(10, (Field("image", (4,), "uint8"),))
+    layout = SlotLayout(10, (SlotField("image", (4,), "uint8"),))
 
     assert hand_over_rate(layout, workers=workers, slots=4, seconds=0.05) > 0
 
