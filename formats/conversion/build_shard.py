@@ -14,7 +14,8 @@ import numpy as np
 
 from shardprep.formats.containers.container import Stored
 from shardprep.formats.containers.registry import container
-from shardprep.formats.dataset.index import Rows, index_dtype, index_row, write_table
+from shardprep.formats.containers.table import Rows, write_table
+from shardprep.formats.dataset.index import index_dtype, index_row
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
 from shardprep.formats.images.crop_ready.transcoding import stored_image

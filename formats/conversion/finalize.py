@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
-from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.canonical_json import canonical_json

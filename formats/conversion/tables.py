@@ -12,17 +12,10 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.dataset.index import (
-    BOX_DTYPE,
-    BOXES_NAME,
-    INDEX_NAME,
-    Rows,
-    index_dtype,
-    read_table,
-    write_table,
-)
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.table import Rows, read_table, write_table
+from shardprep.formats.dataset.index import BOX_DTYPE, BOXES_NAME, INDEX_NAME, index_dtype
 from shardprep.formats.dataset.manifest import QUARANTINE_NAME
-from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES

@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.containers.container import ShardReader
+from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.system.user_path import user_path
 
-from .columns import checked_boxes, checked_index
-from .index import Rows
 from .manifest import Manifest, read_manifest
-from .shard_cache import OpenShards
 from .splits import refuse_folder_of_splits
+from .table_checks import checked_boxes, checked_index
 
 
 class Dataset(AbstractContextManager["Dataset"]):

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardprep.formats.containers.container import Indexed, Room, ShardReader
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
-from shardprep.formats.dataset.index import Rows
-from shardprep.formats.dataset.published_file import FileEntry
-from shardprep.formats.dataset.shard_cache import OpenShards
+from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.processes.one_thread import use_one_thread

@@ -20,10 +20,10 @@ from shardprep.formats import (
     repair,
     verify,
 )
+from shardprep.formats.containers.shard_cache import MAX_OPEN
 from shardprep.formats.conversion.build_shard import BuiltShard
 from shardprep.formats.conversion.job_runner import in_order
 from shardprep.formats.conversion.work_folder import WorkFolder
-from shardprep.formats.dataset.shard_cache import MAX_OPEN
 
 
 @pytest.fixture
