@@ -47,29 +47,30 @@ def _loaded(values: dict[str, Any]) -> ColumnValues:
 class ColumnRecord(Record):
     """A record whose columns are values of :attr:`columns`, and also ``record["mask"]``."""
 
-    columns: Mapping[str, Any]
+    _columns: Mapping[str, Any]
     _is_crop_ready: bool
 
     @classmethod
     def of(cls, record: Record, columns: Mapping[str, Any]) -> ColumnRecord:
         """Return the record with these columns."""
-        made = cls(*record)
-        made.columns = columns
-        made._is_crop_ready = record.crop_ready
-        return made
+        return _with_columns(tuple(record), columns, record.crop_ready)
 
     @property
     def crop_ready(self) -> bool:
         return self._is_crop_ready
 
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        return self._columns
+
     def __getitem__(self, name: Any) -> Any:
-        return self.columns[name] if isinstance(name, str) else super().__getitem__(name)
+        return self._columns[name] if isinstance(name, str) else super().__getitem__(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (tuple(self), self.columns, self._is_crop_ready)
+        return _with_columns, (tuple(self), self._columns, self._is_crop_ready)
 
 
-def _rebuilt(parts: tuple[str, int, bytes], columns: Mapping[str, Any], is_crop_ready: bool) -> ColumnRecord:
+def _with_columns(parts: tuple[Any, ...], columns: Mapping[str, Any], is_crop_ready: bool) -> ColumnRecord:
     made = ColumnRecord(*parts)
-    made.columns, made._is_crop_ready = columns, is_crop_ready
+    made._columns, made._is_crop_ready = columns, is_crop_ready
     return made

@@ -23,7 +23,12 @@ def write_table(file: BinaryIO, rows: Rows) -> None:
     ``np.save`` is not used: it writes through C's stdio and ignores errors of the disk.
     """
     file.write(table_header(rows.dtype, len(rows)))
-    file.write(np.ascontiguousarray(rows).view(np.uint8).data)
+    write_rows(file, rows)
+
+
+def write_rows(file: BinaryIO, rows: Rows) -> None:
+    """Write rows of a table whose header is written."""
+    file.write(np.ascontiguousarray(rows).tobytes())
 
 
 def read_table(path: Path, entry: FileEntry, row_of: Callable[[int], np.dtype[np.void] | None]) -> Rows:
