@@ -36,6 +36,8 @@ from .dry_run_report import ignored_text, print_dry_run
         "convert archives shards",
         "convert photos shards --on-bad-image skip --decode-check",
         "convert shards ready --crop-ready",
+        "convert portraits shards --column age:int --column caption:text=Text",
+        "convert scenes shards --pair mask=masks",
     ),
 )
 @click.argument("source", type=ANY_PATH)
@@ -101,6 +103,21 @@ from .dry_run_report import ignored_text, print_dry_run
 @click.option("--path-column", metavar="NAME", help="Of a CSV file or JSON lines: the column of paths.")
 @click.option("--label-column", metavar="NAME", help="The column of labels.  [default: the usual names]")
 @click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME:KIND[=HEADER]",
+    help="Of metadata.csv or .jsonl: convert this column; repeatable.  [default: all, kinds guessed]",
+)
+@click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="Convert images of a second folder, such as mask=masks, as a column; repeatable.",
+)
+@click.option("--coco", metavar="FILE", help="COCO's instances, relative to SOURCE.  [default: found]")
+@click.option(
     "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
 )
 @json_option
@@ -120,7 +137,8 @@ def convert(
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
     tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, a list of paths and
-    labels (text, CSV, JSON lines), or converted shards; it is read in place.
+    labels (text, CSV, JSON lines), images with a table, folders of pairs or COCO's annotations
+    beside them, or converted shards; it is read in place.
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(

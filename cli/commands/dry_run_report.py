@@ -40,6 +40,8 @@ def _print_split(split: PlannedSplit) -> None:
         f"{size(split.image_bytes)} in {shards}{state}"
     )
     fields = {"source": split.layout, "disk": f"at most {size(split.disk_bytes)}"}
+    if split.columns:
+        fields["columns"] = ", ".join(f"{name} ({kind})" for name, kind in split.columns.items())
     if split.skipped:
         fields["skipped"] = f"{count_of(split.skipped, 'bad image')} would be left out"
     if split.ignored:

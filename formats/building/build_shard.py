@@ -116,12 +116,13 @@ def shard_jobs(
     published.
     """
     for shard in shards:
+        entries = planned.entries_of(shard)
         yield ShardJob(
             output=work_folder.output,
             run=work_folder.run,
             shard=shard,
-            entries=planned.entries_of(shard),
-            reader=reader,
+            entries=entries,
+            reader=reader.only(entries),
             options=planned.options,
             plan=planned.work_digest,
             key_bytes=planned.key_bytes,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.building.plan import PlannedShard, PlanOptions
+from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
@@ -42,7 +43,8 @@ class PlannedSplit:
     ``images``, ``classes`` and ``image_bytes`` are what the source has, ``shards`` is the number of shards
     and ``disk_bytes`` the most that all files can take. ``skipped``
     counts bad images that would be left out, and ``ignored`` the files of file managers and hidden ones. A
-    split that is ``already_complete`` would only be verified.
+    split that is ``already_complete`` would only be verified. ``columns`` has the kinds of the columns beside
+    key, label and image, by name.
     """
 
     split: str
@@ -57,6 +59,7 @@ class PlannedSplit:
     skipped: int
     ignored: Mapping[str, int]
     already_complete: bool
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,7 @@ class _Check:
             skipped=found.bad_images if is_skipping else 0,
             ignored=one.listing.ignored,
             already_complete=is_finished,
+            columns={field.name: field.kind for field in planned.schema},
         )
 
     def _images(self, one: Prepared) -> _Checked:
@@ -218,7 +222,8 @@ class _Check:
         return found
 
     def _checked(self, one: Prepared, shards: Iterable[PlannedShard]) -> Iterator[_Checked]:
-        jobs = ((one.planned.entries_of(shard), one.listing.reader) for shard in shards)
+        entries = map(one.planned.entries_of, shards)
+        jobs = ((some, one.listing.reader.only(some), one.planned.has_images) for some in entries)
         if not self._workers:
             yield from (check_images(*job) for job in jobs)
             return
@@ -240,22 +245,27 @@ class _Check:
         return (total.read + hashing) / at_once, self._bytes * at_once / total.read
 
 
-def check_images(entries: Entries, reader: ByteReader) -> _Checked:
-    """Read the images of one shard, check their headers, and hash some of them."""
+def check_images(entries: Entries, reader: ByteReader, has_images: bool) -> _Checked:
+    """Read the images and columns of one shard, check their headers, and hash some of them."""
     found = _Checked()
     with found.problems.collected(), copy(reader) as opened:  # an open reader is of one process
         for number, entry in enumerate(entries):
             with found.problems.collected():
-                _check_image(found, entry, opened, is_sample=number % SAMPLE_EVERY == 0)
+                is_sample = number % SAMPLE_EVERY == 0
+                _check_image(found, entry, opened, has_images=has_images, is_sample=is_sample)
     return found
 
 
-def _check_image(found: _Checked, entry: np.void, reader: ByteReader, *, is_sample: bool) -> None:
+def _check_image(
+    found: _Checked, entry: np.void, reader: ByteReader, *, has_images: bool, is_sample: bool
+) -> None:
     start = perf_counter()
     try:
-        image = reader.read(entry)
-        read_image_header(image)
-    except BadImage as error:
+        image = reader.read(entry) if has_images else b""
+        if has_images:
+            read_image_header(image)
+        values = reader.values(entry)
+    except (BadImage, BadValue) as error:
         found.bad_images += 1
         bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
         found.bad.add(bad, _DETAILS.sub("", error.message))
@@ -263,8 +273,9 @@ def _check_image(found: _Checked, entry: np.void, reader: ByteReader, *, is_samp
     finally:
         found.read += perf_counter() - start
     if is_sample:
-        found.hashed += _seconds_to_hash(entry, image)
-        found.hashed_bytes += len(image)
+        for data in (image, *values):
+            found.hashed += _seconds_to_hash(entry, data)
+            found.hashed_bytes += len(data)
 
 
 def _seconds_to_hash(entry: np.void, image: bytes) -> float:

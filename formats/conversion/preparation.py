@@ -24,6 +24,7 @@ from .preflight import check_output, check_space, refuse_network, refuse_other_s
 from .tables import GatheredBoxes, gathered_boxes
 
 MOST_NAMED = 5  # classes in one line
+IN_PLAN = ("key", "label", "length")  # columns of the entries that the plan's digest covers
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Prepared:
         times = hashlib.sha256()
         for start in range(0, len(planned.order), 1 << 16):
             rows = planned.order[start : start + (1 << 16)]
-            for column in ("path", "offset", "mtime_ns"):
+            for column in (name for name in planned.entries.dtype.names or () if name not in IN_PLAN):
                 times.update(planned.entries[column][rows].tobytes())
         options = planned.options.to_json() | dict(self.listing.options)
         del options["on_bad_image"]  # it only concerns shards that are not built

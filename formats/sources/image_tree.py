@@ -16,19 +16,13 @@ from shardprep.formats.sources.listing.entry_table import EntryTable, record_key
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import SPLITS
 from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.sources.listing.tree_files import FolderWalk, FoundFile, refuse_links
+from shardprep.formats.sources.listing.tree_files import FolderWalk, FoundFile, is_image, refuse_links
 from shardprep.formats.sources.listing.tree_reader import TreeReader
 from shardprep.formats.system.foreign_file import foreign_file
 
 from .ilsvrc_source import Found, IlsvrcSource
 
 CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
-IMAGE_SUFFIXES = (
-    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
-    *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
-    *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # found, to be refused by name
-)
-"""The names by which a folder is taken for a class; the bytes of a file decide whether it is an image."""
 _OTHER_NAMES = {"training": "train", "valid": "val", "validation": "val", "eval": "val", "testing": "test"}
 
 
@@ -58,13 +52,13 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
     walk.problems.raise_all()
     _refuse_misnamed_splits(path)
     for name in names:
-        if walk.folders(name) and not any(map(_is_image, walk.files(name))):
+        if walk.folders(name) and not any(map(is_image, walk.files(name))):
             raise UsageError(
                 "holds folders and no image, so it is no class; rename the splits to train, val and test, "
                 "or give the folder that holds the class folders",
                 path=path / name,
             )
-    if not names and any(map(_is_image, walk.files())):
+    if not names and any(map(is_image, walk.files())):
         raise UsageError(
             "holds images that lie in no class folders, and nothing says of which class they are; sort them into "
             "<class>/, or convert a list of paths and labels",
@@ -241,14 +235,10 @@ class _SplitListing:
     def _refuse_loose_images(self) -> None:
         folder = self._tree.root / self._place
         for file in self._walk.files(self._place):
-            if _is_image(file):
+            if is_image(file):
                 self._problems.add(
                     SourceDamaged("lies in no class folder; move it into one", path=folder / file.path)
                 )
-
-
-def _is_image(file: FoundFile) -> bool:
-    return file.path.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _stem(file: FoundFile) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.annotations.annotation_files import WANTED_FOR_CLASSES, WANTED_FOR_VAL
+from shardprep.formats.sources.image_columns.recognised import image_columns
 from shardprep.formats.sources.labelled_list.source import labelled_list
 from shardprep.formats.sources.listing.source import SPLITS, Box, Listing, Source, no_such_split
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -27,7 +28,8 @@ _UNKNOWN_SOURCE = (
     "is not a known source. Give one of: "
     "ILSVRC2012_img_train.tar, _img_val.tar or _img_test.tar, or a folder that holds them; "
     "a folder with train/<class>/, val/ or test/ in it, extracted or Kaggle's (ILSVRC/Data/CLS-LOC); "
-    "a folder of class folders; "
+    "a folder of class folders; images with metadata.csv or metadata.jsonl, folders of pairs, or COCO's "
+    "annotations beside them; "
     "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb; "
     "a list of images with their labels (.txt, .csv, .tsv, .jsonl); "
     "a converted dataset, or a folder of its splits. "
@@ -112,13 +114,15 @@ def recognise(
 def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
     if path.is_dir() and (dataset := converted_dataset(path)):
         return _without_list_options(dataset, options)
+    if path.is_dir() and (source := image_columns(path, split, options)):
+        return source
     found = _of_folder(path, options, check_md5) if path.is_dir() else _of_file(path, check_md5)
     if not found and (lmdb := tensorpack_lmdb(path, split or "train")):
         return _without_list_options(lmdb, options)
     if not found and path.is_dir() and (source := class_folders(path, split or "train", options)):
         found = [source]
     if not found and (listed := labelled_list(path, split, options)):
-        return listed
+        return _without_columns(listed, options)
     if not found:
         raise UsageError(_UNKNOWN_SOURCE, path=path)
     return _without_list_options(merged(found), options)
@@ -129,6 +133,14 @@ def _without_list_options(source: Source, options: SourceOptions) -> Source:
     if options.for_lists:
         names = ", ".join(name.replace("_", " ") for name in options.for_lists)
         raise UsageError(f"only a list of images has a {names}, and this is {source.description}")
+    return _without_columns(source, options)
+
+
+def _without_columns(source: Source, options: SourceOptions) -> Source:
+    """Return the source, which has no columns. Raises UsageError if options of columns were given."""
+    if options.for_columns:
+        names = ", ".join(options.for_columns)
+        raise UsageError(f"{names} are of images with columns beside them, and this is {source.description}")
     return source
 
 

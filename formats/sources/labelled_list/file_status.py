@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.sources.listing.tree_files import refuse_links
 from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.no_follow import open_folder, open_folder_below
@@ -70,3 +72,24 @@ class FileStatus(Owned, AbstractContextManager["FileStatus"]):
             os.close(root)
         self._folder = Descriptor(opened)
         self._place = place
+
+
+def place_below(path: str, roots: Sequence[Path]) -> str:
+    """Return the path of a file below the root, in its shortest form. Raises ValueError.
+
+    ``roots`` are the names of the root in which an absolute path may begin.
+    """
+    if path.startswith("/"):
+        root = next((root for root in roots if Path(path).is_relative_to(root)), None)
+        if root is None:
+            raise ValueError(f"{path[:200]!r} does not lie below {roots[0]}; give another --root")
+        path = str(Path(path).relative_to(root))
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise ValueError(f"{path[:200]!r} may lead out of the folder; write it without ..")
+    place = "/".join(parts)
+    if not place or "\0" in place:
+        raise ValueError("names no file")
+    if len(place.encode()) > MAX_KEY_BYTES:
+        raise ValueError(f"has a path of more than {MAX_KEY_BYTES} bytes")
+    return place

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from shardprep.formats.errors import SourceIncomplete, UsageError
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.sources.listing.archive_md5 import archive_of
 from shardprep.formats.sources.listing.entry_table import EntryTable, record_key
 from shardprep.formats.sources.listing.problems import Problems
@@ -26,15 +21,13 @@ from shardprep.formats.system.foreign_file import foreign_file
 from shardprep.formats.system.regular_file import ArchiveFile
 from shardprep.formats.system.user_path import user_path
 
-from .file_status import FileStatus
+from .classes import ListedClasses
+from .file_status import FileStatus, place_below
 from .lines import Lines
 from .rows import ReadRows, Row, reader_of
 
 LAYOUT = "image-list"
-MAX_CLASSES = 100_000
-MAX_NAME = 255  # characters of a class's name
 _ADVICE = "correct the list"
-_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def labelled_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:
@@ -111,7 +104,7 @@ class _ListContents:
         self.problems = Problems()
         self.table = EntryTable(source.path, self.problems)
         self.lines = array("q")
-        self.classes = _Classes()
+        self.classes = ListedClasses()
         self.missing = 0
         self.shortfall = ""
         self._source = source
@@ -158,7 +151,7 @@ class _ListContents:
         with self.problems.collected("label"), self._at(lines):
             label = self.classes.label_of(row.label)
         with self.problems.collected("path"), self._at(lines):
-            place = _place(row.path, self._source.roots)
+            place = place_below(row.path, self._source.roots)
         if label is not None and place is not None:
             with self.problems.collected():
                 self._add_file(place, label, lines.number, files.of(place))
@@ -177,58 +170,3 @@ class _ListContents:
         )
         if taken:
             self.lines.append(line)
-
-
-def _place(path: str, roots: Sequence[Path]) -> str:
-    """Return the path of a file below the root, in its shortest form. Raises ValueError.
-
-    ``roots`` are the names of the root in which an absolute path may begin.
-    """
-    if path.startswith("/"):
-        root = next((root for root in roots if Path(path).is_relative_to(root)), None)
-        if root is None:
-            raise ValueError(f"{path[:200]!r} does not lie below {roots[0]}; give another --root")
-        path = str(Path(path).relative_to(root))
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise ValueError(f"{path[:200]!r} may lead out of the folder; write it without ..")
-    place = "/".join(parts)
-    if not place or "\0" in place:
-        raise ValueError("names no file")
-    if len(place.encode()) > MAX_KEY_BYTES:
-        raise ValueError(f"has a path of more than {MAX_KEY_BYTES} bytes")
-    return place
-
-
-class _Classes:
-    """The classes of a list, numbered as they come. Raises ValueError for what cannot be one."""
-
-    def __init__(self) -> None:
-        self._of_name: dict[str, int] = {}
-        self._are_numbers: bool | None = None
-
-    def label_of(self, text: str) -> int:
-        """Return the number of the class in the order of first occurrence."""
-        is_number = _NUMBER.fullmatch(text) is not None
-        if not 0 < len(text) <= MAX_NAME:
-            raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
-        if self._are_numbers not in (None, is_number):
-            expected = "a number" if self._are_numbers else "a name"
-            raise ValueError(f"has the label {text!r}, but the first one is {expected}; use one of both")
-        if is_number and int(text) >= MAX_CLASSES:
-            raise ValueError(f"has the label {text}, but the largest is {MAX_CLASSES - 1}; use names")
-        text.encode()
-        self._are_numbers = is_number
-        label = self._of_name.setdefault(str(int(text)) if is_number else text, len(self._of_name))
-        if label >= MAX_CLASSES:
-            raise ValueError(f"has the class {text!r}, which is one more than {MAX_CLASSES}")
-        return label
-
-    def numbered(self) -> tuple[LabelSpace, np.ndarray[tuple[int], np.dtype[np.int32]]]:
-        """Return the space of all classes, and the label in it of each class as it came."""
-        if self._are_numbers:
-            numbers = [int(text) for text in self._of_name]
-            names = (f"{number:05d}" for number in range(1 + max(numbers)))
-            return LabelSpace.of(names), np.array(numbers, np.int32)
-        space = LabelSpace.of(self._of_name)
-        return space, np.array([space.label_of[name] for name in self._of_name], np.int32)

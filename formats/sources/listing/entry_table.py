@@ -63,17 +63,29 @@ class EntryTable:
     """The builder of ``Listing.entries`` for images in the archive, or below the folder, ``source``.
 
     Entries over the limits, and repeated keys, are added to ``problems``; None raises SourceDamaged for them.
+    ``more`` are further columns of the entries, by name and dtype, for the source's reader.
     """
 
-    def __init__(self, source: Path, problems: Problems | None = None) -> None:
+    def __init__(
+        self, source: Path, problems: Problems | None = None, more: Sequence[tuple[str, str]] = ()
+    ) -> None:
         self._source = source
         self._problems = problems
-        self._table = GrowingTable(entry_dtype(1, 1))
+        row = entry_dtype(1, 1)
+        self._table = GrowingTable(np.dtype([*((name, row[name]) for name in row.names or ()), *more]))
 
     def append(
-        self, key: str, label: int, *, length: int, path: bytes = b"", offset: int = 0, mtime_ns: int = 0
+        self,
+        key: str,
+        label: int,
+        *,
+        length: int,
+        path: bytes = b"",
+        offset: int = 0,
+        mtime_ns: int = 0,
+        more: tuple[Any, ...] = (),
     ) -> bool:
-        """Append a row; return whether it was, and not refused."""
+        """Append a row, with the values of the further columns; return whether it was, and not refused."""
         raw = key.encode()
         if length > MAX_IMAGE_BYTES:
             too_large = f"has {length} bytes, but no image may have more than {MAX_IMAGE_BYTES}; remove it"
@@ -82,7 +94,7 @@ class EntryTable:
             too_long = f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it"
             self._refuse(SourceDamaged(too_long, path=self._source))
         else:
-            self._table.append((raw, path, label, length, offset, mtime_ns))
+            self._table.append((raw, path, label, length, offset, mtime_ns, *more))
             return True
         return False
 

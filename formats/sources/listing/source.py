@@ -29,7 +29,7 @@ def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
 
     ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside of one.
     ``mtime_ns`` is the file's by :func:`.tree_files.mtime_of`, 0 in an archive; it shows that a source has
-    changed since it was planned.
+    changed since it was planned. A source may add columns for its reader.
     """
     return np.dtype(
         [
@@ -70,6 +70,10 @@ class ByteReader(AbstractContextManager["ByteReader"]):
         Raises SourceDamaged like :meth:`read`, and BadValue for a value that its column cannot hold.
         """
         return ()
+
+    def only(self, entries: Entries) -> ByteReader:
+        """Return a reader of these entries alone, to be pickled: a job needs no table of all others."""
+        return self
 
     @abstractmethod
     def where(self, entry: np.void) -> str:

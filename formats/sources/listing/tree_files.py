@@ -17,6 +17,12 @@ from .problems import Problems
 
 IGNORED_NAMES = ("Thumbs.db", "desktop.ini", ".DS_Store", "__MACOSX")
 OTHER_HIDDEN = "other hidden"
+IMAGE_SUFFIXES = (
+    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
+    *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
+    *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # found, to be refused by name
+)
+"""The names by which a folder is taken for a class; the bytes of a file decide whether it is an image."""
 _IS_LINK = (
     "is a symbolic link, and only SOURCE itself may be one; put here what it points to, or convert with "
     "--follow-symlinks"
@@ -29,6 +35,11 @@ class FoundFile(NamedTuple):
     path: str
     size: int
     mtime_ns: int
+
+
+def is_image(file: FoundFile) -> bool:
+    """Whether the file has the name of an image."""
+    return file.path.lower().endswith(IMAGE_SUFFIXES)
 
 
 def mtime_of(status: os.stat_result) -> int:

@@ -25,10 +25,12 @@ class TreeReader(ByteReader):
     """Reader of the entries' files below ``root``, which must be unchanged since they were listed.
 
     With ``follow_symlinks``, a link in the path of a file is followed; without it, that file has changed.
+    ``columns`` are those of the entries with a file's path below ``root``, its size and its time.
     """
 
     root: Path
     follow_symlinks: bool = False
+    columns: tuple[str, str, str] = ("path", "length", "mtime_ns")
     _fd: Descriptor | None = field(default=None, init=False, repr=False, compare=False)
 
     def __enter__(self) -> TreeReader:
@@ -48,7 +50,7 @@ class TreeReader(ByteReader):
         if self._fd is None:
             raise ValueError("the reader is closed")
         try:
-            fd = self._opened(self._fd.fileno(), entry["path"].item())
+            fd = self._opened(self._fd.fileno(), entry[self.columns[0]].item())
         except OSError as error:
             raise self._failed(error, entry) from error
         try:
@@ -64,10 +66,10 @@ class TreeReader(ByteReader):
         )
 
     def where(self, entry: np.void) -> str:
-        return str(self.root / os.fsdecode(entry["path"].item()))
+        return str(self.root / os.fsdecode(entry[self.columns[0]].item()))
 
     def _read(self, fd: int, entry: np.void) -> bytes:
-        pieces, missing = [], int(entry["length"])
+        pieces, missing = [], int(entry[self.columns[1]])
         self._check(fd, entry)
         while missing and (piece := os.read(fd, missing)):
             pieces.append(piece)
@@ -79,7 +81,8 @@ class TreeReader(ByteReader):
 
     def _check(self, fd: int, entry: np.void) -> None:
         status = os.fstat(fd)
-        if (status.st_size, mtime_of(status)) != (entry["length"], entry["mtime_ns"]):
+        _, size, time = self.columns
+        if (status.st_size, mtime_of(status)) != (entry[size], entry[time]):
             raise self._changed(entry)
 
     def _changed(self, entry: np.void) -> SourceDamaged:

@@ -1,0 +1,1 @@
+"""COCO's files of instances: images with boxes, categories and segmentations."""

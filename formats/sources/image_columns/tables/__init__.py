@@ -1,0 +1,1 @@
+"""Tables of values in text: CSV files and JSON lines, read row by row."""
