@@ -141,6 +141,7 @@ def test_a_terminated_program_leaves_nothing(start: Start, state: str) -> None:
     assert outcome(process)[0] == -signal.SIGTERM
 
 
+@pytest.mark.torture
 def test_sys_exit_within_fit_is_its_exit_code(start: Start) -> None:
     script = """
 class Leave(tf.keras.callbacks.Callback):
@@ -186,6 +187,7 @@ def test_ctrl_c_is_heard(start: Start, loop: str) -> None:
     assert said.endswith("KeyboardInterrupt\n")
 
 
+@pytest.mark.torture
 def test_ctrl_c_leaves_an_input_that_goes_on(start: Start) -> None:
     script = """
 made = loader(with_numbers=True, drop_last=False, transform=Tagging({"": nap}))
