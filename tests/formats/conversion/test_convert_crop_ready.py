@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from datasets import converted, tree, writable
 from image_files import encoded, png
+from sampling import torture_except
 
 from shardprep.formats import (
     OperationError,
@@ -60,7 +61,7 @@ def batches(path: Path, **options: object) -> Iterator[list[np.ndarray]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", torture_except([0, 2], 0))
 @pytest.mark.parametrize(
     "transform",
     [
