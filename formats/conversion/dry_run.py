@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.building.plan import PlannedShard, PlanOptions
 from shardprep.formats.columns.codec import BadValue
+from shardprep.formats.conversion.building.plan import PlannedShard, PlanOptions
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
