@@ -16,6 +16,7 @@ from shardprep.cli.commands.bench_loader import bench_loader
 from shardprep.cli.commands.convert import convert
 from shardprep.cli.commands.demo import demo
 from shardprep.cli.commands.inspect import inspect
+from shardprep.cli.commands.join import join
 from shardprep.cli.commands.keygen import keygen
 from shardprep.cli.commands.repair import repair
 from shardprep.cli.commands.sample import sample
@@ -46,7 +47,7 @@ def cli() -> None:
     """
 
 
-COMMANDS = (sample, convert, verify, inspect, repair, bench_disk, bench_loader, serve, keygen, demo)
+COMMANDS = (sample, convert, join, verify, inspect, repair, bench_disk, bench_loader, serve, keygen, demo)
 for command in COMMANDS:
     cli.add_command(command)
 

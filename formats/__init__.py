@@ -3,6 +3,7 @@
 from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.convert import Converted, convert
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
+from shardprep.formats.conversion.joining.join import Joined, join
 from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
@@ -49,6 +50,7 @@ __all__ = [
     "Finding",
     "ImageFlag",
     "ImageInfo",
+    "Joined",
     "LabelConflict",
     "LabelSpace",
     "Manifest",
@@ -74,6 +76,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "convert",
+    "join",
     "make_sample",
     "open_dataset",
     "plan_conversion",

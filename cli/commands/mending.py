@@ -10,6 +10,7 @@ import click
 from shardprep.cli.console.output import say, say_next
 from shardprep.formats import Report
 from shardprep.formats.containers.published_file import read_small
+from shardprep.formats.dataset.joined import joined_names
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import DataError
 
@@ -27,6 +28,7 @@ BAD_IN_SOURCE = (
     "next: these records are as they were published; prep convert with --decode-check --on-bad-image skip, into "
     "another folder, leaves bad images out"
 )
+JOIN_AGAIN = "next: the prep join command that added {}; it builds damaged files again, to the same bytes"
 FOREIGN = "next: move what does not belong to the dataset to another place"
 
 
@@ -42,10 +44,22 @@ def say_what_mends(report: Report) -> None:
             if not files and (report.dataset / WORK_FOLDER_NAME).is_dir()
             else _converted_again(report)
         )
+    elif names := _joined_columns(report, found):
+        say(JOIN_AGAIN.format(" and ".join(names)))
     elif any(finding.file in files and finding.key is None for finding in report.findings):
         say_next("repair", report.dataset, *_source_of(report.dataset))
     else:
         say(BAD_IN_SOURCE if found & files else FOREIGN)
+
+
+def _joined_columns(report: Report, found: set[str]) -> list[str]:
+    """Return the joined columns that are damaged, if nothing else is: prep repair comes first."""
+    manifest = report.manifest
+    if manifest is None or manifest.columns is None:
+        return []
+    files = {file.name: name for name in joined_names(manifest) for file in manifest.columns[name].files}
+    is_all = found & {file.name for file in manifest.files} <= files.keys()
+    return sorted({files[name] for name in found & files.keys()}) if is_all else []
 
 
 def _converted_again(report: Report) -> str:

@@ -9,7 +9,7 @@ from shardprep.formats.columns.schema import Field
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows, read_table, table_header, write_rows
 from shardprep.formats.conversion.building.build_shard import BuiltShard
-from shardprep.formats.conversion.building.column_of_shard import built_row
+from shardprep.formats.conversion.building.column_of_shard import BuiltColumn, built_row
 from shardprep.formats.conversion.building.plan import Plan
 from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.records.record import content_root
@@ -23,20 +23,24 @@ def build_columns(
     """Write the columns' tables into the run's folder; return the columns, None if there are none."""
     if not len(planned.schema) and planned.has_images:
         return None
-    entries = [_column(work_folder, field, number, built) for number, field in enumerate(planned.schema)]
+    entries = [
+        column_entry(work_folder, field, [shard.columns[number] for shard in built])
+        for number, field in enumerate(planned.schema)
+    ]
     return DatasetColumns(tuple(entries), records_root, planned.has_images)
 
 
-def _column(work_folder: WorkFolder, field: Field, number: int, built: Sequence[BuiltShard]) -> ColumnEntry:
+def column_entry(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> ColumnEntry:
+    """Write the table of a column into the run's folder, of its parts in order; return the column."""
     path = work_folder.run / table_name(field.name)
-    records = sum(shard.records for shard in built)
+    records = sum(part.records for part in built)
     with naming(path), path.open("xb") as file:
         file.write(table_header(column_row(field), records))
-        for rows in _shard_rows(work_folder, field, number, built):
+        for rows in _rows(work_folder, field, built):
             write_rows(file, rows["row"])
     flush_file(path)
-    shards = (shard.columns[number].shard for shard in built)
-    digests = (rows["digest"].tobytes() for rows in _shard_rows(work_folder, field, number, built))
+    shards = (part.shard for part in built)
+    digests = (rows["digest"].tobytes() for rows in _rows(work_folder, field, built))
     return ColumnEntry(
         field,
         FileEntry(path.name, path.stat().st_size, hash_file(path), records),
@@ -45,13 +49,10 @@ def _column(work_folder: WorkFolder, field: Field, number: int, built: Sequence[
     )
 
 
-def _shard_rows(
-    work_folder: WorkFolder, field: Field, number: int, built: Sequence[BuiltShard]
-) -> Iterator[Rows]:
+def _rows(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> Iterator[Rows]:
     """Yield a column's rows of each shard. Raises ManifestDamaged if they changed."""
     row = built_row(field)
-    for shard in built:
-        column = shard.columns[number]
+    for column in built:
         path = work_folder.folder / column.rows
         entry = FileEntry(path.name, path.stat().st_size, column.rows_sha256, column.records)
         if column.records:

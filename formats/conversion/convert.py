@@ -13,6 +13,7 @@ from shardprep.formats.conversion.building.build_shard import BuiltShard, ShardJ
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
+from shardprep.formats.dataset.joined import remove_unlisted_columns
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
 from shardprep.formats.dataset.manifest_claims import quarantined
 from shardprep.formats.dataset.verify import verify
@@ -166,6 +167,7 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
     report.raise_for_findings()
     if (output / WORK_FOLDER_NAME).exists():
         with WorkFolder(output) as work_folder:
+            remove_unlisted_columns(output, manifest)
             work_folder.remove()
     return Converted(
         output,

@@ -11,6 +11,7 @@ from shardprep.formats.conversion.building.build_shard import BuiltShard, shard_
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
+from shardprep.formats.dataset.joined import joined_files, remove_unlisted_columns
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Report
 from shardprep.formats.dataset.verify import verify
@@ -48,7 +49,8 @@ def repair(
 
     A shard is replaced only by one with the SHA-256 in the manifest, so the root stays the same. For a
     damaged table all shards are rebuilt, because its rows come from them. Files that do not belong to the
-    dataset are reported and left alone. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
+    dataset are reported and left alone, and so are those of columns that :func:`~.joining.join.join` added:
+    joining them again rebuilds them. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
     if the source is a different one, and what :func:`~.convert.convert` raises.
     """
     path, progress = user_path(dataset), shown(progress)
@@ -56,7 +58,8 @@ def repair(
     report = verify(path, workers=workers, progress=progress)
     if report.unchecked:
         raise OperationError(f"could not check {report.unchecked[0]}", path=path)
-    damaged = {finding.file for finding in report.findings} & {f.name for f in manifest.files}
+    joined = {file.name for file in joined_files(manifest)}
+    damaged = {finding.file for finding in report.findings} & {f.name for f in manifest.files} - joined
     if not damaged:
         return report
     recognised = recognise(
@@ -72,6 +75,7 @@ def repair(
         repair = _Repair(planned, manifest, work_folder, workers, progress)
         repair.shards(damaged, listing)
         repair.tables(damaged, boxes)
+        remove_unlisted_columns(path, manifest)
         work_folder.remove()
     again = verify(path, workers=workers, progress=progress)
     again.rebuilt = tuple(sorted(damaged))
@@ -117,6 +121,7 @@ class _Repair:
         of_columns = {
             number
             for column in (self.manifest.columns.entries if self.manifest.columns else ())
+            if column.field.name in self.planned.schema  # and not joined
             for number, shard in enumerate(column.shards)
             if everything or shard.name in damaged or column.table.name in damaged
         }

@@ -22,6 +22,7 @@ from shardprep.formats.system.user_path import user_path
 
 from .index import BOXES_NAME, INDEX_NAME
 from .isolated_check import IsolatedChecks
+from .joined import unfinished_columns
 from .manifest import (
     MANIFEST_NAME,
     PROVENANCE_NAME,
@@ -35,6 +36,7 @@ from .report import Finding, Report
 from .shard_check import NO_MEMORY, Checked, ShardCheck
 from .table_checks import checked_boxes, checked_index
 
+UNFINISHED = "is of a prep join that is not finished; the same command goes on, another one removes it"
 LEVELS = ("quick", "full", "records", "decode")
 
 # A library can loop without end over a damaged tree; a slow disk must not be taken for that.
@@ -107,6 +109,10 @@ class _Verification:
         )
         with self._reading("."):
             self.report.findings += _unlisted(self.report.dataset, self.manifest)
+            self.report.notes += [
+                Finding(path.name, UNFINISHED)
+                for path in unfinished_columns(self.report.dataset, self.manifest)
+            ]
         if self.report.level == "quick":
             return
         index = self._read_tables({table.name for table in tables})
@@ -256,6 +262,7 @@ class _Verification:
 def _unlisted(dataset: Path, manifest: Manifest) -> list[Finding]:
     """Return findings for the files in the folder that do not belong to the dataset."""
     known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
+    known |= {path.name for path in unfinished_columns(dataset, manifest)}
     if stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
         known.add(WORK_FOLDER_NAME)  # of a conversion killed after its manifest was published
     return [

@@ -142,17 +142,18 @@ class WorkFolder(Owned):
         for path in self.output.iterdir():
             if OUTPUT_FILES.fullmatch(path.name):
                 path.unlink()
-        self._clear()
+        self.clear()
         flush_file(self.output)
 
     def remove(self) -> None:
         """Remove the work folder, its lock last; the lock is still held."""
-        self._clear()
+        self.clear()
         remove_run_folder(self.run)
         (self.folder / "lock").unlink()
         remove_if_empty(self.folder)  # it is not empty if another process has already made a lock in it
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Remove the state of the work from the folder; the output and the lock stay."""
         for path in self.folder.iterdir():
             if path.name not in ("lock", self.run.name):
                 path.unlink()

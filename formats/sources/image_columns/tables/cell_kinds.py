@@ -30,7 +30,7 @@ class CellKind:
         self.header = header
         self._choice = choice
         self._typed = typed
-        self._guess = ""
+        self._found = ""
         self._has_empty = False
         self._classes: dict[str, None] = {}
         if choice and choice.kind in _FILES:
@@ -56,25 +56,26 @@ class CellKind:
         if self.header.lower() in RESERVED:
             raise UsageError(f"the table's column {self.header!r} has a reserved name; {ADVICE}")
         try:
-            return Field(self.header, self._guessed)
+            return Field(self.header, self.guess)
         except UsageError as error:
             raise UsageError(f"the table's column {self.header!r}: {error.message}; {ADVICE}") from error
 
     @property
-    def _guessed(self) -> str:
-        if self._guess == "int" and self._has_empty:
+    def guess(self) -> str:
+        """The kind that all cells so far fit."""
+        if self._found == "int" and self._has_empty:
             return "float"
-        return self._guess or "text"
+        return self._found or "text"
 
     def _narrow(self, cell: Any) -> None:
         if not self._typed and not cell.strip():
             self._has_empty = True
             return
-        found = _kind_of_value(cell) if self._typed else _kind_of_text(cell, self._guess)
-        if self._guess in ("", found) or (self._guess, found) == ("int", "float"):
-            self._guess = found
-        elif (self._guess, found) != ("float", "int"):
-            self._guess = "json" if self._typed else "text"
+        found = _kind_of_value(cell) if self._typed else _kind_of_text(cell, self._found)
+        if self._found in ("", found) or (self._found, found) == ("int", "float"):
+            self._found = found
+        elif (self._found, found) != ("float", "int"):
+            self._found = "json" if self._typed else "text"
 
 
 def cell_kinds(

@@ -1,0 +1,1 @@
+"""Columns added to a finished dataset, of which nothing is written again."""

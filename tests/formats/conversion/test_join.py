@@ -1,0 +1,399 @@
+"""Columns joined to a finished dataset."""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from column_datasets import EVERY_KIND, write_columns
+from column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
+from datasets import flip, prep_here, tree
+from source_builders import write
+
+from shardprep.cli.commands.mending import say_what_mends
+from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_dataset, repair, verify
+from shardprep.formats.columns.schema import Schema
+from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.conversion.building.work_folder import WorkFolder
+from shardprep.formats.dataset.report import Finding, Report
+from shardprep.formats.errors import (
+    DataError,
+    OutputBusy,
+    SourceDamaged,
+    SourceIncomplete,
+    UsageError,
+)
+
+NAMES = [f"{number}.png" for number in range(9)]
+ROWS = rows_of(NAMES)
+SHARD_SIZE = 900
+
+
+@pytest.fixture(params=CONTAINERS)
+def container(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def made(output: Path, *, grey: bool = False, container: str = "lmdb", suffix: str = "png") -> Path:
+    """A dataset of the pictures, of several shards."""
+    source = output.parent / f"{output.name}-source"
+    names = [f"{n}.{suffix}" for n in range(len(NAMES))]
+    write_pictures(source / "images", names, grey=grey)
+    write_pictures(source / "same", names)
+    plan_options = PlanOptions(container=container, shard_size=SHARD_SIZE, seed=int(grey))
+    options = SourceOptions(pairs=("same=same",))
+    convert(source, output, split="train", plan_options=plan_options, source_options=options, workers=0)
+    return output
+
+
+@pytest.fixture(scope="module")
+def origins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset, its source, and masks for it."""
+    folder = tmp_path_factory.mktemp("origins")
+    made(folder / "masks", grey=True)
+    return made(folder / "dataset").parent
+
+
+@pytest.fixture
+def masks(origins: Path) -> Path:
+    return origins / "masks"
+
+
+@pytest.fixture
+def dataset(origins: Path, tmp_path: Path) -> Path:
+    for name in ("dataset", "dataset-source"):
+        shutil.copytree(origins / name, tmp_path / name)
+    return tmp_path / "dataset"
+
+
+def by_key(dataset: Path, name: str) -> dict[str, Any]:
+    with open_dataset(dataset) as opened:
+        return {record.key: record[name] for record in opened}
+
+
+def stored(dataset: Path, values: Callable[[int], Any]) -> np.ndarray:
+    """An array with the value of each picture in the stored order of the dataset."""
+    with open_dataset(dataset) as opened:
+        return np.array([values(int(record.key.partition(".")[0])) for record in opened])
+
+
+@pytest.mark.parametrize(("container", "workers"), [("lmdb", 0), ("hdf5", 2)])
+def test_columns_of_all_origins_are_there_and_no_file_was_written_again(
+    tmp_path: Path, container: str, workers: int
+) -> None:
+    dataset = made(tmp_path / "dataset", container=container)
+    made(tmp_path / "masks", grey=True, suffix="bmp")
+    np.save(tmp_path / "vectors.npy", stored(dataset, lambda n: np.full((2, 3), n, ">f4")))
+    np.save(tmp_path / "ages.npy", stored(dataset, lambda n: n).astype(np.uint8))
+    write(
+        tmp_path / "t.csv", as_csv([{"key": f"{n}", "caption": f"a\n{n}"} for n in range(9)][::-1]).encode()
+    )
+    write(
+        tmp_path / "t.jsonl",
+        as_json_lines([{"key": f"{n}.png", "x": [[n] * 4] * n} for n in range(9)]).encode(),
+    )
+    before = {path: path.stat() for path in dataset.iterdir() if path.name != "manifest.json"}
+    opened = open_dataset(dataset)
+
+    done = join(
+        dataset,
+        {
+            "mask": tmp_path / "masks",
+            "other": f"{tmp_path / 'masks'}#same",
+            "vector": tmp_path / "vectors.npy",
+            "age": tmp_path / "ages.npy",
+            "caption": tmp_path / "t.csv",
+            "boxes:float32[*,4]": f"{tmp_path / 't.jsonl'}#x",
+        },
+        workers=workers,
+    )
+
+    assert done.added == ("mask", "other", "vector", "age", "caption", "boxes")
+    assert {path: path.stat() for path in before} == before
+    assert [record.image for record in opened] == [record.image for record in open_dataset(dataset)]
+    assert verify(dataset).findings == []
+    assert not (dataset / ".prep").exists()
+    with open_dataset(dataset) as again:
+        for record in again:
+            n = NAMES.index(record.key)
+            assert record["mask"] == picture(n, grey=True)
+            assert record["other"] == record["same"] == record.image == picture(n)
+            assert (record["age"], record["caption"]) == (n, f"a\n{n}")
+            np.testing.assert_array_equal(record["vector"], np.full((2, 3), n, np.float32))
+            np.testing.assert_array_equal(record["boxes"], np.full((n, 4), n, np.float32))
+    assert [one["name"] for one in done.manifest.source["joined"]] == [*done.added]
+    assert "sha256" in done.manifest.source["joined"][2]
+
+
+def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: str) -> None:
+    options = PlanOptions(container=container, shard_size=SHARD_SIZE)
+    write_pictures(tmp_path / "with", NAMES)
+    write(tmp_path / "with/metadata.csv", as_csv(ROWS).encode())
+    write_pictures(tmp_path / "plain", NAMES)
+    write(tmp_path / "plain/metadata.csv", b"file_name\n" + b"".join(f"{n}\n".encode() for n in NAMES))
+    (whole,) = convert(tmp_path / "with", tmp_path / "a", plan_options=options, workers=0)
+    (plain,) = convert(tmp_path / "plain", tmp_path / "b", plan_options=options, workers=0)
+    table = tmp_path / "with/metadata.csv"
+
+    assert plain.manifest.columns is None
+    join(plain.path, {"age": table, "score": table}, workers=0)
+    done = join(plain.path, {"caption": table}, workers=0)
+
+    assert done.manifest.content_root == whole.manifest.content_root
+    assert done.manifest.records_root == whole.manifest.records_root
+    assert done.manifest.schema == whole.manifest.schema
+    assert by_key(plain.path, "caption") == {row["file_name"]: row["caption"] for row in ROWS}
+
+
+def test_every_kind_of_column_is_joined_from_a_dataset_as_it_is(tmp_path: Path) -> None:
+    write_columns(tmp_path / "from", options=PlanOptions(seed=1, shard_size=9000))
+    write_columns(tmp_path / "to", schema=Schema({"age": "int"}))
+
+    columns = {f"joined-{name}": f"{tmp_path / 'from'}#{name}" for name in EVERY_KIND.names}
+    done = join(tmp_path / "to", columns, workers=0)
+
+    joined = [(field.kind, field.classes) for field in done.manifest.schema.fields[1:]]
+    assert joined == [(field.kind, field.classes) for field in EVERY_KIND]
+    with open_dataset(tmp_path / "from") as one, open_dataset(tmp_path / "to") as other:
+        rows = [
+            {record.key: [pickle.dumps(record[name]) for name in names] for record in opened}
+            for opened, names in ((one, EVERY_KIND.names), (other, columns))
+        ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "match", "key"),
+    [
+        (range(8), r"this record of the dataset has no partner here \(of 1 such", "8.png"),
+        (range(10), r"no record of the dataset has this key \(of 1 such", "9"),
+        ([*range(8), 9], r"no partner here .*; 9 and 0 others here are of no record", "8.png"),
+        ([*range(9), 8], "is there twice", "8"),
+        ([], "no partner here", None),
+    ],
+)
+def test_a_missing_or_surplus_partner_is_named(
+    keys: Any, match: str, key: str | None, dataset: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "ages.csv", b"key,age\n" + b"".join(b"%d,1\n" % number for number in keys))
+    before = tree(dataset)
+
+    with pytest.raises(SourceIncomplete, match=match) as found:
+        join(dataset, {"age": tmp_path / "ages.csv"}, workers=0)
+
+    assert key is None or found.value.key == key
+    assert tree(dataset) == before
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "match"),
+    [
+        ({}, UsageError, "name one column"),
+        ({"same": "a.npy"}, UsageError, "a column same with other values; choose another name"),
+        ({"label": "a.npy"}, UsageError, "reserved"),
+        ({"a": "nowhere"}, UsageError, "does not exist"),
+        ({"a": "text.txt"}, UsageError, "not the name of a table"),
+        ({"a:text": "a.npy"}, UsageError, r"holds int64\[\], which is no text"),
+        ({"a:int": "dataset"}, UsageError, "holds the kind image, not int"),
+        ({"a": "dataset#b"}, UsageError, "no column 'b'; the columns are: same"),
+        ({"a": "a.npy#b"}, UsageError, "an array, which has no columns"),
+        ({"a": "short.npy"}, SourceIncomplete, "has 8 rows, and the dataset has 9"),
+        ({"a": "objects.npy"}, SourceDamaged, "holds object"),
+        ({"a": "cut.npy"}, SourceDamaged, "has not the size that its header says"),
+        ({"a": "text.npy"}, SourceDamaged, "write it with numpy.save"),
+        ({"b": "a.csv"}, SourceDamaged, "line 1: has no column 'b'"),
+        ({"age": "no_key.csv"}, SourceDamaged, "line 1: has no column key"),
+        ({"age": "ragged.csv"}, SourceDamaged, "line 3: has 1 column"),
+        ({"age:int": "words.csv"}, SourceDamaged, "the column age: "),
+        ({"age:labels": "a.npy"}, UsageError, "needs classes|which is no labels"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_and_changes_nothing(
+    columns: dict[str, str], error: type[Exception], match: str, dataset: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "a.npy", np.arange(9))
+    np.save(tmp_path / "short.npy", np.arange(8))
+    np.save(tmp_path / "objects.npy", np.array([object()] * 9))
+    write(tmp_path / "cut.npy", (tmp_path / "a.npy").read_bytes()[:-1])
+    for name in ("text.npy", "text.txt"):
+        write(tmp_path / name, b"text")
+    keys = [name.removesuffix(".png") for name in NAMES]
+    write(
+        tmp_path / "a.csv", "".join(f"{k},{k}\n" for k in ["key", *keys]).replace("key,key", "key,a").encode()
+    )
+    write(tmp_path / "words.csv", ("key,age\n" + "".join(f"{k},x\n" for k in keys)).encode())
+    write(tmp_path / "no_key.csv", b"name,age\n1,2\n")
+    write(tmp_path / "ragged.csv", b"key,age\n1,2\n3\n")
+    before = tree(dataset)
+
+    with pytest.raises(error, match=match):
+        join(dataset, {name: str(tmp_path / origin) for name, origin in columns.items()}, workers=0)
+
+    after = {name: digest for name, digest in tree(dataset).items() if not name.startswith(".prep")}
+    assert after == before
+    assert verify(dataset).exit_code == 0
+
+
+def test_the_same_join_again_does_nothing_and_mends_what_is_damaged(
+    dataset: Path, masks: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "ages.npy", np.arange(9))
+    columns = {"mask": masks, "age": tmp_path / "ages.npy"}
+    first = join(dataset, columns, workers=0)
+    before = tree(dataset)
+
+    again = join(dataset, columns, workers=0)
+    flip(dataset / "column-mask-00001.lmdb", 4000)
+    flip(dataset / "column-age.npy", 200)
+    (dataset / "column-mask-00000.lmdb").unlink()
+    mended = join(dataset, columns, workers=0)
+
+    assert (again.added, again.rebuilt, again.manifest) == ((), (), first.manifest)
+    assert mended.added == ()
+    assert {*mended.rebuilt} == {"column-mask-00000.lmdb", "column-mask-00001.lmdb", "column-age.npy"}
+    assert tree(dataset) == before
+
+
+def test_other_values_do_not_mend_a_column(dataset: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ages.npy", np.arange(9))
+    join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
+    np.save(tmp_path / "ages.npy", np.arange(9) + 1)
+
+    with pytest.raises(UsageError, match="a column age with other values"):
+        join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
+
+
+def test_a_joined_dataset_is_repaired_from_its_source_and_keeps_its_columns(
+    dataset: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "ages.npy", np.arange(9))
+    done = join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
+    flip(dataset / "shard-00001.lmdb", 4000)
+
+    assert repair(dataset, tmp_path / "dataset-source", workers=0).exit_code == 0
+    assert verify(dataset, level="quick").manifest == done.manifest
+    assert [*by_key(dataset, "age").values()] == [*range(9)]
+
+
+def test_a_damaged_joined_column_is_mended_by_joining(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "ages.npy", np.arange(9))
+    manifest = join(dataset, {"age": tmp_path / "ages.npy"}, workers=0).manifest
+    report = Report(dataset, "full", manifest, [Finding("column-age.npy", "is missing")])
+
+    say_what_mends(report)
+    joined = capsys.readouterr().out
+    report.findings.append(Finding("shard-00000.lmdb", "is missing"))
+    say_what_mends(report)
+
+    assert "the prep join command that added age" in joined
+    assert "prep repair" in capsys.readouterr().out
+
+
+def test_two_joins_at_once_are_refused(dataset: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ages.npy", np.arange(9))
+    with WorkFolder(dataset), pytest.raises(OutputBusy):
+        join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
+
+
+KILLS = """
+import os, shutil, signal, sys
+from shardprep.formats import join
+
+origin, target, step, *words = sys.argv[1:]
+columns = dict(word.split("=") for word in words)
+count, number = 0, 0
+
+def kill(event, arguments):
+    global count
+    count += event == "os.rename"
+    if event == "os.rename" and count > number:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+while True:
+    output = f"{target}/{number}"
+    shutil.copytree(origin, output)
+    child = os.fork()
+    if not child:
+        sys.addaudithook(kill)
+        join(output, columns, workers=0)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+    number += int(step)
+"""
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(1, marks=pytest.mark.torture), pytest.param(6, marks=pytest.mark.slow)]
+)
+def test_killed_before_any_file_gets_its_name_the_dataset_is_valid_and_the_next_join_finishes(
+    dataset: Path, masks: Path, tmp_path: Path, step: int
+) -> None:
+    np.save(tmp_path / "ages.npy", np.arange(9))
+    np.save(tmp_path / "other.npy", np.arange(9))
+    columns = {"mask": str(masks), "age": str(tmp_path / "ages.npy")}
+    (tmp_path / "killed").mkdir()
+    words = [f"{name}={origin}" for name, origin in columns.items()]
+    arguments = [dataset, tmp_path / "killed", str(step), *words]
+    subprocess.run([sys.executable, "-c", KILLS, *arguments], check=True, timeout=120)
+    plain = tree(dataset)
+    join(dataset, columns, workers=0)
+    whole = tree(dataset)
+    killed = sorted((tmp_path / "killed").iterdir(), key=lambda path: int(path.name))
+
+    assert len(killed) * step > 12
+    assert tree(killed[-1]) == whole
+    for number, output in enumerate(killed):
+        report = verify(output)
+        assert (report.findings, report.exit_code) == ([], 0), number
+        assert len(open_dataset(output)) == 9
+        if number % 3 == 2:
+            other = join(output, {"other": tmp_path / "other.npy"}, workers=0)
+            left = {path.name for path in output.iterdir()} - {"provenance.json", "manifest.json"}
+            assert left == {file.name for file in other.manifest.files}
+        elif number % 3 == 1 and output != killed[-1]:
+            shutil.copytree(dataset.parent / "dataset-source", tmp_path / f"s{number}")
+            flip(output / "shard-00000.lmdb", 4000)
+            assert repair(output, tmp_path / f"s{number}", workers=0).exit_code == 0
+            assert tree(output) == plain
+        else:
+            join(output, columns, workers=0)
+            assert tree(output) == whole, number
+
+
+def test_the_command_says_what_was_joined(dataset: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ages.npy", np.arange(9))
+    words = ["join", dataset, "--column", f"age={tmp_path / 'ages.npy'}", "--workers", 0]
+
+    done, again = prep_here(*words, "--quiet"), prep_here(*words, "--json")
+    wrong = [prep_here("join", dataset, "--column", text).returncode for text in ("age", "age=", "a=nowhere")]
+    short = prep_here("join", dataset, "--column", f"b={dataset / 'column-same.npy'}")
+
+    assert done.returncode == 0, done.stderr
+    assert "9 records, 2 columns" in done.stdout
+    assert "added         age" in done.stdout
+    assert json.loads(again.stdout)["columns"] == {"same": "image", "age": "int"}
+    assert json.loads(again.stdout)["added"] == []
+    assert wrong == [2, 2, 2]
+    assert (short.returncode, short.stderr.count("a column takes")) == (1, 1)
+    assert not (dataset / ".prep").exists()
+
+
+def test_a_folder_of_splits_is_refused_and_one_of_partners_gives_its_split(
+    dataset: Path, masks: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(masks, tmp_path / "masks/train")
+
+    with pytest.raises(UsageError, match="folder of splits"):
+        join(tmp_path / "masks", {"mask": masks}, workers=0)
+    with pytest.raises(DataError, match="not a dataset"):
+        join(dataset, {"mask": tmp_path / "dataset-source"}, workers=0)
+    assert join(dataset, {"mask": tmp_path / "masks"}, workers=0).added == ("mask",)
