@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,29 @@ class ShardJob:
     def beside(self, suffix: str) -> Path:
         """Return the path of the shard's file with that suffix in the work folder."""
         return self.work_folder / (self.shard.name + suffix)
+
+    @property
+    def decodes(self) -> bool:
+        return self.options.decode_check
+
+    def build(self) -> BuiltShard:
+        """Build the shard with :func:`build_shard`."""
+        return build_shard(self)
+
+    def key_at(self, place: int) -> str:
+        """Return the key of the entry at that place, or of the last one."""
+        key: bytes = self.entries["key"][min(place, len(self.entries) - 1)]
+        return key.decode()
+
+    def decode(self, place: int) -> None:
+        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
+        if place < len(self.entries) and place not in self.crashes:
+            with copy(self.reader) as reader:
+                check_decodes(reader.read(self.entries[place]))
+
+    def crashed(self, place: int, signal: str) -> ShardJob:
+        """Return the job with an image that crashes the decoder by that signal."""
+        return replace(self, crashes={**self.crashes, place: signal})
 
 
 @dataclass(frozen=True)
@@ -219,12 +242,6 @@ def _images(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[_Image]:
 def _with_advice(bad: BadImage) -> BadImage:
     advice = "or add --on-bad-image skip to leave such images out, and go on from here"
     return BadImage(f"{bad.message}; remove it, {advice}", path=bad.path, key=bad.key)
-
-
-def decode_alone(job: ShardJob, place: int) -> None:
-    """Decode one image of the shard, in a process that may crash. Raises BadImage."""
-    with copy(job.reader) as reader:
-        check_decodes(reader.read(job.entries[place]))
 
 
 def _place(entry: np.void) -> str:
