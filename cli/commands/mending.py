@@ -9,8 +9,8 @@ import click
 
 from shardprep.cli.console.output import say, say_next
 from shardprep.formats import Report
+from shardprep.formats.containers.published_file import read_small
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME
-from shardprep.formats.dataset.published_file import read_small
 from shardprep.formats.errors import DataError
 
 from .convert import convert

@@ -8,13 +8,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
+from shardprep.formats.building.plan import PlannedShard
+from shardprep.formats.building.progress_counters import ProgressCounters
 from shardprep.formats.errors import ShardprepError, WorkerDied
 from shardprep.formats.processes.child_process import ChildDied, ChildLost, isolated
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
 from shardprep.formats.progress import Progress, tell_shards
-
-from .plan import PlannedShard
-from .progress_counters import ProgressCounters
 
 POLL_INTERVAL_S = 0.2
 DECODE_TIMEOUT_S = 60.0  # to decode one image

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.containers.container import Stored
-from shardprep.formats.errors import ManifestDamaged
+from shardprep.formats.containers.table import Rows, read_table
 from shardprep.formats.images.kinds.image_info import LATER_KINDS, ImageInfo
 from shardprep.formats.records.record import MAX_KEY_BYTES
 
-from .published_file import read_published
-
 if TYPE_CHECKING:
-    from .published_file import FileEntry
+    from shardprep.formats.containers.published_file import FileEntry
 
 INDEX_NAME = "index.npy"
 BOXES_NAME = "boxes.npy"
-
-Rows = npt.NDArray[np.void]
 
 BOX_DTYPE = np.dtype(
     [
@@ -67,60 +61,19 @@ def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
     return tuple(name for name, flag in LATER_KINDS.items() if found & flag)
 
 
-def write_table(file: BinaryIO, rows: Rows) -> None:
-    """Write a table as .npy version 1.0; its bytes depend on the rows alone.
-
-    ``np.save`` is not used: it writes through C's stdio and ignores errors of the disk.
-    """
-    file.write(_header(rows.dtype, len(rows)))
-    file.write(np.ascontiguousarray(rows).view(np.uint8).data)
-
-
 def read_index(path: Path, entry: FileEntry) -> Rows:
-    """Read the index with :func:`read_table`. :func:`~.columns.checked_index` checks its rows."""
+    """Read the index with :func:`read_table`. :func:`~.table_checks.checked_index` checks its rows."""
     return read_table(path, entry, _index_row)
 
 
 def read_boxes(path: Path, entry: FileEntry) -> Rows:
-    """Read the table of boxes in the same way, for :func:`~.columns.checked_boxes`."""
+    """Read the table of boxes in the same way, for :func:`~.table_checks.checked_boxes`."""
     return read_table(path, entry, lambda _: BOX_DTYPE)
-
-
-def read_table(path: Path, entry: FileEntry, row_of: Callable[[int], np.dtype[np.void] | None]) -> Rows:
-    """Read a table's rows into memory, read-only.
-
-    ``row_of`` returns the columns of a row of that many bytes, None if no row has as many. Columns and number
-    of rows determine the header, and the file must begin with it. Raises ManifestDamaged if the file is not
-    the one in the manifest, or not such a table; OSError.
-    """
-    data = read_published(path, entry)
-    start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
-    body = data[start:]
-    row = row_of(len(body) // max(1, entry.records))
-    if row is None or len(body) != row.itemsize * entry.records:
-        raise _no_table(path, entry)
-    if data[:start].tobytes() != _header(row, entry.records):
-        raise _no_table(path, entry)
-    rows = body.view(row)
-    rows.flags.writeable = False
-    return rows
-
-
-def _no_table(path: Path, entry: FileEntry) -> ManifestDamaged:
-    return ManifestDamaged(f"is not a table of {entry.records} rows in this format", path=path)
 
 
 def _index_row(width: int) -> np.dtype[np.void] | None:
     key_bytes = width - index_dtype(1).itemsize + 1
     return index_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
-
-
-def _header(row: np.dtype[np.void], rows: int) -> bytes:
-    """Return the header of a .npy file."""
-    described = {"descr": np.lib.format.dtype_to_descr(row), "fortran_order": False, "shape": (rows,)}
-    file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, described)
-    return file.getvalue()
 
 
 def index_row(stored: Stored, info: ImageInfo, shard: int, ordinal: int) -> tuple[object, ...]:

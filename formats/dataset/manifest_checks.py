@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
-from typing import Any, TypeGuard
+from typing import Any
 
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.images.kinds.image_info import LATER_KINDS
 from shardprep.formats.records.labels import MAX_CLASS_ID, label_digest
 
-FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-CRITICAL_KEYS = ("kinds", "crop_ready")
-SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+from .column_checks import column_issues, columns_ok
+from .json_shape import file_ok, has_exactly, holds
+
+CRITICAL_KEYS = ("kinds", "crop_ready", "columns")
 
 
 def unknown_parts(critical: list[Any], kinds: object) -> list[Any]:
@@ -30,7 +30,9 @@ def issues_of(value: dict[str, Any]) -> list[str]:
     issues = [f"{name} is not {wanted}" for name, wanted, ok in _shape_checks(value) if not ok]
     if issues:
         return issues
+    columns = value.get("columns", {"fields": []})["fields"]
     files = [*value["tables"], *value["shards"]]
+    files += [file for column in columns for file in (column["table"], *column["shards"])]
     names = [f["name"] for f in files]
     if len(set(names)) != len(names):
         issues.append("a file is listed twice")
@@ -40,7 +42,7 @@ def issues_of(value: dict[str, Any]) -> list[str]:
         issues.append("it has no records")
     if label_digest(c["name"] for c in value["labels"]["classes"]) != value["labels"]["sha256"]:
         issues.append("the label space does not match its hash")
-    return issues
+    return issues + (column_issues(value) if "columns" in value else [])
 
 
 def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
@@ -55,20 +57,25 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
     plan = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str}
     plan |= {"on_bad_image": str, "decode_check": bool}
     checks = [
-        ("dataset", "complete", _has_exactly(value.get("dataset"), dataset)),
+        ("dataset", "complete", has_exactly(value.get("dataset"), dataset)),
         ("labels", "complete", _labels_ok(value.get("labels"))),
-        ("source", "complete", _holds(value.get("source"), {"layout": str})),
-        ("plan", "complete", _holds(value.get("plan"), plan)),
-        ("writer", "complete", _holds(value.get("writer"), {})),
+        ("source", "complete", holds(value.get("source"), {"layout": str})),
+        ("plan", "complete", holds(value.get("plan"), plan)),
+        ("writer", "complete", holds(value.get("writer"), {})),
         ("container", "one of " + ", ".join(CONTAINERS), value.get("container") in CONTAINERS),
         ("crit", "the list of critical keys that are there", value.get("crit") == _critical_in(value)),
         ("kinds", "a list of kinds in order", _kinds_ok(value.get("kinds", ["WebP"]))),
         ("crop_ready", "a number of images", _is_count(value.get("crop_ready", 1))),
+        (
+            "columns",
+            "a list of columns with their files",
+            "columns" not in value or columns_ok(value["columns"]),
+        ),
         ("content_root", "a digest", isinstance(value.get("content_root"), str)),
     ]
     for name in ("tables", "shards"):
         part = value.get(name)
-        checks.append((name, "a list of files", isinstance(part, list) and all(map(_file_ok, part))))
+        checks.append((name, "a list of files", isinstance(part, list) and all(map(file_ok, part))))
     return checks
 
 
@@ -87,19 +94,9 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 < value < 1 << 63
 
 
-def _holds(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
-
-
-def _has_exactly(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
-    if not _holds(value, kinds) or value.keys() != kinds.keys():
-        return False
-    return all(0 <= part < 1 << 63 for part in value.values() if type(part) is int)
-
-
 def _labels_ok(value: object) -> bool:
     """Whether the classes' names are unique and in order, so that a label is one class."""
-    if not _has_exactly(value, {"space": str, "classes": list, "sha256": str}):
+    if not has_exactly(value, {"space": str, "classes": list, "sha256": str}):
         return False
     classes = value["classes"]
     if value["space"] != "sorted_wnid0" or not all(map(_class_ok, classes)):
@@ -125,10 +122,3 @@ def _is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _file_ok(value: object) -> bool:
-    """Whether the value has a file name within the folder, a size, a digest and a count."""
-    if not _has_exactly(value, {"name": str, "size": int, "sha256": str, "records": int}):
-        return False
-    return bool(FILE_NAME.fullmatch(value["name"]) and SHA256.fullmatch(value["sha256"]))

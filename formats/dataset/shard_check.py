@@ -12,6 +12,7 @@ import numpy as np
 
 from shardprep.formats.containers.container import ShardReader, Stored
 from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardDamaged
 from shardprep.formats.images.crop_ready.grid_table import marked
 from shardprep.formats.images.decode_check import check_decodes
@@ -22,7 +23,7 @@ from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.regular_file import OPEN_FLAGS
 
-from .index import Rows, index_row
+from .index import index_row
 
 NO_MEMORY = "there is not enough memory for this; work with fewer workers"
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.processes.worker_pool import usable_cpus
@@ -18,8 +20,7 @@ from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.user_path import user_path
 
-from .columns import checked_boxes, checked_index
-from .index import BOXES_NAME, INDEX_NAME, Rows
+from .index import BOXES_NAME, INDEX_NAME
 from .isolated_check import IsolatedChecks
 from .manifest import (
     MANIFEST_NAME,
@@ -30,9 +31,9 @@ from .manifest import (
     read_manifest,
 )
 from .manifest_claims import check_quarantine, false_claims
-from .published_file import FileEntry
 from .report import Finding, Report
 from .shard_check import NO_MEMORY, Checked, ShardCheck
+from .table_checks import checked_boxes, checked_index
 
 LEVELS = ("quick", "full", "records", "decode")
 

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.dataset.published_file import FileEntry
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.owned import Owned

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from shardprep.formats.dataset.published_file import FileEntry
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.loaders.loader.read_ahead import (
     CHUNK_BYTES,
     MAX_PENDING_CHUNKS,
