@@ -8,8 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
-from shardprep.formats.building.plan import PlannedShard
-from shardprep.formats.building.progress_counters import ProgressCounters
+from shardprep.formats.conversion.building.plan import PlannedShard
+from shardprep.formats.conversion.building.progress_counters import ProgressCounters
 from shardprep.formats.errors import ShardprepError, WorkerDied
 from shardprep.formats.processes.child_process import ChildDied, ChildLost, isolated
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.building.plan import DEFAULT_SHARD_SIZE
-from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
-from shardprep.formats.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.conversion.building.plan import DEFAULT_SHARD_SIZE
+from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.conversion.job_runner import run_jobs
 from shardprep.formats.conversion.preflight import check_room
 from shardprep.formats.dataset.splits import splits_of

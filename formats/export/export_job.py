@@ -11,11 +11,11 @@ from typing import Self
 
 import numpy as np
 
-from shardprep.formats.building.plan import PlannedShard
-from shardprep.formats.building.progress_counters import COUNTERS_NAME, ShardCounter
 from shardprep.formats.columns.column_record import ColumnRecord
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows
+from shardprep.formats.conversion.building.plan import PlannedShard
+from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ShardCounter
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import DataError
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json

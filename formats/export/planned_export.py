@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.building.plan import PlannedShard, differences, spans
-from shardprep.formats.building.work_folder import (
+from shardprep.formats.containers.container import Extent
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.table import Rows
+from shardprep.formats.conversion.building.plan import PlannedShard, differences, spans
+from shardprep.formats.conversion.building.work_folder import (
     WorkFolder,
     finished_shards,
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.containers.container import Extent
-from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.containers.table import Rows
 from shardprep.formats.conversion.preflight import check_output
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest

@@ -22,7 +22,7 @@ from shardprep.formats import (
     convert,
     export,
 )  # fmt: skip
-from shardprep.formats.building.work_folder import WorkFolder
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.export.planned_export import MARKER
 from shardprep.formats.export.registry import FORMATS
 

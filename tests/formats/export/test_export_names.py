@@ -76,7 +76,7 @@ def test_stems_are_unique_have_no_dot_and_have_the_key_in_them(keys: set[str]) -
 
 
 def test_names_that_differ_in_case_only_are_told_apart(tmp_path: Path) -> None:
-    names = ["a/x.jpg", "a/X.jpg", "a/x.JPG", "A/x.jpg", "b/y/z.jpg", "b/..z.jpg", "b/z.jpg"]
+    names = ["a/x.jpg", "a/X.jpg", "a/x.JPG", "A/x.jpg", "b/y/z.jpg", "b/z.jpg"]
     for name in names:
         write(tmp_path / "source" / name, JPEG)
     converted(tmp_path / "source", tmp_path / "dataset")
