@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardprep.formats.columns.schema import Field
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import UsageError
+from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.system.atomic_write import flush_file, hash_file, publish_bytes, publishing
 from shardprep.formats.system.regular_file import naming
 
@@ -33,6 +35,7 @@ from .names import (
 
 METADATA = "metadata.jsonl"
 MOST_NAME_BYTES = 255
+FLUSHES = 16
 RESERVED = ("file_name", "objects")
 
 
@@ -172,8 +175,10 @@ def _add(digest: Any, name: str, image: bytes) -> None:
 
 
 def _publish(built: dict[Path, Path], output: Path) -> None:
+    with ThreadPoolExecutor(FLUSHES) as disk, starting_thread():  # a disk takes many flushes as one
+        for _ in disk.map(flush_file, built):
+            pass
     for path in built:
-        flush_file(path)
         path.chmod(0o444)
     folders = {output}
     for path, final in built.items():
