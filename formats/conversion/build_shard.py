@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region, link_archive
 from shardprep.formats.containers.container import Stored
-from shardprep.formats.containers.registry import container
-from shardprep.formats.dataset.index import Rows, index_dtype, index_row, write_table
+from shardprep.formats.containers.registry import IN_PLACE, container
+from shardprep.formats.dataset.index import Rows, index_dtype, index_row
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
 from shardprep.formats.images.crop_ready.transcoding import stored_image
@@ -24,6 +25,7 @@ from shardprep.formats.images.kinds.image_info import ImageInfo
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.records.record import content_digest, record_crc
+from shardprep.formats.records.table_file import write_table
 from shardprep.formats.sources.listing.source import ByteReader, Entries
 from shardprep.formats.system.atomic_write import (
     flush_file,
@@ -53,7 +55,7 @@ class ShardJob:
 
     ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
     after that. ``crashes`` maps an image's place among the entries to the signal by which it crashes the
-    decoder.
+    decoder. ``region`` is where the images are in the reader's archive, if they stay there.
     """
 
     output: Path
@@ -66,6 +68,7 @@ class ShardJob:
     key_bytes: int
     expected_sha256: str | None = None
     crashes: Mapping[int, str] = field(default_factory=dict)
+    region: Region | None = None
 
     @property
     def work_folder(self) -> Path:
@@ -88,6 +91,7 @@ class BuiltShard:
     image_bytes: int
     rows_sha256: str
     skipped: tuple[SkippedImage, ...] = ()
+    region_sha256: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,6 +115,8 @@ def shard_jobs(
 
     ``expected`` maps a shard's name to the SHA-256 that it must have to be published.
     """
+    archive = reader.archive if planned.options.container == IN_PLACE else None
+    regions = planned.regions(archive.size) if archive else ()
     for shard in shards:
         yield ShardJob(
             output=work_folder.output,
@@ -122,6 +128,7 @@ def shard_jobs(
             plan=planned.work_digest,
             key_bytes=planned.key_bytes,
             expected_sha256=(expected or {}).get(shard.name),
+            region=regions[shard.number] if regions else None,
         )
 
 
@@ -185,9 +192,11 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage]]:
     rows = np.zeros(len(job.entries), row_dtype(job.key_bytes))
     skipped: list[SkippedImage] = []
     count = 0
+    if job.region and (archive := job.reader.archive):
+        link_archive(job.run / ARCHIVE_NAME, archive.path)  # the table is read back beside it
     with container(job.options.container).write(built, job.shard.extent) as writer:
         for image in _images(job, skipped):
-            writer.append(image.stored)
+            writer.append(image.stored, image.offset)
             rows[count] = _row(image, job.shard.number, count)
             count += 1
     return rows[:count], skipped
@@ -196,6 +205,7 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage]]:
 class _Image(NamedTuple):
     stored: Stored
     info: ImageInfo
+    offset: int
 
 
 def _images(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[_Image]:
@@ -244,7 +254,7 @@ def _checked(image: bytes, entry: np.void, options: PlanOptions) -> _Image:
         quality=options.quality,
     )
     key, label = entry["key"].item(), int(entry["label"])
-    return _Image(Stored(key, label, record_crc(key, label, image), image), info)
+    return _Image(Stored(key, label, record_crc(key, label, image), image), info, int(entry["offset"]))
 
 
 def _row(image: _Image, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
@@ -267,6 +277,10 @@ def check_written(path: Path, kind: str, rows: Rows) -> None:
 def _commit(job: ShardJob, rows: Rows, skipped: list[SkippedImage], sha256: str) -> BuiltShard:
     with publishing(job.beside(".rows"), job.run) as file:
         write_table(file, rows)
+    region_sha256 = ""
+    if job.region and (archive := job.reader.archive):
+        with copy(job.reader):  # the archive has not changed, and does not
+            region_sha256 = hash_region(archive.path, job.region)
     commit = BuiltShard(
         plan=job.plan,
         name=job.shard.name,
@@ -276,6 +290,7 @@ def _commit(job: ShardJob, rows: Rows, skipped: list[SkippedImage], sha256: str)
         image_bytes=int(rows["row"]["length"].sum(dtype=np.int64)),
         rows_sha256=hash_file(job.beside(".rows")),
         skipped=tuple(skipped),
+        region_sha256=region_sha256,
     )
     publish_bytes(job.beside(".commit"), canonical_json(commit.to_json()), job.run)
     return commit

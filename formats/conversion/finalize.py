@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive, link_archive
+from shardprep.formats.containers.blocks import BLOCK_BYTES
+from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 from shardprep.formats.dataset.published_file import FileEntry
@@ -53,6 +55,8 @@ def finish(
     remove_stale(output, names)
     publish_tables(work_folder, names)
     manifest = _manifest(work_folder, planned, listing, built, tables)
+    if manifest.archive and (archive := listing.reader.archive):
+        link_archive(output / ARCHIVE_NAME, archive.path)
     publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
     publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
     work_folder.remove()
@@ -88,8 +92,19 @@ def _manifest(
         shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
         content_root=content_root(digests),
         kinds=kinds_in(np.array([np.bitwise_or.reduce(rows) for rows in flags], np.uint16)),
+        archive=_archive(planned, listing, built),
         crop_ready=sum(int(np.count_nonzero(rows & ImageFlag.CROP_READY)) for rows in flags),
     )
+
+
+def _archive(planned: Plan, listing: Listing, built: Sequence[BuiltShard]) -> IndexedArchive | None:
+    """Return the archive in which the images stay; None where the shards have them."""
+    archive = listing.reader.archive
+    if planned.options.container != IN_PLACE or archive is None:
+        return None
+    sizes = tuple(region.size for region in planned.regions(archive.size))
+    digests = tuple(shard.region_sha256 for shard in built)
+    return IndexedArchive(archive.path.name, sizes, digests, BLOCK_BYTES)
 
 
 def _provenance(listing: Listing) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from shardprep.formats.dataset.index import (
     Rows,
     index_dtype,
     read_table,
-    write_table,
 )
 from shardprep.formats.dataset.manifest import QUARANTINE_NAME
 from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
+from shardprep.formats.records.table_file import write_table
 from shardprep.formats.sources.listing.source import Box, Listing, Source
 from shardprep.formats.system.atomic_write import flush_file, hash_file, publish
 from shardprep.formats.system.regular_file import naming

@@ -34,7 +34,9 @@ from .run_folder import (
 )
 
 PLAN_NAME = "plan.json"
-OUTPUT_FILES = re.compile(r"shard-\d{5,}\.(lmdb|h5)|(index|boxes)\.npy|(quarantine|provenance)\.json")
+OUTPUT_FILES = re.compile(
+    r"shard-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes)\.npy|(quarantine|provenance)\.json"
+)
 
 
 _locks: weakref.WeakSet[Descriptor] = weakref.WeakSet()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from shardprep.formats.containers.container import Stored
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.kinds.image_info import LATER_KINDS, ImageInfo
 from shardprep.formats.records.record import MAX_KEY_BYTES
+from shardprep.formats.records.table_file import table_header
 
 from .published_file import read_published
 
@@ -67,15 +67,6 @@ def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
     return tuple(name for name, flag in LATER_KINDS.items() if found & flag)
 
 
-def write_table(file: BinaryIO, rows: Rows) -> None:
-    """Write a table as .npy version 1.0; its bytes depend on the rows alone.
-
-    ``np.save`` is not used: it writes through C's stdio and ignores errors of the disk.
-    """
-    file.write(_header(rows.dtype, len(rows)))
-    file.write(np.ascontiguousarray(rows).view(np.uint8).data)
-
-
 def read_index(path: Path, entry: FileEntry) -> Rows:
     """Read the index with :func:`read_table`. :func:`~.columns.checked_index` checks its rows."""
     return read_table(path, entry, _index_row)
@@ -99,7 +90,7 @@ def read_table(path: Path, entry: FileEntry, row_of: Callable[[int], np.dtype[np
     row = row_of(len(body) // max(1, entry.records))
     if row is None or len(body) != row.itemsize * entry.records:
         raise _no_table(path, entry)
-    if data[:start].tobytes() != _header(row, entry.records):
+    if data[:start].tobytes() != table_header(row, entry.records):
         raise _no_table(path, entry)
     rows = body.view(row)
     rows.flags.writeable = False
@@ -113,14 +104,6 @@ def _no_table(path: Path, entry: FileEntry) -> ManifestDamaged:
 def _index_row(width: int) -> np.dtype[np.void] | None:
     key_bytes = width - index_dtype(1).itemsize + 1
     return index_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
-
-
-def _header(row: np.dtype[np.void], rows: int) -> bytes:
-    """Return the header of a .npy file."""
-    described = {"descr": np.lib.format.dtype_to_descr(row), "fortran_order": False, "shape": (rows,)}
-    file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, described)
-    return file.getvalue()
 
 
 def index_row(stored: Stored, info: ImageInfo, shard: int, ordinal: int) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.records.labels import LabelSpace
@@ -37,6 +38,7 @@ KNOWN_KEYS = frozenset(
         "crit",
         "kinds",
         "crop_ready",
+        "archive",
         "dataset",
         "labels",
         "source",
@@ -60,15 +62,18 @@ class Manifest:
 
     ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
     images' lengths; ``partial`` whether the source had another number of images than it should;
+    ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
+    images' lengths; ``partial`` whether the source had another number of images than it should;
     ``class_sorted`` whether the records are stored class after class; ``skipped`` the number of bad images
     left out; ``labels`` the :class:`LabelSpace`. ``source`` (layout and archives), ``plan`` (the options
     and the SHA-256 of the plan) and ``writer`` (versions of the libraries) are as the conversion wrote them.
-    ``container`` is "lmdb" or "hdf5". ``tables`` are the entries of the index and, if there are any, of the
-    boxes and the quarantine list; ``shards`` those of the shards, in stored order. ``content_root`` is the
-    hash over the records, ``version`` the format's (major, minor), and ``extra`` the keys of a later minor
-    version that this release does not need. ``kinds`` are the kinds of image files other than JPEG and PNG,
-    by their names and in the order of :data:`~shardprep.formats.images.kinds.image_info.KINDS`.
-    ``crop_ready`` is the number of images with a table of their segments.
+    ``container`` is "lmdb", "hdf5" or, with an ``archive``, "tar". ``tables`` are the entries of the index
+    and, if there are any, of the boxes and the quarantine list; ``shards`` those of the shards, in stored
+    order. ``content_root`` is the hash over the records, ``version`` the format's (major, minor), and
+    ``extra`` the keys of a later minor version that this release does not need. ``kinds`` are the kinds of
+    image files other than JPEG and PNG, by their names and in the order of
+    :data:`~shardprep.formats.images.kinds.image_info.KINDS`. ``crop_ready`` is the number of images with a
+    table of their segments. ``archive`` is the archive that the images are in, None where shards hold them.
     """
 
     split: str
@@ -89,6 +94,7 @@ class Manifest:
     extra: dict[str, Any] = field(default_factory=dict)
     kinds: tuple[str, ...] = ()
     crop_ready: int = 0
+    archive: IndexedArchive | None = None
 
     @cached_property
     def root(self) -> str:
@@ -108,9 +114,25 @@ class Manifest:
         """All files that the manifest lists, with their hashes."""
         return (*self.tables, *self.shards)
 
+    @property
+    def image_files(self) -> tuple[str, ...]:
+        """The names of the files in the dataset's folder that hold the images."""
+        return (ARCHIVE_NAME,) if self.archive else tuple(shard.name for shard in self.shards)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files that the manifest lists, and of the archive."""
+        return sum(file.size for file in self.files) + (self.archive.size if self.archive else 0)
+
+    @property
+    def image_room(self) -> tuple[int, ...]:
+        """The bytes in which the images of each shard lie."""
+        return self.archive.sizes if self.archive else tuple(shard.size for shard in self.shards)
+
     def _body(self) -> dict[str, Any]:
         critical: dict[str, Any] = {"kinds": list(self.kinds)} if self.kinds else {}
         critical |= {"crop_ready": self.crop_ready} if self.crop_ready else {}
+        critical |= {"archive": self.archive.to_json()} if self.archive else {}
         return (
             self.extra
             | critical
@@ -179,6 +201,7 @@ class Manifest:
             extra={name: part for name, part in value.items() if name not in KNOWN_KEYS},
             kinds=tuple(value.get("kinds", ())),
             crop_ready=value.get("crop_ready", 0),
+            archive=IndexedArchive.from_json(value["archive"]) if "archive" in value else None,
         )
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, changed_in, hash_region
 from shardprep.formats.containers.container import ShardReader, Stored
-from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardDamaged
 from shardprep.formats.images.crop_ready.grid_table import marked
 from shardprep.formats.images.decode_check import check_decodes
@@ -29,7 +30,10 @@ NO_MEMORY = "there is not enough memory for this; work with fewer workers"
 
 @dataclass(frozen=True, eq=False)
 class ShardCheck:
-    """What to check of a shard; ``rows`` are its rows of the index, None if that is damaged. Picklable."""
+    """What to check of a shard; ``rows`` are its rows of the index, None if that is damaged. Picklable.
+
+    ``region`` is where the images are in the archive, None where the shard has them.
+    """
 
     path: Path
     number: int
@@ -38,6 +42,12 @@ class ShardCheck:
     sha256: str
     rows: Rows | None
     decode: bool
+    region: Region | None = None
+
+    @property
+    def archive(self) -> Path:
+        """The archive that the images are in, where there is a region of it to check."""
+        return self.path.with_name(ARCHIVE_NAME)
 
 
 @dataclass
@@ -69,8 +79,11 @@ def check_shard(check: ShardCheck) -> Checked:
     try:
         if hash_descriptor(descriptor) != check.sha256:
             found.problems.append((None, "its SHA-256 is not the manifest's"))
+        if check.region and hash_region(check.archive, check.region) != check.region.sha256:
+            found.problems.append((None, changed_in(check.archive, check.region)))
         same = Path(f"/proc/self/fd/{descriptor}")
-        with container(check.container).read(same if same.exists() else check.path) as reader:
+        by_number = same.exists() and check.container != IN_PLACE  # which is found by the shard's name
+        with container(check.container).read(same if by_number else check.path) as reader:
             _check_records(reader, check, found)
     except ShardDamaged as error:
         found.problems.append((None, error.message))
