@@ -1,4 +1,4 @@
-"""The data that all contenders read: files, shards and a TFRecord file of the same images."""
+"""The data that all contenders read: files, shards and the peers' own files of the same images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from shardprep.formats import PlanOptions, convert, open_dataset
 
 SHARD_BYTES = 64 << 20  # several shards, as in real datasets
+SHORTER_SIDE = 256  # pixels, of the smaller images
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,24 @@ class Data:
         return self.scratch / "crop-ready"
 
     @property
+    def small(self) -> Path:
+        return self.scratch / "small"
+
+    @property
     def tfrecord(self) -> Path:
         return self.scratch / "images.tfrecord"
+
+    @property
+    def tfrecord_small(self) -> Path:
+        return self.scratch / "small.tfrecord"
+
+    @property
+    def beton(self) -> Path:
+        return self.scratch / "images.beton"
+
+    @property
+    def beton_small(self) -> Path:
+        return self.scratch / "small.beton"
 
     def files(self) -> list[tuple[Path, int]]:
         """Every image and its label."""
@@ -52,13 +69,25 @@ def prepare(data: Data) -> int:
         data.crop_ready: PlanOptions(shard_size=SHARD_BYTES, crop_ready=True),
     }
     for folder, options in ways.items():
-        if not (folder / "manifest.json").exists():
-            convert(data.images, folder, split="train", plan_options=options)
+        _convert(data, folder, options)
     warm([path for path, _ in data.files()])
     for folder in ways:
         warm(sorted(folder.iterdir()))
     with open_dataset(data.lmdb) as dataset:
         return dataset.manifest.image_bytes // len(dataset)
+
+
+def prepare_small(data: Data) -> None:
+    """Convert the images to shards of smaller ones, if these are missing, and read them once."""
+    _convert(
+        data, data.small, PlanOptions(shard_size=SHARD_BYTES, crop_ready=True, shorter_side=SHORTER_SIDE)
+    )
+    warm(sorted(data.small.iterdir()))
+
+
+def _convert(data: Data, folder: Path, options: PlanOptions) -> None:
+    if not (folder / "manifest.json").exists():
+        convert(data.images, folder, split="train", plan_options=options)
 
 
 def warm(paths: list[Path]) -> None:

@@ -37,6 +37,10 @@ CONTENDERS = {
     "tensorpack MapDataZMQ": "peer_tensorpack.files",
     "tf.data, TFRecord": "peer_tf_data.records",
     "tf.data, INTEGER_FAST": "peer_tf_data.records_fast",
+    "FFCV, longer side 500": "peer_ffcv.longer_side",
+    "Loader, shorter side 256": "own_contenders.loader_small",
+    "tf.data, shorter side 256": "peer_tf_data.records_small",
+    "FFCV, shorter side 256": "peer_ffcv.small",
     "read + constant, one core": "own_contenders.read_and_fill",
     "Loader, constant": "own_contenders.loader_constant",
     "eval: Loader, LMDB": "own_contenders.eval_lmdb",
@@ -44,7 +48,7 @@ CONTENDERS = {
 }
 CORE, LOADER = "one core, plain loop", "Loader, LMDB"
 NO_TRANSPORT, TRANSPORT = "read + constant, one core", "Loader, constant"
-ROUND_TIMEOUT_S = 120.0
+ROUND_TIMEOUT_S = 300.0  # the first round of some contenders writes their files
 
 Rounds = dict[str, list[Rate]]
 

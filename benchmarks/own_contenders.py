@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import numpy.typing as npt
-from data import Data
+from data import Data, prepare_small
 
 from shardprep.formats import open_dataset
 from shardprep.loaders import (
@@ -100,6 +100,11 @@ def loader_whole(data: Data) -> Iterator[int]:
 
 def loader_crop_ready(data: Data) -> Iterator[int]:
     return _batches(data.crop_ready, data, TrainTransform(data.size))
+
+
+def loader_small(data: Data) -> Iterator[int]:
+    prepare_small(data)
+    return _batches(data.small, data, TrainTransform(data.size))
 
 
 def eval_lmdb(data: Data) -> Iterator[int]:

@@ -3,46 +3,64 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
-from data import Data
+from data import Data, prepare_small, warm
+
+from shardprep.formats import open_dataset
 
 FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
 
-def write(data: Data) -> None:
-    """Write the images as TFRecords."""
-    partial = data.tfrecord.with_suffix(".partial")
-    with tf.io.TFRecordWriter(os.fspath(partial)) as writer:
-        for path, label in data.files():
-            image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[path.read_bytes()]))
-            number = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
-            features = tf.train.Features(feature={"image": image, "label": number})
-            writer.write(tf.train.Example(features=features).SerializeToString())
-    partial.rename(data.tfrecord)
-
-
 def records(data: Data) -> Iterator[int]:
-    return _batches(data, "INTEGER_ACCURATE")
+    _write_files(data)
+    return _batches(data.tfrecord, data, "INTEGER_ACCURATE")
 
 
 def records_fast(data: Data) -> Iterator[int]:
     """Return the batches by the faster transform, of which some pixels differ."""
-    return _batches(data, "INTEGER_FAST")
+    _write_files(data)
+    return _batches(data.tfrecord, data, "INTEGER_FAST")
 
 
-def _batches(data: Data, dct_method: str) -> Iterator[int]:
+def records_small(data: Data) -> Iterator[int]:
+    """Return the batches from the images that the shards of smaller images have."""
+    if not data.tfrecord_small.exists():
+        prepare_small(data)
+        with open_dataset(data.small) as dataset:
+            records = (dataset[number] for number in range(len(dataset)))
+            write(data.tfrecord_small, ((record.image, record.label) for record in records))
+    return _batches(data.tfrecord_small, data, "INTEGER_ACCURATE")
+
+
+def _write_files(data: Data) -> None:
     if not data.tfrecord.exists():
-        write(data)
-    data.tfrecord.read_bytes()  # into the page cache
+        write(data.tfrecord, ((path.read_bytes(), label) for path, label in data.files()))
+
+
+def write(path: Path, images: Iterable[tuple[bytes, int]]) -> None:
+    """Write images and labels as TFRecords."""
+    partial = path.with_suffix(".partial")
+    with tf.io.TFRecordWriter(os.fspath(partial)) as writer:
+        for content, label in images:
+            image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[content]))
+            number = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
+            features = tf.train.Features(feature={"image": image, "label": number})
+            writer.write(tf.train.Example(features=features).SerializeToString())
+    partial.rename(path)
+
+
+def _batches(path: Path, data: Data, dct_method: str) -> Iterator[int]:
+    warm([path])
     options = tf.data.Options()
     options.deterministic = False
     batches = (
-        tf.data.TFRecordDataset(os.fspath(data.tfrecord))
+        tf.data.TFRecordDataset(os.fspath(path))
         .repeat()
         .shuffle(1000)
         .map(lambda example: _load(example, data.size, dct_method), num_parallel_calls=tf.data.AUTOTUNE)

@@ -28,14 +28,14 @@ KINDS = (*PLAIN, *OF_CLASSES, "an array such as float32[*,4]")
 RESERVED = ("key", "label", "image")  # what every record has
 MAX_COLUMNS = 256
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Field:
     """A column's name and kind.
 
-    ``name`` has 1 to 64 letters, digits and ``_.-``, and begins with none of ``.-``. ``kind`` is "image"
+    ``name`` has 1 to 40 letters, digits and ``_.-``, and begins with none of ``.-``. ``kind`` is "image"
     (encoded), "bytes", "text", "json", "int" (64 bits), "float" (64 bits), "label" (one of ``classes``, -1
     for none), "labels" (several of ``classes``), or an array's dtype and shape, such as "float32[*,4]":
     ``*`` is a dimension of any size, and "float32[]" a scalar. ``classes`` are unique names, in the order of
@@ -48,7 +48,7 @@ class Field:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise UsageError(f"a column's name has 1 to 64 letters, digits and _.-, not {self.name!r}")
+            raise UsageError(f"a column's name has 1 to 40 letters, digits and _.-, not {self.name!r}")
         object.__setattr__(self, "classes", tuple(self.classes))
         if self.kind in OF_CLASSES:
             if not self.classes or len(set(self.classes)) != len(self.classes):

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
-from shardprep.formats.records.table_file import table_header, write_table
 from shardprep.formats.system.regular_file import naming
 
 from .archive import ARCHIVE_NAME, advice_for, not_indexed, place_of
 from .container import Container, Found, ShardReader, ShardWriter, Stored
 from .shard_file import ShardFile
+from .table import table_header, write_table
 
 if TYPE_CHECKING:
     from .container import Extent

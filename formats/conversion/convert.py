@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from shardprep.formats.building.build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
+from shardprep.formats.building.plan import Plan, PlanOptions
+from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.containers.archive import ARCHIVE_NAME, link_archive
 from shardprep.formats.containers.registry import IN_PLACE
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
@@ -20,14 +24,10 @@ from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.system.user_path import user_path
 
-from .build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from .finalize import finish
 from .job_runner import run_jobs
-from .plan import Plan, PlanOptions
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
-from .progress_counters import COUNTERS_NAME, ProgressCounters
 from .skipped import SkippedImages, sum_up
-from .work_folder import WorkFolder, finished_shards, noting_kept
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.building.plan import PlannedShard, PlanOptions
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
@@ -26,7 +27,6 @@ from shardprep.formats.sources.listing.source import ByteReader, Entries
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.system.user_path import user_path
 
-from .plan import PlannedShard, PlanOptions
 from .preflight import most_bytes
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
 

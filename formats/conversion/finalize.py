@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.building.build_shard import BuiltShard
+from shardprep.formats.building.plan import Plan
+from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive, link_archive
 from shardprep.formats.containers.blocks import BLOCK_BYTES
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
-from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.canonical_json import canonical_json
@@ -25,8 +28,7 @@ from shardprep.formats.records.record import content_root
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.system.atomic_write import publish_bytes
 
-from .build_shard import BuiltShard
-from .plan import Plan
+from .column_tables import build_columns
 from .tables import (
     GatheredBoxes,
     build_tables,
@@ -34,7 +36,6 @@ from .tables import (
     remove_stale,
     shard_rows,
 )
-from .work_folder import WorkFolder
 
 
 def finish(
@@ -51,10 +52,11 @@ def finish(
     if not any(b.records for b in built):
         raise DataError("no image of the source is intact", path=output)
     tables = build_tables(work_folder, planned, built, boxes)
-    names = [table.name for table in tables]
+    manifest = _manifest(work_folder, planned, listing, built, tables)
+    columns = manifest.columns.entries if manifest.columns else ()
+    names = [table.name for table in (*tables, *(column.table for column in columns))]
     remove_stale(output, names)
     publish_tables(work_folder, names)
-    manifest = _manifest(work_folder, planned, listing, built, tables)
     if manifest.archive and (archive := listing.reader.archive):
         link_archive(output / ARCHIVE_NAME, archive.path)
     publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
@@ -71,6 +73,8 @@ def _manifest(
     tables: tuple[FileEntry, ...],
 ) -> Manifest:
     digests: Iterable[bytes] = (r["digest"].tobytes() for r in shard_rows(work_folder, built))
+    records_root = content_root(digests)
+    columns = build_columns(work_folder, planned, built, records_root)
     flags = [r["row"]["flags"] for r in shard_rows(work_folder, built)]
     return Manifest(
         split=planned.split,
@@ -90,10 +94,11 @@ def _manifest(
         writer=container(planned.options.container).library(),
         tables=tables,
         shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
-        content_root=content_root(digests),
+        content_root=columns.content_root if columns else records_root,
         kinds=kinds_in(np.array([np.bitwise_or.reduce(rows) for rows in flags], np.uint16)),
         archive=_archive(planned, listing, built),
         crop_ready=sum(int(np.count_nonzero(rows & ImageFlag.CROP_READY)) for rows in flags),
+        columns=columns,
     )
 
 

@@ -7,13 +7,12 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import replace
 from itertools import chain, islice
 
+from shardprep.formats.building.build_shard import BuiltShard, ShardJob, build_shard, decode_alone
+from shardprep.formats.building.progress_counters import ProgressCounters
 from shardprep.formats.errors import ShardprepError, WorkerDied
 from shardprep.formats.processes.child_process import ChildDied, ChildLost, isolated
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
 from shardprep.formats.progress import Progress, tell_shards
-
-from .build_shard import BuiltShard, ShardJob, build_shard, decode_alone
-from .progress_counters import ProgressCounters
 
 POLL_INTERVAL_S = 0.2
 DECODE_TIMEOUT_S = 60.0  # to decode one image

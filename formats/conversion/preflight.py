@@ -8,15 +8,14 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shardprep.formats.building.plan import Plan, PlannedShard
+from shardprep.formats.building.run_folder import bytes_in_run_folders
 from shardprep.formats.containers.registry import container
 from shardprep.formats.dataset.index import index_dtype
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import NoSpace, UsageError
 from shardprep.formats.sources.listing.source import SPLITS, Source
 from shardprep.formats.system.filesystem import NETWORK_FILESYSTEMS, existing_folder, filesystem_type
-
-from .plan import Plan, PlannedShard
-from .run_folder import bytes_in_run_folders
 
 
 def refuse_other_shape(output: Path, split: str | None) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.building.plan import Plan, PlanOptions, differences, plan
+from shardprep.formats.building.work_folder import refuse_busy, refuse_other_plan
 from shardprep.formats.containers.registry import IN_PLACE
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete, UsageError
@@ -19,10 +21,8 @@ from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 
-from .plan import Plan, PlanOptions, differences, plan
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
 from .tables import GatheredBoxes, gathered_boxes
-from .work_folder import refuse_busy, refuse_other_plan
 
 MOST_NAMED = 5  # classes in one line
 

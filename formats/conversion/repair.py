@@ -7,6 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
+from shardprep.formats.building.build_shard import BuiltShard, shard_jobs
+from shardprep.formats.building.plan import Plan, PlanOptions, plan
+from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Report
@@ -18,17 +22,13 @@ from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.system.user_path import user_path
 
-from .build_shard import BuiltShard, shard_jobs
 from .job_runner import run_jobs
-from .plan import Plan, PlanOptions, plan
-from .progress_counters import COUNTERS_NAME, ProgressCounters
 from .tables import (
     GatheredBoxes,
     build_tables,
     gathered_boxes,
     publish_tables,
 )
-from .work_folder import WorkFolder, finished_shards, noting_kept
 
 
 def repair(
@@ -121,9 +121,15 @@ class _Repair:
     def shards(self, damaged: set[str], listing: Listing) -> None:
         """Rebuild the damaged shards; all shards if a table is damaged, because its rows come from them."""
         everything = bool(damaged & {t.name for t in self.manifest.tables})
-        shards = [s for s in self.planned.shards if everything or s.name in damaged]
+        of_columns = {
+            number
+            for column in (self.manifest.columns.entries if self.manifest.columns else ())
+            for number, shard in enumerate(column.shards)
+            if everything or shard.name in damaged or column.table.name in damaged
+        }
+        shards = [s for s in self.planned.shards if everything or s.name in damaged or s.number in of_columns]
         counters = ProgressCounters(self.work_folder.run / COUNTERS_NAME, shards)
-        expected = {s.name: s.sha256 for s in self.manifest.shards}
+        expected = {file.name: file.sha256 for file in self.manifest.files}
         jobs = shard_jobs(self.planned, shards, listing.reader, self.work_folder, expected=expected)
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
         with (

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardprep.formats.building.build_shard import SkippedImage
 from shardprep.formats.images.causes import cause_of
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.listing.source import Entries
-
-from .build_shard import SkippedImage
 
 
 @dataclass(frozen=True, slots=True)

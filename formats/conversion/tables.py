@@ -12,27 +12,19 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.dataset.index import (
-    BOX_DTYPE,
-    BOXES_NAME,
-    INDEX_NAME,
-    Rows,
-    index_dtype,
-    read_table,
-)
+from shardprep.formats.building.build_shard import BuiltShard, row_dtype
+from shardprep.formats.building.plan import Plan
+from shardprep.formats.building.work_folder import WorkFolder
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.table import Rows, read_table, write_table
+from shardprep.formats.dataset.index import BOX_DTYPE, BOXES_NAME, INDEX_NAME, index_dtype
 from shardprep.formats.dataset.manifest import QUARANTINE_NAME
-from shardprep.formats.dataset.published_file import FileEntry
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.records.table_file import write_table
 from shardprep.formats.sources.listing.source import Box, Listing, Source
 from shardprep.formats.system.atomic_write import flush_file, hash_file, publish
 from shardprep.formats.system.regular_file import naming
-
-from .build_shard import BuiltShard, row_dtype
-from .plan import Plan
-from .work_folder import WorkFolder
 
 BOXES_AT_ONCE = 1 << 15
 

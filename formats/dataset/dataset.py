@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.columns.column_reader import RecordPlace
+from shardprep.formats.columns.open_columns import OpenColumns
+from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.blocks import Block, blocks_in
 from shardprep.formats.containers.container import ShardReader
+from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.system.user_path import user_path
 
-from .columns import checked_boxes, checked_index
-from .index import Rows
 from .manifest import Manifest, read_manifest
-from .shard_cache import OpenShards
 from .splits import refuse_folder_of_splits
+from .table_checks import checked_boxes, checked_index
 
 
 class Dataset(AbstractContextManager["Dataset"]):
@@ -33,6 +36,9 @@ class Dataset(AbstractContextManager["Dataset"]):
     ``labels`` is the space of the records' labels: ``sorted_wnid0``, ``ilsvrc2012_id`` or
     ``sorted_wnid1_bg``. Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels
     and for a folder of splits, which it names.
+
+    The records of a dataset with columns also have ``record["mask"]`` and ``record.columns``, which are read
+    when they are asked for, while the dataset is open.
 
     Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
     are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
@@ -51,6 +57,9 @@ class Dataset(AbstractContextManager["Dataset"]):
             self.manifest.archive.check(path)
         self._label_map = self.manifest.labels.mapping(labels).tolist()
         self._shards = OpenShards(path, self.manifest.container, self.manifest.shards)
+        columns = self.manifest.columns
+        self.columns = OpenColumns(path, columns.entries if columns else (), self.manifest.container)
+        """The readers of the columns beside key, label and image, by name."""
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -64,6 +73,11 @@ class Dataset(AbstractContextManager["Dataset"]):
     def boxes(self) -> npt.NDArray[np.void] | None:
         """The table of boxes (record, label, x_min, y_min, x_max, y_max; fractions), None without any."""
         return checked_boxes(self.path, self.manifest)
+
+    @property
+    def schema(self) -> Schema:
+        """The names and kinds of the columns beside key, label and image."""
+        return self.manifest.schema
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -81,7 +95,10 @@ class Dataset(AbstractContextManager["Dataset"]):
         key, label, shard, ordinal, _, crc32c, *_ = row.item()
         record = self.shard(shard).read(ordinal, indexed=(key, label, crc32c))
         kind = CropReadyRecord if row["flags"] & ImageFlag.CROP_READY else Record
-        return kind(record.key, self._label_map[record.label], record.image)
+        found = kind(record.key, self._label_map[record.label], record.image)
+        if not len(self.columns):
+            return found
+        return self.columns.of(found, RecordPlace(number % len(self), shard, ordinal, key))
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))
@@ -93,6 +110,7 @@ class Dataset(AbstractContextManager["Dataset"]):
     def close(self) -> None:
         """Close the shards; the next read opens them again. No other thread may be reading."""
         self._shards.close()
+        self.columns.close()
 
     def __exit__(self, *exc: object) -> None:
         self.close()

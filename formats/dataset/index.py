@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,20 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.containers.container import Stored
-from shardprep.formats.errors import ManifestDamaged
+from shardprep.formats.containers.table import Rows, read_table
 from shardprep.formats.images.kinds.image_info import LATER_KINDS, ImageInfo
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.records.table_file import table_header
-
-from .published_file import read_published
 
 if TYPE_CHECKING:
-    from .published_file import FileEntry
+    from shardprep.formats.containers.published_file import FileEntry
 
 INDEX_NAME = "index.npy"
 BOXES_NAME = "boxes.npy"
-
-Rows = npt.NDArray[np.void]
 
 BOX_DTYPE = np.dtype(
     [
@@ -68,37 +62,13 @@ def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
 
 
 def read_index(path: Path, entry: FileEntry) -> Rows:
-    """Read the index with :func:`read_table`. :func:`~.columns.checked_index` checks its rows."""
+    """Read the index with :func:`read_table`. :func:`~.table_checks.checked_index` checks its rows."""
     return read_table(path, entry, _index_row)
 
 
 def read_boxes(path: Path, entry: FileEntry) -> Rows:
-    """Read the table of boxes in the same way, for :func:`~.columns.checked_boxes`."""
+    """Read the table of boxes in the same way, for :func:`~.table_checks.checked_boxes`."""
     return read_table(path, entry, lambda _: BOX_DTYPE)
-
-
-def read_table(path: Path, entry: FileEntry, row_of: Callable[[int], np.dtype[np.void] | None]) -> Rows:
-    """Read a table's rows into memory, read-only.
-
-    ``row_of`` returns the columns of a row of that many bytes, None if no row has as many. Columns and number
-    of rows determine the header, and the file must begin with it. Raises ManifestDamaged if the file is not
-    the one in the manifest, or not such a table; OSError.
-    """
-    data = read_published(path, entry)
-    start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
-    body = data[start:]
-    row = row_of(len(body) // max(1, entry.records))
-    if row is None or len(body) != row.itemsize * entry.records:
-        raise _no_table(path, entry)
-    if data[:start].tobytes() != table_header(row, entry.records):
-        raise _no_table(path, entry)
-    rows = body.view(row)
-    rows.flags.writeable = False
-    return rows
-
-
-def _no_table(path: Path, entry: FileEntry) -> ManifestDamaged:
-    return ManifestDamaged(f"is not a table of {entry.records} rows in this format", path=path)
 
 
 def _index_row(width: int) -> np.dtype[np.void] | None:

@@ -13,14 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shardprep.formats.columns.column_entry import DatasetColumns
+from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive
+from shardprep.formats.containers.published_file import FileEntry, read_small
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.system.user_path import user_path
 
 from .manifest_checks import issues_of, unknown_parts
-from .published_file import FileEntry, read_small
 
 FORMAT_VERSION = (1, 0)
 
@@ -39,6 +41,7 @@ KNOWN_KEYS = frozenset(
         "kinds",
         "crop_ready",
         "archive",
+        "columns",
         "dataset",
         "labels",
         "source",
@@ -73,7 +76,9 @@ class Manifest:
     ``extra`` the keys of a later minor version that this release does not need. ``kinds`` are the kinds of
     image files other than JPEG and PNG, by their names and in the order of
     :data:`~shardprep.formats.images.kinds.image_info.KINDS`. ``crop_ready`` is the number of images with a
-    table of their segments. ``archive`` is the archive that the images are in, None where shards hold them.
+    table of their segments. ``columns`` are those beside key, label and image, None without any; with them,
+    ``content_root`` covers the columns, too. ``archive`` is the archive that the images are in, None where
+    shards hold them.
     """
 
     split: str
@@ -94,6 +99,7 @@ class Manifest:
     extra: dict[str, Any] = field(default_factory=dict)
     kinds: tuple[str, ...] = ()
     crop_ready: int = 0
+    columns: DatasetColumns | None = None
     archive: IndexedArchive | None = None
 
     @cached_property
@@ -112,7 +118,27 @@ class Manifest:
     @property
     def files(self) -> tuple[FileEntry, ...]:
         """All files that the manifest lists, with their hashes."""
-        return (*self.tables, *self.shards)
+        return (*self.tables, *self.shards, *self.column_files)
+
+    @property
+    def column_files(self) -> tuple[FileEntry, ...]:
+        """The files of the columns."""
+        return tuple(self.columns.files) if self.columns else ()
+
+    @property
+    def schema(self) -> Schema:
+        """The columns' names and kinds."""
+        return self.columns.schema if self.columns else Schema()
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the records have images; else these are empty."""
+        return self.columns is None or self.columns.has_images
+
+    @property
+    def records_root(self) -> str:
+        """The hash over keys, labels and images alone; equal to ``content_root`` without columns."""
+        return self.columns.records_root if self.columns else self.content_root
 
     @property
     def image_files(self) -> tuple[str, ...]:
@@ -132,6 +158,7 @@ class Manifest:
     def _body(self) -> dict[str, Any]:
         critical: dict[str, Any] = {"kinds": list(self.kinds)} if self.kinds else {}
         critical |= {"crop_ready": self.crop_ready} if self.crop_ready else {}
+        critical |= {"columns": self.columns.to_json()} if self.columns else {}
         critical |= {"archive": self.archive.to_json()} if self.archive else {}
         return (
             self.extra
@@ -202,6 +229,7 @@ class Manifest:
             kinds=tuple(value.get("kinds", ())),
             crop_ready=value.get("crop_ready", 0),
             archive=IndexedArchive.from_json(value["archive"]) if "archive" in value else None,
+            columns=DatasetColumns.from_json(value["columns"]) if "columns" in value else None,
         )
 
 

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
-from typing import Any, TypeGuard
+from typing import Any
 
 from shardprep.formats.containers.archive import MOST_ARCHIVE_BYTES
 from shardprep.formats.containers.registry import ALL_CONTAINERS, IN_PLACE
 from shardprep.formats.images.kinds.image_info import LATER_KINDS
 from shardprep.formats.records.labels import MAX_CLASS_ID, label_digest
 
-FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-CRITICAL_KEYS = ("kinds", "crop_ready", "archive")
-SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+from .column_checks import column_issues, columns_ok
+from .json_shape import SHA256, file_ok, has_exactly, holds
+
+CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive")
 
 
 def unknown_parts(critical: list[Any], kinds: object) -> list[Any]:
@@ -31,7 +31,9 @@ def issues_of(value: dict[str, Any]) -> list[str]:
     issues = [f"{name} is not {wanted}" for name, wanted, ok in _shape_checks(value) if not ok]
     if issues:
         return issues
+    columns = value.get("columns", {"fields": []})["fields"]
     files = [*value["tables"], *value["shards"]]
+    files += [file for column in columns for file in (column["table"], *column["shards"])]
     names = [f["name"] for f in files]
     if len(set(names)) != len(names):
         issues.append("a file is listed twice")
@@ -43,7 +45,7 @@ def issues_of(value: dict[str, Any]) -> list[str]:
         issues.append("it has no records")
     if label_digest(c["name"] for c in value["labels"]["classes"]) != value["labels"]["sha256"]:
         issues.append("the label space does not match its hash")
-    return issues
+    return issues + (column_issues(value) if "columns" in value else [])
 
 
 def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
@@ -58,21 +60,26 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
     plan = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str}
     plan |= {"on_bad_image": str, "decode_check": bool}
     checks = [
-        ("dataset", "complete", _has_exactly(value.get("dataset"), dataset)),
+        ("dataset", "complete", has_exactly(value.get("dataset"), dataset)),
         ("labels", "complete", _labels_ok(value.get("labels"))),
-        ("source", "complete", _holds(value.get("source"), {"layout": str})),
-        ("plan", "complete", _holds(value.get("plan"), plan)),
-        ("writer", "complete", _holds(value.get("writer"), {})),
+        ("source", "complete", holds(value.get("source"), {"layout": str})),
+        ("plan", "complete", holds(value.get("plan"), plan)),
+        ("writer", "complete", holds(value.get("writer"), {})),
         ("container", "one of " + ", ".join(ALL_CONTAINERS), value.get("container") in ALL_CONTAINERS),
         ("crit", "the list of critical keys that are there", value.get("crit") == _critical_in(value)),
         ("kinds", "a list of kinds in order", _kinds_ok(value.get("kinds", ["WebP"]))),
         ("crop_ready", "a number of images", _is_count(value.get("crop_ready", 1))),
+        (
+            "columns",
+            "a list of columns with their files",
+            "columns" not in value or columns_ok(value["columns"]),
+        ),
         ("archive", "the archive of images that stay in it", _archive_ok(value)),
         ("content_root", "a digest", isinstance(value.get("content_root"), str)),
     ]
     for name in ("tables", "shards"):
         part = value.get(name)
-        checks.append((name, "a list of files", isinstance(part, list) and all(map(_file_ok, part))))
+        checks.append((name, "a list of files", isinstance(part, list) and all(map(file_ok, part))))
     return checks
 
 
@@ -96,31 +103,21 @@ def _archive_ok(value: dict[str, Any]) -> bool:
     if value.get("container") != IN_PLACE:
         return "archive" not in value
     archive = value.get("archive")
-    if not _has_exactly(archive, {"name": str, "block_bytes": int, "regions": list}):
+    if not has_exactly(archive, {"name": str, "block_bytes": int, "regions": list}):
         return False
     regions = archive["regions"]
     if not (_is_text(archive["name"]) and archive["block_bytes"] and all(map(_region_ok, regions))):
         return False
-    return bool(sum(region["size"] for region in regions) <= MOST_ARCHIVE_BYTES)
+    return "columns" not in value and sum(region["size"] for region in regions) <= MOST_ARCHIVE_BYTES
 
 
 def _region_ok(value: object) -> bool:
-    return _has_exactly(value, {"size": int, "sha256": str}) and bool(SHA256.fullmatch(value["sha256"]))
-
-
-def _holds(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
-
-
-def _has_exactly(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
-    if not _holds(value, kinds) or value.keys() != kinds.keys():
-        return False
-    return all(0 <= part < 1 << 63 for part in value.values() if type(part) is int)
+    return has_exactly(value, {"size": int, "sha256": str}) and bool(SHA256.fullmatch(value["sha256"]))
 
 
 def _labels_ok(value: object) -> bool:
     """Whether the classes' names are unique and in order, so that a label is one class."""
-    if not _has_exactly(value, {"space": str, "classes": list, "sha256": str}):
+    if not has_exactly(value, {"space": str, "classes": list, "sha256": str}):
         return False
     classes = value["classes"]
     if value["space"] != "sorted_wnid0" or not all(map(_class_ok, classes)):
@@ -146,10 +143,3 @@ def _is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _file_ok(value: object) -> bool:
-    """Whether the value has a file name within the folder, a size, a digest and a count."""
-    if not _has_exactly(value, {"name": str, "size": int, "sha256": str, "records": int}):
-        return False
-    return bool(FILE_NAME.fullmatch(value["name"]) and SHA256.fullmatch(value["sha256"]))

@@ -13,6 +13,7 @@ import numpy as np
 from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, changed_in, hash_region
 from shardprep.formats.containers.container import ShardReader, Stored
 from shardprep.formats.containers.registry import IN_PLACE, container
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardDamaged
 from shardprep.formats.images.crop_ready.grid_table import marked
 from shardprep.formats.images.decode_check import check_decodes
@@ -23,7 +24,7 @@ from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.regular_file import OPEN_FLAGS
 
-from .index import Rows, index_row
+from .index import index_row
 
 NO_MEMORY = "there is not enough memory for this; work with fewer workers"
 
@@ -54,13 +55,15 @@ class ShardCheck:
 class Checked:
     """The findings: ``problems`` as (key or None, message), ``notes`` of the decoder, and content digests.
 
-    ``unread`` are the system's errors at which the check ended.
+    ``unread`` are the system's errors at which the check ended. ``changed`` says that the region of the
+    archive is not what was indexed; empty if it is.
     """
 
     problems: list[tuple[str | None, str]] = field(default_factory=list)
     notes: list[tuple[str | None, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     digests: bytes = b""
+    changed: str = ""
 
     def add(self, other: Checked) -> None:
         """Add the findings of another check of the same shard."""
@@ -80,7 +83,7 @@ def check_shard(check: ShardCheck) -> Checked:
         if hash_descriptor(descriptor) != check.sha256:
             found.problems.append((None, "its SHA-256 is not the manifest's"))
         if check.region and hash_region(check.archive, check.region) != check.region.sha256:
-            found.problems.append((None, changed_in(check.archive, check.region)))
+            found.changed = changed_in(check.archive, check.region)
         same = Path(f"/proc/self/fd/{descriptor}")
         by_number = same.exists() and check.container != IN_PLACE  # which is found by the shard's name
         with container(check.container).read(same if by_number else check.path) as reader:

@@ -18,6 +18,8 @@ from shardprep.formats.containers.archive import (
     hash_region,
     place_of,
 )
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.processes.worker_pool import usable_cpus
@@ -26,8 +28,7 @@ from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.user_path import user_path
 
-from .columns import checked_boxes, checked_index
-from .index import BOXES_NAME, INDEX_NAME, Rows
+from .index import BOXES_NAME, INDEX_NAME
 from .isolated_check import IsolatedChecks
 from .manifest import (
     MANIFEST_NAME,
@@ -36,9 +37,9 @@ from .manifest import (
     read_manifest,
 )
 from .manifest_claims import check_quarantine, false_claims
-from .published_file import FileEntry
 from .report import Finding, Report, unlisted
 from .shard_check import NO_MEMORY, Checked, ShardCheck
+from .table_checks import checked_boxes, checked_index
 
 LEVELS = ("quick", "full", "records", "decode")
 
@@ -259,6 +260,8 @@ class _Verification:
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
         sized = [replace(shard, size=room[shard.name]) for shard in shards]
         for entry, found in self._in_threads(self.report.level, sized, checked):
+            if found.changed:
+                self._found(ARCHIVE_NAME, found.changed)
             for key, problem in found.problems:
                 self._found(entry.name, problem, key)
             self.report.notes += [Finding(entry.name, note, key) for key, note in found.notes]

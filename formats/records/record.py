@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -23,6 +24,7 @@ if google_crc32c.implementation == "python":  # pragma: no cover - needs a platf
     )
 
 
+NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 MAX_IMAGE_BYTES = 64 << 20  # one ILSVRC12 image is 110 KB on average, the largest is about 15 MB
 
 
@@ -40,6 +42,11 @@ class Record(NamedTuple):
     def crop_ready(self) -> bool:
         """Whether the image has a table of segments that the conversion of its dataset has checked."""
         return False
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The values of the dataset's columns, by name; empty without any."""
+        return NO_COLUMNS
 
     def __repr__(self) -> str:
         return f"<Record {printable(self.key)!r}: label {self.label}, {len(self.image):,} bytes>"

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.dataset.columns import checked_boxes, checked_index
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.dataset.splits import splits_of
+from shardprep.formats.dataset.table_checks import checked_boxes, checked_index
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.sources.listing.source import (

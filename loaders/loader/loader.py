@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Records, Shuffle
 from shardprep.loaders.order.ranks import refuse_other_rank
+from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
 from .epoch_loader import EpochLoader
@@ -35,6 +36,7 @@ from .results import Wanted, results_of, without
 from .shard_task import ShardWork, items_of
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
+from .wanted_columns import WantedColumns
 
 DEFAULT_SLOTS = 9  # two in a queue, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
@@ -56,6 +58,10 @@ class Loader(Owned, EpochLoader):
     ``records`` (a boolean mask over the dataset, or record numbers) and ``classes`` (class names, or labels)
     choose a subset, by default all: order, steps, receipts and states are then of that subset alone. Stored
     order stays, and labels stay the dataset's. Both given choose the records that are in both.
+
+    ``columns`` are names of the dataset's columns, and "image", in the order of a batch; None is all. Others
+    are not read. Without a transform, a batch of a dataset with columns begins with a dict: stacked arrays
+    where dtypes and shapes agree, else lists.
 
     ``workers`` are processes (``"auto"``: one per usable CPU; 0: the calling thread). ``rank`` and
     ``world_size`` default to what an initialised framework or the launcher says. ``on_bad_record="skip"``
@@ -85,6 +91,7 @@ class Loader(Owned, EpochLoader):
         labels: str = "sorted_wnid0",
         records: Chosen | None = None,
         classes: Classes | None = None,
+        columns: Sequence[str] | None = None,
         on_bad_record: Literal["raise", "skip"] = "raise",
         with_numbers: bool = False,
         slots: int = DEFAULT_SLOTS,
@@ -105,6 +112,9 @@ class Loader(Owned, EpochLoader):
             drop_last=drop_last,
         )
         EpochLoader.__init__(self, plan)
+        wanted = WantedColumns.of(self.dataset.manifest, columns)
+        if transform is None and wanted.are_chosen:
+            transform = AsColumns(wanted.names)
         self._rank_is_given = rank is not None
         self._labels = self.dataset.manifest.labels.mapping(labels)
         self._has_transform = transform is not None
@@ -126,6 +136,8 @@ class Loader(Owned, EpochLoader):
             seed=plan.seed,
             skip_bad=on_bad_record == "skip",
             one_thread=count > 0,
+            columns=wanted.entries,
+            with_image=wanted.with_image,
         )
         self.engine = Engine(
             self._work,
@@ -179,7 +191,7 @@ class Loader(Owned, EpochLoader):
 
     def _reading_ahead(self, epoch: int) -> AbstractContextManager[ReadAhead | None]:
         shards = self._plan.shards(epoch)
-        if shards is None or not self._read_ahead:
+        if shards is None or not self._read_ahead or not self._work.with_image:
             return nullcontext()
         stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards, self._subset.chosen)
         return closing(ReadAhead(stream, budget=self._read_ahead))

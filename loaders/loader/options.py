@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from shardprep.formats.dataset.index import Rows
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.loaders.buffers.slots import SlotField, SlotLayout

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from shardprep.loaders.batching.stack import gathered
-from shardprep.loaders.buffers.row_form import RowForm
+from shardprep.loaders.buffers.row_form import RowForm, array_of
 from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.engine.protocol.task import Items
 from shardprep.loaders.engine.protocol.written_rows import written_rows
 from shardprep.loaders.engine.run import BatchRequest
+from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
 Wanted = Items | BatchRequest
@@ -72,10 +73,28 @@ class FoundResults(DeclaredResults):
         return self._form.made_of({name: array[row, ...] for name, array in batch.arrays.items()})
 
 
+class ColumnResults(DeclaredResults):
+    """A dict of the columns of a batch: arrays and numbers stacked where their dtypes and shapes agree."""
+
+    def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
+        rows: list[Any] = [batch.payloads[row] for row in range(len(batch.items)) if row not in batch.skipped]
+        names = rows[0] if rows else ()
+        return [{name: _stacked([row[name] for row in rows]) for name in names}]
+
+
+def _stacked(values: list[Any]) -> Any:
+    arrays = [array_of(value) for value in values]
+    forms = {(array.shape, array.dtype) if array is not None else None for array in arrays}
+    is_stacked = len(forms) == 1 and None not in forms and not isinstance(values[0], bool)
+    return np.stack(arrays) if is_stacked else values  # type: ignore[arg-type]
+
+
 def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:
     """Return what makes the parts; workers have ``room`` bytes for rows of a form that is found."""
     if transform is None:
         return EncodedImages()
+    if isinstance(transform, AsColumns):
+        return ColumnResults()
     return FoundResults(room) if outputs_of(transform) is None else DeclaredResults()
 
 

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardprep.formats.columns.column_entry import ColumnEntry
+from shardprep.formats.columns.column_reader import RecordPlace
+from shardprep.formats.columns.open_columns import OpenColumns
 from shardprep.formats.containers.container import Indexed, Room, ShardReader
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
-from shardprep.formats.dataset.index import Rows
-from shardprep.formats.dataset.published_file import FileEntry
-from shardprep.formats.dataset.shard_cache import OpenShards
+from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.processes.one_thread import use_one_thread
@@ -26,6 +29,7 @@ from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
 from shardprep.loaders.engine.protocol.written_rows import ROW_COLUMNS, RowWriter
 from shardprep.loaders.order.epoch_order import Records
 from shardprep.loaders.order.rng import RecordRandom
+from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform, fill_rows, outputs_of
 from shardprep.loaders.transforms.decode import decoding_seconds
 
@@ -82,7 +86,8 @@ class ShardWork:
     Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
     ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record, or one
     that does not decode, is skipped; a shard that cannot be opened is still an error. ``one_thread`` limits
-    OpenCV and PyTorch to one thread, for work in several processes.
+    OpenCV and PyTorch to one thread, for work in several processes. ``columns`` are those that a transform
+    is given; without ``with_image`` it is given no image.
     """
 
     folder: Path
@@ -94,6 +99,8 @@ class ShardWork:
     seed: int
     skip_bad: bool
     one_thread: bool
+    columns: tuple[ColumnEntry, ...] = ()
+    with_image: bool = True
 
     @property
     def item_dtype(self) -> np.dtype[Any]:
@@ -109,20 +116,25 @@ class ShardWork:
         if self.one_thread:
             use_one_thread()
             keep_freed_memory()
-        with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
-            yield _ShardWorkspace(self, shards, clock).fill
+        with (
+            closing(OpenShards(self.folder, self.container, self.shards)) as shards,
+            closing(OpenColumns(self.folder, self.columns, self.container)) as columns,
+        ):
+            yield _ShardWorkspace(self, shards, columns, clock).fill
 
 
 class _ShardWorkspace:
     """The open shards of a worker; fills rows in one thread."""
 
-    def __init__(self, work: ShardWork, shards: OpenShards, clock: Clock) -> None:
+    def __init__(self, work: ShardWork, shards: OpenShards, columns: OpenColumns, clock: Clock) -> None:
         self._work = work
         self._shards = shards
+        self._columns = columns
         self._clock = clock
         self._took, self._rows = [0.0] * len(STAGES), 0
         self._random = RecordRandom(work.seed)
-        self._outputs = outputs_of(work.transform) if work.transform is not None else None
+        self._transform = work.transform or AsColumns(())
+        self._outputs = outputs_of(self._transform)
 
     def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
         self._took, self._rows = [0.0] * len(STAGES), len(items)
@@ -136,7 +148,7 @@ class _ShardWorkspace:
 
     def _outcomes(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
         for row, item in enumerate(map(Item._make, items.tolist())):
-            reader = self._shards[item.shard]
+            reader = self._shards[item.shard] if self._work.with_image else None
             try:
                 outcome = self._outcome(reader, item, arrays, row, room)
             except (BadImage, CorruptRecord, ShardDamaged) as error:
@@ -145,14 +157,15 @@ class _ShardWorkspace:
                 outcome = Skipped(str(error))
             yield outcome
 
-    def _outcome(self, reader: ShardReader, item: Item, arrays: Arrays, row: int, room: Room) -> object:
-        transform = self._work.transform
-        if transform is None:
+    def _outcome(
+        self, reader: ShardReader | None, item: Item, arrays: Arrays, row: int, room: Room
+    ) -> object:
+        if self._work.transform is None and reader is not None:
             return self._encoded(reader, item, row, room)
         began = perf_counter()
         record = self._read(reader, item)
         read, decoded = perf_counter(), decoding_seconds()
-        outcome = self._transformed(transform, record, item, arrays, row)
+        outcome = self._transformed(self._transform, record, item, arrays, row)
         decoding = decoding_seconds() - decoded
         self._took[0] += read - began
         self._took[1] += decoding
@@ -168,10 +181,20 @@ class _ShardWorkspace:
         self._took[0] += (perf_counter() - began) * min(TIMED_OF, self._rows - row)
         return image
 
-    def _read(self, reader: ShardReader, item: Item) -> Record:
+    def _read(self, reader: ShardReader | None, item: Item) -> Record:
+        record = self._image(reader, item)
+        if not len(self._columns):
+            return record
+        return self._columns.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
+
+    def _image(self, reader: ShardReader | None, item: Item) -> Record:
+        """Return the record without columns; with no image if none is wanted."""
+        label = self._work.label_map[item.label]
+        if reader is None:
+            return Record(item.key.decode(), label, b"")
         record = reader.read(item.ordinal, indexed=item.indexed)
         kind = CropReadyRecord if item.crop_ready else Record
-        return kind(record.key, self._work.label_map[record.label], record.image)
+        return kind(record.key, label, record.image)
 
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int

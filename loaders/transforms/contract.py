@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,8 +19,8 @@ Array = npt.NDArray[Any]
 class TransformInput(Protocol):
     """The record that a transform is given.
 
-    ``key`` is its name, ``label`` its class number, and ``image`` its encoded bytes, valid only during the
-    call.
+    ``key`` is its name, ``label`` its class number, ``image`` its encoded bytes, valid only during the call,
+    and ``columns`` the values of the dataset's columns by name, read when they are asked for.
     """
 
     @property
@@ -28,6 +29,8 @@ class TransformInput(Protocol):
     def label(self) -> int: ...
     @property
     def image(self) -> Encoded: ...
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ import numpy as np
 from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.containers.container import Extent, Stored
 from shardprep.formats.containers.registry import container, open_shard
-from shardprep.formats.dataset.index import Rows, index_dtype, index_row
+from shardprep.formats.containers.table import Rows
+from shardprep.formats.dataset.index import index_dtype, index_row
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import record_crc

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
-from shardprep.formats.dataset.published_file import FileEntry
-from shardprep.formats.dataset.shard_cache import OpenShards
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact

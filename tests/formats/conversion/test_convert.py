@@ -27,8 +27,8 @@ from shardprep.formats import (
     open_dataset,
     verify,
 )
+from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.conversion import preflight
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.system import filesystem
 
 

@@ -168,7 +168,7 @@ def test_repair_asks_for_the_version_that_coded_the_images(
     shutil.copytree(ready, tmp_path / "copy")
     shard = writable(tmp_path / "copy/shard-00000.lmdb")
     shard.write_bytes(shard.read_bytes()[:-100])
-    monkeypatch.setattr("shardprep.formats.conversion.plan.jpegtran_version", lambda: "libjpeg-turbo 9.9")
+    monkeypatch.setattr("shardprep.formats.building.plan.jpegtran_version", lambda: "libjpeg-turbo 9.9")
 
     with pytest.raises(OperationError, match="here is libjpeg-turbo 9"):
         repair(tmp_path / "copy", archives, workers=0)

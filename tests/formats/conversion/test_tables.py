@@ -15,10 +15,10 @@ from datasets import converted, flip, prep_here, writable
 from resealed import Json, in_part, reseal, with_header, with_rows
 
 from shardprep.formats import ManifestDamaged, open_dataset, read_manifest, verify
-from shardprep.formats.dataset.columns import checked_index
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.dataset.index import index_dtype
 from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.dataset.published_file import FileEntry
+from shardprep.formats.dataset.table_checks import checked_index
 from shardprep.formats.records.canonical_json import sha256_of
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.loaders import Loader

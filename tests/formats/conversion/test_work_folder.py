@@ -20,10 +20,10 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.conversion.build_shard import BuiltShard
+from shardprep.formats.building.build_shard import BuiltShard
+from shardprep.formats.building.work_folder import WorkFolder
+from shardprep.formats.containers.shard_cache import MAX_OPEN
 from shardprep.formats.conversion.job_runner import in_order
-from shardprep.formats.conversion.work_folder import WorkFolder
-from shardprep.formats.dataset.shard_cache import MAX_OPEN
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_more_shards_than_descriptors_can_be_read(archives: Path, tmp_path: Path
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 from shardprep.formats import open_dataset
-from shardprep.formats.dataset import shard_cache
+from shardprep.formats.containers import shard_cache
 shard_cache.MAX_OPEN = 8
 with open_dataset({str(output)!r}) as ds:
     print(sum(1 for _ in ds))

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardprep.formats.building.plan import PlanOptions
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import CONTAINERS
-from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.dataset.manifest import KNOWN_KEYS, MAX_MANIFEST_BYTES, Manifest, read_manifest
-from shardprep.formats.dataset.published_file import FileEntry
+from shardprep.formats.dataset.manifest_checks import CRITICAL_KEYS
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, sha256_of
 from shardprep.formats.records.labels import ImageClass, LabelSpace
@@ -145,7 +146,7 @@ def classes(*given: dict[str, Any]) -> dict[str, Any]:
 TENCH = {"name": "n01440764", "words": "tench", "ilsvrc2012_id": 449}
 SURROGATE = {"name": "\ud800", "words": None, "ilsvrc2012_id": None}
 LIES: dict[str, dict[str, Any]] = {
-    **{f"no {name}": {name: ...} for name in KNOWN_KEYS - {"root", "format", "kinds", "crop_ready"}},
+    **{f"no {name}": {name: ...} for name in KNOWN_KEYS - {"root", "format", *CRITICAL_KEYS}},
     **{f"{name} is null": {name: None} for name in KNOWN_KEYS - {"root"}},
     **{f"{name} is a list": {name: [1]} for name in KNOWN_KEYS - {"root", "crit"}},
     **{f"dataset without {name}": nested("dataset", **{name: ...}) for name in ("split", "records", "partial")},

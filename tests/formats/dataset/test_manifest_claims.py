@@ -10,7 +10,7 @@ from image_files import png
 from resealed import Json, in_part, reseal
 
 from shardprep.formats import Manifest, ManifestDamaged, open_dataset, read_manifest, verify
-from shardprep.formats.dataset.index import Rows
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.dataset.manifest_claims import check_quarantine, false_claims
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.labels import LabelSpace, official_words

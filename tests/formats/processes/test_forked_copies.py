@@ -14,7 +14,7 @@ PRELUDE = """
 import os, signal, sys, threading
 from pathlib import Path
 from shardprep.formats import open_dataset
-from shardprep.formats.dataset import shard_cache
+from shardprep.formats.containers import shard_cache
 from shardprep.formats.processes import process_start
 from shardprep.formats.processes.child_process import Child
 

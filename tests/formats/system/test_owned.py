@@ -28,10 +28,10 @@ from owners import (
     temporary_folder,
 )
 
+from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.containers.registry import open_shard
-from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.dataset.dataset import open_dataset
-from shardprep.formats.dataset.shard_cache import OpenShards
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.processes.child_process import Child
 from shardprep.formats.processes.worker_pool import WorkerPool

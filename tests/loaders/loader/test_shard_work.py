@@ -20,7 +20,7 @@ from datasets import flip, writable
 from loader_workers import Misdeclared, Tagging
 
 from shardprep.formats import Dataset, open_dataset
-from shardprep.formats.dataset import shard_cache
+from shardprep.formats.containers import shard_cache
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.loaders.buffers.pickling import dumps, loads
 from shardprep.loaders.buffers.slots import Arrays, Memory

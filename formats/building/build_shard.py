@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from shardprep.formats.columns.codec import BadValue
+from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region, link_archive
-from shardprep.formats.containers.container import Stored
+from shardprep.formats.containers.container import Extent
 from shardprep.formats.containers.registry import IN_PLACE, container
-from shardprep.formats.dataset.index import Rows, index_dtype, index_row
+from shardprep.formats.containers.table import Rows, write_table
+from shardprep.formats.dataset.index import index_dtype, index_row
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
-from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
-from shardprep.formats.images.crop_ready.transcoding import stored_image
+from shardprep.formats.errors import BadImage
 from shardprep.formats.images.decode_check import check_decodes, crashes_decoder
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.kinds.image_info import ImageInfo
-from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
-from shardprep.formats.records.record import content_digest, record_crc
-from shardprep.formats.records.table_file import write_table
+from shardprep.formats.records.record import content_digest
 from shardprep.formats.sources.listing.source import ByteReader, Entries
 from shardprep.formats.system.atomic_write import (
-    flush_file,
     hash_file,
-    publish,
     publish_bytes,
     publishing,
 )
 
+from .column_of_shard import BuiltColumn, ColumnOfShard
 from .plan import Plan, PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
+from .publish_shard import publish_shard
+from .sample import Sample, read_sample
 from .work_folder import WorkFolder
 
 
@@ -66,7 +64,9 @@ class ShardJob:
     options: PlanOptions
     plan: str
     key_bytes: int
-    expected_sha256: str | None = None
+    schema: Schema = field(default_factory=Schema)
+    has_images: bool = True
+    expected_sha256: Mapping[str, str] = field(default_factory=dict)
     crashes: Mapping[int, str] = field(default_factory=dict)
     region: Region | None = None
 
@@ -91,6 +91,7 @@ class BuiltShard:
     image_bytes: int
     rows_sha256: str
     skipped: tuple[SkippedImage, ...] = ()
+    columns: tuple[BuiltColumn, ...] = ()
     region_sha256: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +101,8 @@ class BuiltShard:
     def from_json(cls, value: dict[str, Any]) -> BuiltShard:
         """Return the shard of a commit record; the inverse of ``to_json``."""
         skipped = tuple(SkippedImage(**s) for s in value["skipped"])
-        return cls(**{**value, "skipped": skipped})
+        columns = tuple(BuiltColumn(**c) for c in value["columns"])
+        return cls(**{**value, "skipped": skipped, "columns": columns})
 
 
 def shard_jobs(
@@ -113,7 +115,8 @@ def shard_jobs(
 ) -> Iterator[ShardJob]:
     """Yield the jobs of some of a plan's shards, one at a time, because a job holds its entries.
 
-    ``expected`` maps a shard's name to the SHA-256 that it must have to be published.
+    ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
+    published.
     """
     archive = reader.archive if planned.options.container == IN_PLACE else None
     regions = planned.regions(archive.size) if archive else ()
@@ -127,7 +130,9 @@ def shard_jobs(
             options=planned.options,
             plan=planned.work_digest,
             key_bytes=planned.key_bytes,
-            expected_sha256=(expected or {}).get(shard.name),
+            schema=planned.schema,
+            has_images=planned.has_images,
+            expected_sha256=expected or {},
             region=regions[shard.number] if regions else None,
         )
 
@@ -147,25 +152,16 @@ def build_shard(job: ShardJob) -> BuiltShard:
         return finished
     built = job.run / (job.shard.name + ".tmp")
     built.unlink(missing_ok=True)
-    rows, skipped = _write(job, built)
-    with ThreadPoolExecutor(1) as disk:  # flushes while this thread reads the file back
-        with starting_thread():
-            flushed = disk.submit(flush_file, built)
-        sha256 = hash_file(built)
-        check_written(built, job.options.container, rows)
-        flushed.result()
-    if job.expected_sha256 not in (None, sha256):
-        raise _other_bytes(job)
-    publish(built, job.output / job.shard.name)
-    return _commit(job, rows, skipped, sha256)
+    rows, skipped, columns = _write(job, built)
+    sha256 = publish_shard(
+        built, job.output / job.shard.name, job.options.container, rows["row"]["crc32c"], job.expected_sha256
+    )
+    return _commit(job, rows, skipped, sha256, [_column(job, values) for values in columns])
 
 
-def _other_bytes(job: ShardJob) -> ShardprepError:
-    versions = ", ".join(f"{name} {v}" for name, v in container(job.options.container).library().items())
-    return OperationError(
-        f"was rebuilt with other bytes than were published: the source has changed, or it was written with "
-        f"other libraries than these ({versions}; prep inspect names those)",
-        path=job.output / job.shard.name,
+def _column(job: ShardJob, values: ColumnOfShard) -> BuiltColumn:
+    return values.build(
+        job.run, job.output, job.options.container, job.shard.number, expected=job.expected_sha256
     )
 
 
@@ -182,34 +178,50 @@ def trusted_commit(job: ShardJob) -> BuiltShard | None:
         is_wanted = job.options.on_bad_image == "skip" or not commit.skipped
         fits = is_wanted and commit.plan == job.plan and commit.size == final.stat().st_size
         if fits and hash_file(rows) == commit.rows_sha256 and hash_file(final) == commit.sha256:
-            return commit
+            return (
+                commit
+                if all(each.is_intact(job.output, job.work_folder) for each in commit.columns)
+                else None
+            )
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
     return None
 
 
-def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage]]:
+def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[ColumnOfShard]]:
     rows = np.zeros(len(job.entries), row_dtype(job.key_bytes))
     skipped: list[SkippedImage] = []
+    samples, extent = _samples(job, skipped)
+    columns = [ColumnOfShard(field, job.shard.name) for field in job.schema]
     count = 0
     if job.region and (archive := job.reader.archive):
         link_archive(job.run / ARCHIVE_NAME, archive.path)  # the table is read back beside it
-    with container(job.options.container).write(built, job.shard.extent) as writer:
-        for image in _images(job, skipped):
-            writer.append(image.stored, image.offset)
-            rows[count] = _row(image, job.shard.number, count)
+    with container(job.options.container).write(built, extent) as writer:
+        for sample in samples:
+            writer.append(sample.stored, sample.offset)
+            rows[count] = _row(sample, job.shard.number, count)
+            for column, value in zip(columns, sample.values, strict=True):
+                column.append(sample.stored.key, value)
             count += 1
-    return rows[:count], skipped
+    return rows[:count], skipped, columns
 
 
-class _Image(NamedTuple):
-    stored: Stored
-    info: ImageInfo
-    offset: int
+def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Sample], Extent]:
+    """Return the shard's samples, and the extent of its images.
+
+    With columns, the listing's lengths are not those of the images: all samples are read before the first
+    is written.
+    """
+    samples = _read(job, skipped)
+    if job.has_images and not len(job.schema):
+        return samples, job.shard.extent
+    known = list(samples)
+    size = sum(len(sample.stored.image) for sample in known)
+    return known, replace(job.shard.extent, records=len(known), payload_bytes=size)
 
 
-def _images(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[_Image]:
-    """Yield the shard's images in order; bad ones are raised, or appended to ``skipped``."""
+def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
+    """Yield the shard's samples in order; bad ones are raised, or appended to ``skipped``."""
     counter = ShardCounter(job.run / COUNTERS_NAME, job.shard.number)
     with closing(counter), copy(job.reader) as reader:  # an open reader would be shared between threads
         for done, entry in enumerate(job.entries):
@@ -217,8 +229,8 @@ def _images(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[_Image]:
             try:
                 if done in job.crashes:
                     raise BadImage(crashes_decoder(job.crashes[done]))
-                yield _checked(reader.read(entry), entry, job.options)
-            except BadImage as error:
+                yield read_sample(reader, entry, job.options, has_images=job.has_images)
+            except (BadImage, BadValue) as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
                     raise _with_advice(bad) from error
@@ -242,39 +254,16 @@ def _place(entry: np.void) -> str:
     return entry["path"].decode() or f"at byte {entry['offset']}"
 
 
-def _checked(image: bytes, entry: np.void, options: PlanOptions) -> _Image:
-    info = read_image_header(image)
-    if options.decode_check:
-        check_decodes(image)
-    image, info = stored_image(
-        image,
-        info,
-        segments=options.crop_ready,
-        shorter_side=options.shorter_side,
-        quality=options.quality,
-    )
-    key, label = entry["key"].item(), int(entry["label"])
-    return _Image(Stored(key, label, record_crc(key, label, image), image), info, int(entry["offset"]))
-
-
-def _row(image: _Image, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
-    stored = image.stored
-    return index_row(stored, image.info, shard, ordinal), content_digest(
+def _row(sample: Sample, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
+    stored = sample.stored
+    return index_row(stored, sample.info, shard, ordinal), content_digest(
         stored.key, stored.label, stored.image
     )
 
 
-def check_written(path: Path, kind: str, rows: Rows) -> None:
-    """Read a shard back and compare each record's checksum. Raises CorruptRecord."""
-    with container(kind).read(path) as reader:
-        for ordinal, crc32c in enumerate(rows["row"]["crc32c"].tolist()):
-            if reader.checked(ordinal).crc32c != crc32c:
-                raise CorruptRecord("reads back as another record than was written", path=path)
-        if len(reader) != len(rows):
-            raise CorruptRecord(f"reads back {len(reader)} records of {len(rows)}", path=path)
-
-
-def _commit(job: ShardJob, rows: Rows, skipped: list[SkippedImage], sha256: str) -> BuiltShard:
+def _commit(
+    job: ShardJob, rows: Rows, skipped: list[SkippedImage], sha256: str, columns: list[BuiltColumn]
+) -> BuiltShard:
     with publishing(job.beside(".rows"), job.run) as file:
         write_table(file, rows)
     region_sha256 = ""
@@ -290,6 +279,7 @@ def _commit(job: ShardJob, rows: Rows, skipped: list[SkippedImage], sha256: str)
         image_bytes=int(rows["row"]["length"].sum(dtype=np.int64)),
         rows_sha256=hash_file(job.beside(".rows")),
         skipped=tuple(skipped),
+        columns=tuple(columns),
         region_sha256=region_sha256,
     )
     publish_bytes(job.beside(".commit"), canonical_json(commit.to_json()), job.run)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.archive import Region, spanned
 from shardprep.formats.containers.container import SUFFIXES, Extent
 from shardprep.formats.containers.registry import ALL_CONTAINERS, IN_PLACE
@@ -129,6 +130,8 @@ class Plan:
     key_bytes: int
     class_sorted: bool
     digests: Mapping[str, str]
+    schema: Schema
+    has_images: bool
 
     @property
     def digest(self) -> str:
@@ -209,6 +212,8 @@ def plan(listing: Listing, options: PlanOptions) -> Plan:
             policy: _digest(listing, replace(options, on_bad_image=policy), order, shards)
             for policy in BAD_IMAGE_POLICIES
         },
+        schema=listing.schema,
+        has_images=listing.has_images,
     )
 
 
@@ -262,6 +267,9 @@ def _digest(
         "key_bytes": shards[0].extent.key_bytes,
         "bounds": [s.last for s in shards],
     }
+    if len(listing.schema) or not listing.has_images:
+        head["columns"] = [field.to_json() for field in listing.schema]
+        head["has_images"] = listing.has_images
     digest = hashlib.sha256(canonical_json(head))
     columns = {"key": f"S{shards[0].extent.key_bytes}", "label": "<i4", "length": "<i8"}
     for column, kind in columns.items():

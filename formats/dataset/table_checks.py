@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 
-from .index import BOXES_NAME, INDEX_NAME, Rows, read_boxes, read_index
+from .index import BOXES_NAME, INDEX_NAME, read_boxes, read_index
 from .manifest import Manifest
 
 _ROWS_AT_ONCE = 1 << 16

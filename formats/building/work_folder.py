@@ -35,7 +35,8 @@ from .run_folder import (
 
 PLAN_NAME = "plan.json"
 OUTPUT_FILES = re.compile(
-    r"shard-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes)\.npy|(quarantine|provenance)\.json"
+    r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
+    r"(quarantine|provenance)\.json"
 )
 
 

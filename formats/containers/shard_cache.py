@@ -9,11 +9,11 @@ import weakref
 from collections import OrderedDict
 from pathlib import Path
 
-from shardprep.formats.containers.container import ShardReader
-from shardprep.formats.containers.registry import open_shard
 from shardprep.formats.system.owned import Owned
 
+from .container import ShardReader
 from .published_file import FileEntry
+from .registry import open_shard
 
 # A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4

@@ -1,0 +1,43 @@
+"""The open columns of a dataset, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from shardprep.formats.records.record import Record
+from shardprep.formats.system.owned import Owned
+
+from .column_entry import ColumnEntry
+from .column_reader import ColumnReader, RecordPlace
+from .column_record import ColumnRecord, ColumnValues
+
+
+class OpenColumns(Owned):
+    """Readers of ``entries``, columns of the dataset in ``folder`` with shards of the kind ``container``.
+
+    Thread-safe except for :meth:`close`; usable after a fork, and after :meth:`close`.
+    """
+
+    instead = "open the dataset again by its path"
+
+    def __init__(self, folder: Path, entries: Iterable[ColumnEntry], container: str) -> None:
+        self._readers = {entry.field.name: ColumnReader(folder, entry, container) for entry in entries}
+        self.names = tuple(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def __getitem__(self, name: str) -> ColumnReader:
+        return self._readers[name]
+
+    def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
+        """Return the record at ``place`` with its columns, each of which is read when it is asked for."""
+        return ColumnRecord.of(
+            record, ColumnValues(self.names, lambda name: self._readers[name].value(place))
+        )
+
+    def close(self) -> None:
+        """Close the files; the next read opens them again. No other thread may be reading."""
+        for reader in self._readers.values():
+            reader.close()

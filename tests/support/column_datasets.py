@@ -1,0 +1,99 @@
+"""Datasets with columns, converted from a source in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from image_files import JPEG
+
+from shardprep.formats.building.build_shard import build_shard, shard_jobs
+from shardprep.formats.building.plan import PlanOptions, plan
+from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.building.work_folder import WorkFolder
+from shardprep.formats.columns.schema import Field, Schema
+from shardprep.formats.conversion.finalize import finish
+from shardprep.formats.dataset.manifest import Manifest
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.sources.listing.entry_table import EntryTable
+from shardprep.formats.sources.listing.source import ByteReader, Listing
+
+EVERY_KIND = Schema(
+    [
+        Field("mask", "image"),
+        Field("sound", "bytes"),
+        Field("caption", "text"),
+        Field("about", "json"),
+        Field("age", "int"),
+        Field("score", "float"),
+        Field("colour", "label", ("blue", "red")),
+        Field("tags", "labels", ("big", "new", "old")),
+        Field("boxes", "float32[*,4]"),
+        Field("vector", "float16[3]"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ListReader(ByteReader):
+    """Reader of images and values in memory; an entry's offset is its place."""
+
+    images: tuple[bytes, ...]
+    encoded: tuple[tuple[bytes, ...], ...]
+
+    def read(self, entry: np.void) -> bytes:
+        return self.images[entry["offset"]]
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        return self.encoded[entry["offset"]]
+
+    def where(self, entry: np.void) -> str:
+        return f"item {entry['offset']}"
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+def every_kind(number: int) -> dict[str, Any]:
+    """Values for EVERY_KIND that differ from record to record."""
+    return {
+        "mask": JPEG,
+        "sound": bytes(range(number % 200)),
+        "caption": f"grün {number}",
+        "about": {"number": number, "parts": [None, True]},
+        "age": number - 3,
+        "score": number / 7,
+        "colour": number % 3 - 1,
+        "tags": [number % 3],
+        "boxes": np.full((number % 4, 4), number, np.float32),
+        "vector": np.arange(number, number + 3).astype(np.float16),
+    }
+
+
+def write_columns(
+    output: Path,
+    records: int = 12,
+    schema: Schema = EVERY_KIND,
+    *,
+    image: bytes | None = JPEG,
+    options: PlanOptions | None = None,
+) -> Manifest:
+    """Write a dataset of so many records with the values of :func:`every_kind`."""
+    samples = [every_kind(number) for number in range(records)]
+    encoded = [tuple(f.codec.encode(s[f.name]) for f in schema) for s in samples]
+    table = EntryTable(output)
+    for number, values in enumerate(encoded):
+        size = sum(map(len, values)) + len(image or b"")
+        table.append(f"k{number:04}", number % 2, length=size, offset=number)
+    listing = Listing(
+        "train", "memory", table.finish(), LabelSpace.of(["a", "b"]),
+        ListReader((image or b"",) * records, tuple(encoded)), schema=schema, has_images=image is not None,
+    )  # fmt: skip
+    planned = plan(listing, options or PlanOptions(shard_size=4 * (len(image or b"") + 1000)))
+    with WorkFolder(output) as work_folder:
+        ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
+        jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)
+        built = [build_shard(job) for job in jobs]
+        return finish(work_folder, planned, listing, built, None)
