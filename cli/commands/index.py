@@ -1,4 +1,4 @@
-"""``prep index``: a dataset whose images stay in the official tars."""
+"""``prep index``: an index of the official tars, in which the images stay."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def index(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Index ARCHIVES in OUTPUT: a dataset per split whose images stay where they are.
+    """Index ARCHIVES in OUTPUT: a dataset per split, and the images stay where they are.
 
     ARCHIVES is one of the official tars, or the folder that holds them. Each is read once, and OUTPUT
     gets the places, labels and checksums of its images, and a link to it. A Loader takes OUTPUT/train as

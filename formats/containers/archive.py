@@ -114,7 +114,7 @@ def not_indexed(link: Path, issue: str) -> ShardDamaged:
 
 
 def changed_in(link: Path, region: Region) -> str:
-    """Return the finding for a region whose bytes are not those that were indexed."""
+    """Return the finding for a region with other bytes than were indexed."""
     return (
         f"the SHA-256 of bytes {region.start} to {region.stop} of {place_of(link)} is not the manifest's; "
         f"{advice_for(link)}"

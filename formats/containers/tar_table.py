@@ -1,4 +1,4 @@
-"""Shards whose images stay in an archive: the shard's file is a table of their places in it.
+"""Shards of images that stay in an archive: the shard's file is a table of their places in it.
 
 The table is .npy, one row per record; the archive is ``archive.tar`` in the table's folder, usually a link.
 """

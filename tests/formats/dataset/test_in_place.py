@@ -1,4 +1,4 @@
-"""Datasets whose images stay in the official tars."""
+"""Datasets of images that stay in the official tars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders and flows over datasets whose images stay in the official tars."""
+"""Loaders and flows over datasets of images that stay in the official tars."""
 
 from __future__ import annotations
 
