@@ -18,8 +18,8 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import ConvertOptions, PlanOptions
 from shardprep.formats import convert as convert_source
-from shardprep.formats.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.containers.registry import IN_PLACE
+from shardprep.formats.conversion.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.records.stored_order import ARCHIVE_ORDER
 from shardprep.formats.sources.listing.source import SPLITS
 
