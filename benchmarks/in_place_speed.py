@@ -2,7 +2,8 @@
 
     python benchmarks/in_place_speed.py FOLDER
 
-FOLDER gets a miniature in the official packaging (by default 168 MB), its index and its shards, if they are not there.
+FOLDER gets a miniature in the official packaging (by default 168 MB), its index and its shards, unless they
+are there.
 """
 
 from __future__ import annotations

@@ -121,14 +121,19 @@ def changed_in(link: Path, region: Region) -> str:
     )
 
 
-def link_archive(link: Path, archive: Path) -> None:
-    """Make ``link`` a link to the archive, in place of another link, at one moment. Raises OSError.
+def is_linked(link: Path, archive: Path) -> bool:
+    """Whether ``link`` leads to the archive, or is itself a file, which no link replaces."""
+    return link.exists() and (not link.is_symlink() or link.samefile(archive))
 
-    An archive that is there itself stays.
+
+def link_archive(link: Path, archive: Path, folder: Path) -> None:
+    """Make ``link`` a link to the archive, in place of another link, by a rename from ``folder``.
+
+    A file in place of the link stays. Raises OSError.
     """
-    if link.exists() and (not link.is_symlink() or link.samefile(archive)):
+    if is_linked(link, archive):
         return
-    made = link.with_name(f"{link.name}.{secrets.token_hex(8)}")
+    made = folder / f"{link.name}.{secrets.token_hex(8)}"
     made.symlink_to(archive.resolve())
     made.replace(link)
 

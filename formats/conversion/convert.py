@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.containers.archive import ARCHIVE_NAME, link_archive
+from shardprep.formats.containers.archive import ARCHIVE_NAME, is_linked, link_archive
 from shardprep.formats.containers.registry import IN_PLACE
 from shardprep.formats.conversion.building.build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions
@@ -164,8 +164,11 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
     """Verify a finished output. Raises PlanMismatch if it has another plan, DataError if it is damaged."""
     output = prepared.output
     manifest = prepared.finished_manifest()
-    if manifest.archive and (archive := prepared.listing.reader.archive):
-        link_archive(output / ARCHIVE_NAME, archive.path)  # it may have moved
+    link, archive = output / ARCHIVE_NAME, prepared.listing.reader.archive
+    if manifest.archive and archive and not is_linked(link, archive.path):  # it has moved
+        with WorkFolder(output) as work_folder:
+            link_archive(link, archive.path, work_folder.run)
+            work_folder.remove()
     progress.note(f"{output} is complete already; verifying it")
     report = verify(output, level="full", progress=progress)
     report.raise_for_findings()

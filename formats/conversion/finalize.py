@@ -58,7 +58,7 @@ def finish(
     remove_stale(output, names)
     publish_tables(work_folder, names)
     if manifest.archive and (archive := listing.reader.archive):
-        link_archive(output / ARCHIVE_NAME, archive.path)
+        link_archive(output / ARCHIVE_NAME, archive.path, work_folder.run)
     publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
     publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
     work_folder.remove()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Schema
-from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region, link_archive
+from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region
 from shardprep.formats.containers.container import Extent
 from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.containers.table import Rows, write_table
@@ -195,7 +195,8 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     columns = [ColumnOfShard(field, job.shard.name) for field in job.schema]
     count = 0
     if job.region and (archive := job.reader.archive):
-        link_archive(job.run / ARCHIVE_NAME, archive.path)  # the table is read back beside it
+        with suppress(FileExistsError):  # of another shard
+            (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
     with container(job.options.container).write(built, extent) as writer:
         for sample in samples:
             writer.append(sample.stored, sample.offset)
