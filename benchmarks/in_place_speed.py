@@ -64,6 +64,26 @@ def rate(dataset: Path, shuffle: Shuffle | None, *, decoded: bool, cold: bool, w
         return images / (time.perf_counter() - began)
 
 
+def cost(dataset: Path, shuffle: Shuffle | None) -> float:
+    """CPU microseconds per image of reading and checking an epoch from memory, in this process alone."""
+    with Loader(
+        dataset, batch_size=BATCH, shuffle=shuffle, workers=0, drop_last=False, read_ahead=0
+    ) as loader:
+        lay([dataset / name for name in loader.dataset.manifest.image_files], cold=False)
+        began = time.process_time()
+        images = sum(len(labels) for *_, labels in loader)
+        return (time.process_time() - began) / images * 1e6
+
+
+def report_costs(datasets: dict[str, Path], rounds: int) -> None:
+    """Print the CPU of reading: the minima of rounds that alternate between the ways."""
+    print("| shuffle | in place | LMDB |\n|---|---|---|")
+    for name, shuffle in SHUFFLES.items():
+        found = [{way: cost(path, shuffle) for way, path in datasets.items()} for _ in range(rounds)]
+        least = (f"{min(costs[way] for costs in found):.1f} µs" for way in ("in place", "LMDB"))
+        print(f"| {name} | {' | '.join(least)} |", flush=True)
+
+
 def report(datasets: dict[str, Path], rounds: int, workers: int) -> None:
     """Print a row for each kind of reading: medians of rounds that alternate between the ways."""
     print("| page cache | batches | shuffle | in place | LMDB | ratio |\n|---|---|---|---|---|---|")
@@ -98,6 +118,7 @@ def main() -> None:
         size = dataset.manifest.image_bytes
         print(f"{len(dataset):,} images, {size / 1e6:.0f} MB, {args.workers} workers, {args.rounds} rounds")
     print(conditions("numpy", "lmdb"))
+    report_costs(datasets, 3 * args.rounds)
     report(datasets, args.rounds, args.workers)
 
 
