@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,8 +13,9 @@ import numpy as np
 
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Schema
+from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region
 from shardprep.formats.containers.container import Extent
-from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.containers.table import Rows, write_table
 from shardprep.formats.dataset.index import index_dtype, index_row
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
@@ -52,7 +53,7 @@ class ShardJob:
 
     ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
     after that. ``crashes`` maps an image's place among the entries to the signal by which it crashes the
-    decoder.
+    decoder. ``region`` is where the images are in the reader's archive, if they stay there.
     """
 
     output: Path
@@ -67,6 +68,7 @@ class ShardJob:
     has_images: bool = True
     expected_sha256: Mapping[str, str] = field(default_factory=dict)
     crashes: Mapping[int, str] = field(default_factory=dict)
+    region: Region | None = None
 
     @property
     def work_folder(self) -> Path:
@@ -113,6 +115,7 @@ class BuiltShard:
     rows_sha256: str
     skipped: tuple[SkippedImage, ...] = ()
     columns: tuple[BuiltColumn, ...] = ()
+    region_sha256: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,6 +141,8 @@ def shard_jobs(
     ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
     published.
     """
+    archive = reader.archive if planned.options.container == IN_PLACE else None
+    regions = planned.regions(archive.size) if archive else ()
     for shard in shards:
         yield ShardJob(
             output=work_folder.output,
@@ -151,6 +156,7 @@ def shard_jobs(
             schema=planned.schema,
             has_images=planned.has_images,
             expected_sha256=expected or {},
+            region=regions[shard.number] if regions else None,
         )
 
 
@@ -211,9 +217,12 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     samples, extent = _samples(job, skipped)
     columns = [ColumnOfShard(field, job.shard.name) for field in job.schema]
     count = 0
+    if job.region and (archive := job.reader.archive):
+        with suppress(FileExistsError):  # of another shard
+            (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
     with container(job.options.container).write(built, extent) as writer:
         for sample in samples:
-            writer.append(sample.stored)
+            writer.append(sample.stored, sample.offset)
             rows[count] = _row(sample, job.shard.number, count)
             for column, value in zip(columns, sample.values, strict=True):
                 column.append(sample.stored.key, value)
@@ -275,6 +284,10 @@ def _commit(
 ) -> BuiltShard:
     with publishing(job.beside(".rows"), job.run) as file:
         write_table(file, rows)
+    region_sha256 = ""
+    if job.region and (archive := job.reader.archive):
+        with copy(job.reader):  # the archive has not changed, and does not
+            region_sha256 = hash_region(archive.path, job.region)
     commit = BuiltShard(
         plan=job.plan,
         name=job.shard.name,
@@ -285,6 +298,7 @@ def _commit(
         rows_sha256=hash_file(job.beside(".rows")),
         skipped=tuple(skipped),
         columns=tuple(columns),
+        region_sha256=region_sha256,
     )
     publish_bytes(job.beside(".commit"), canonical_json(commit.to_json()), job.run)
     return commit
