@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,21 +29,13 @@ from shardprep.formats.system.atomic_write import (
     publishing,
 )
 
+from .built_shard import BuiltShard, SkippedImage
 from .checked_sample import CheckedSample, checked_sample
 from .column_of_shard import BuiltColumn, ColumnOfShard
 from .plan import Plan, PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
 from .publish_shard import publish_shard
 from .work_folder import WorkFolder
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedImage:
-    """A bad image that was left out on request: its key, its place in the source, and what is wrong."""
-
-    key: str
-    where: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -100,32 +91,6 @@ class ShardJob:
     def crashed(self, place: int, signal: str) -> ShardJob:
         """Return the job with an image that crashes the decoder by that signal."""
         return replace(self, crashes={**self.crashes, place: signal})
-
-
-@dataclass(frozen=True)
-class BuiltShard:
-    """A finished shard, as in its commit record."""
-
-    plan: str
-    name: str
-    size: int
-    sha256: str
-    records: int
-    image_bytes: int
-    rows_sha256: str
-    skipped: tuple[SkippedImage, ...] = ()
-    columns: tuple[BuiltColumn, ...] = ()
-    region_sha256: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> BuiltShard:
-        """Return the shard of a commit record; the inverse of ``to_json``."""
-        skipped = tuple(SkippedImage(**s) for s in value["skipped"])
-        columns = tuple(BuiltColumn(**c) for c in value["columns"])
-        return cls(**{**value, "skipped": skipped, "columns": columns})
 
 
 def shard_jobs(
