@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from shardprep.cli.commands.mending import say_what_mends
 from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, workers_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
-from shardprep.cli.reports.mending import say_what_mends
 from shardprep.formats import Progress, Report
 from shardprep.formats import verify as verify_dataset
 from shardprep.formats.dataset.verify import LEVELS
