@@ -9,12 +9,13 @@ import click
 
 from shardprep.cli.console.output import say, say_next
 from shardprep.formats import Report
+from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.containers.published_file import read_small
-from shardprep.formats.dataset.joined import joined_names
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import DataError
 
 from .convert import convert
+from .index import index
 
 MOST_PROVENANCE_BYTES = 1 << 20
 
@@ -29,6 +30,7 @@ BAD_IN_SOURCE = (
     "another folder, leaves bad images out"
 )
 JOIN_AGAIN = "next: the prep join command that added {}; it builds damaged files again, to the same bytes"
+ARCHIVE_CHANGED = "next: put the archive that was indexed back, or repeat the prep index command with the place where it is now"
 FOREIGN = "next: move what does not belong to the dataset to another place"
 
 
@@ -38,7 +40,7 @@ def say_what_mends(report: Report) -> None:
         return
     files = {file.name for file in report.manifest.files} if report.manifest else set()
     found = {finding.file for finding in report.findings}
-    if not files or MANIFEST_NAME in found:
+    if report.manifest is None or MANIFEST_NAME in found:
         say(
             GOES_ON
             if not files and (report.dataset / WORK_FOLDER_NAME).is_dir()
@@ -46,6 +48,8 @@ def say_what_mends(report: Report) -> None:
         )
     elif names := _joined_columns(report, found):
         say(JOIN_AGAIN.format(" and ".join(names)))
+    elif report.manifest.archive and any(f.file == ARCHIVE_NAME or f.key for f in report.findings):
+        say(ARCHIVE_CHANGED)
     elif any(finding.file in files and finding.key is None for finding in report.findings):
         say_next("repair", report.dataset, *_source_of(report.dataset))
     else:
@@ -57,7 +61,7 @@ def _joined_columns(report: Report, found: set[str]) -> list[str]:
     manifest = report.manifest
     if manifest is None or manifest.columns is None:
         return []
-    files = {file.name: name for name in joined_names(manifest) for file in manifest.columns[name].files}
+    files = {file.name: name for name in manifest.joined for file in manifest.columns[name].files}
     is_all = found & {file.name for file in manifest.files} <= files.keys()
     return sorted({files[name] for name in found & files.keys()}) if is_all else []
 
@@ -77,12 +81,14 @@ def _source_of(dataset: Path) -> list[str | Path]:
 
 
 def _recorded_source(dataset: Path) -> list[str | Path]:
-    """Return the options from the command that made the dataset, if it was ``prep convert``."""
+    """Return the options from the command that made the dataset, if that is known."""
     made = json.loads(read_small(dataset / PROVENANCE_NAME, MOST_PROVENANCE_BYTES))
     folder, (_, name, *words) = Path(made["folder"]), map(str, made["command"])
-    if name != convert.name:
+    command = {one.name: one for one in (convert, index)}.get(name)
+    if command is None:
         return []
-    given = convert.make_context(name, words, resilient_parsing=True).params
+    given = command.make_context(name, words, resilient_parsing=True).params
+    given.setdefault("source", given.get("archives"))
     places = {name: folder / given[name] for name in ("source", "root") if given.get(name) is not None}
     options = ((f"--{name}", _short(path)) for name, path in places.items() if path.exists())
     return [part for option in options for part in option]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardprep.formats.columns.unlisted_columns import unlisted_columns
+from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.printable import printable
 
-from .manifest import Manifest
+from .manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class Report:
         """Raise DataError or OperationError unless the dataset is intact."""
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            raise DataError(f"{self.findings[0]}{more}; prep repair rebuilds it", path=self.dataset)
+            mends = "" if self.findings[0].file == ARCHIVE_NAME else "; prep repair rebuilds it"
+            raise DataError(f"{self.findings[0]}{more}{mends}", path=self.dataset)
         if self.unchecked:
             raise OperationError(f"could not check {self.unchecked[0]}", path=self.dataset)
 
@@ -81,3 +85,33 @@ class Report:
                 for name, found in lists.items()
             },
         }
+
+
+def unlisted(dataset: Path, manifest: Manifest) -> list[Finding]:
+    """Return findings for the files in the folder that do not belong to the dataset."""
+    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
+    known |= {path.name for path in unfinished(dataset, manifest)}  # these are noted
+    if manifest.archive:
+        known.add(ARCHIVE_NAME)
+    if stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
+        known.add(WORK_FOLDER_NAME)  # of a conversion killed after its manifest was published
+    return [
+        Finding(name, "does not belong to the dataset")
+        for name in sorted(path.name for path in dataset.iterdir())
+        if name not in known
+    ]
+
+
+def unfinished(dataset: Path, manifest: Manifest) -> list[Path]:
+    """Return the files of columns that do not belong to the dataset, while work on it is not finished."""
+    if not stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
+        return []
+    return unlisted_columns(dataset, {file.name for file in manifest.files})
+
+
+def _mode(path: Path) -> int:
+    """Return a path's type and mode, without following links; 0 if it does not exist."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0

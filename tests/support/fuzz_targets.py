@@ -26,6 +26,7 @@ from mutations import mutated, mutated_json, mutated_png, with_png_sums, with_ta
 from source_builders import DEVKIT, META, TRAIN, TRUTH, VAL, tar_of
 
 from shardprep.formats import ShardprepError, open_dataset, summarise, verify
+from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.images.decode_check import check_decodes
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
@@ -271,7 +272,7 @@ def seal(path: Path, change: Callable[[dict[str, object]], dict[str, object]] = 
 
 
 def dataset_in(rng: Random, base: Path, scratch: Path) -> Path:
-    return copied(base / rng.choice(["lmdb", "hdf5"]), scratch)
+    return copied(base / rng.choice(["lmdb", "hdf5", "tar"]), scratch)
 
 
 def manifest(rng: Random, base: Path, scratch: Path) -> None:
@@ -305,6 +306,16 @@ def hdf5_shard(rng: Random, base: Path, scratch: Path) -> None:
     shard(rng, copied(base / "hdf5", scratch))
 
 
+def tar_shard(rng: Random, base: Path, scratch: Path) -> None:
+    """Change a table, or the archive that it is of."""
+    path = copied(base / "tar", scratch)
+    if rng.random() < 0.3:
+        change_file(path / ARCHIVE_NAME, rng)
+        read_dataset(path)
+    else:
+        shard(rng, path)
+
+
 def verified(rng: Random, base: Path, scratch: Path) -> None:
     """Change any file of a dataset; a crash of a library is a finding of verify, and no crash of it."""
     path = dataset_in(rng, base, scratch)
@@ -317,7 +328,7 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg, image_kind),
-        *(manifest, table, lmdb_shard, hdf5_shard, verified),
+        *(manifest, table, lmdb_shard, hdf5_shard, tar_shard, verified),
     )
 }
 

@@ -66,6 +66,8 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         save(folder / f"{name}.mdb", records, dumps(list(records)), map_size=1 << 20)
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
+    in_place = {"container": "tar", "order": "archive"}
+    converted(archives, folder / "tar", split="val", shard_size=150_000, **in_place)
     return folder
 
 
@@ -111,6 +113,7 @@ MANY = {
     "table": 1500,
     "lmdb_shard": 600,
     "hdf5_shard": 1500,
+    "tar_shard": 1500,
     "verified": 60,
 }
 

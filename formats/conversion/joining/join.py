@@ -13,12 +13,18 @@ import numpy as np
 
 from shardprep.formats.columns.column_entry import ColumnEntry, DatasetColumns
 from shardprep.formats.columns.schema import Schema
+from shardprep.formats.columns.unlisted_columns import remove_unlisted_columns
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.conversion.building.column_of_shard import BuiltColumn
 from shardprep.formats.conversion.building.work_folder import WorkFolder, noting_kept
 from shardprep.formats.conversion.column_tables import column_entry
-from shardprep.formats.dataset.joined import JOINED, remove_unlisted_columns
-from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.dataset.manifest import (
+    JOINED,
+    MANIFEST_NAME,
+    WORK_FOLDER_NAME,
+    Manifest,
+    read_manifest,
+)
 from shardprep.formats.dataset.splits import refuse_folder_of_splits
 from shardprep.formats.dataset.table_checks import checked_index
 from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
@@ -78,6 +84,10 @@ def join(
     path, progress = user_path(dataset), shown(progress)
     refuse_folder_of_splits(path)
     manifest = read_manifest(path)
+    if manifest.archive:
+        raise UsageError(
+            "has its images in an archive; prep convert makes shards of it to join to", path=path
+        )
     keys = checked_index(path, manifest)["key"]
     asked = _Asked(path, manifest, requested(columns, manifest, keys))
     if not asked.to_build and not (path / WORK_FOLDER_NAME).exists():
@@ -176,7 +186,8 @@ class _Join:
         try:
             self.work_folder.claim(self.asked.guard)
         except PlanMismatch:
-            remove_unlisted_columns(self.work_folder.output, self.asked.manifest)
+            listed = {file.name for file in self.asked.manifest.files}
+            remove_unlisted_columns(self.work_folder.output, listed)
             self.work_folder.clear()
             self.work_folder.claim(self.asked.guard)
 
