@@ -12,9 +12,11 @@ from shardprep.cli.app import cli
 IN_ORDER = [
     "sample",
     "convert",
+    "index",
     "verify",
     "inspect",
     "repair",
+    "export",
     "bench-disk",
     "bench-loader",
     "serve",
