@@ -69,6 +69,7 @@ def read_source(path: Path, split: str) -> None:
     with listing.reader as reader:
         for entry in listing.entries:
             reader.read(entry)
+            reader.values(entry)
 
 
 MATLAB = [struct.pack("<II", kind, 8) for kind in (1, 5, 6, 9, 14, 15)]
@@ -206,6 +207,12 @@ def write_changed_value(honest: Path, path: Path, rng: Random) -> None:
             writing.put(key, mutated(value, rng, PICKLES) if at == chosen else value)
 
 
+def webdataset(rng: Random, base: Path, scratch: Path) -> None:
+    shards = copied(base / "webdataset", scratch)
+    change_file(rng.choice(sorted(shards.iterdir())), rng, with_tar_sums, NUMBERS)
+    read_source(shards, "train")
+
+
 def read_image(data: bytes) -> None:
     read_image_header(data)
     check_decodes(data)
@@ -316,7 +323,8 @@ def verified(rng: Random, base: Path, scratch: Path) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg, image_kind),
+        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, webdataset),
+        *(png, jpeg, image_kind),
         *(manifest, table, lmdb_shard, hdf5_shard, verified),
     )
 }

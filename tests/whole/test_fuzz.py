@@ -16,6 +16,7 @@ from fuzz_targets import TARGETS
 from image_files import chunk, encoded, pixels, png, tiff, with_exif
 from image_kinds import KINDS
 from pictures import cmyk_jpeg
+from record_sources import write_shard
 from source_builders import Miniature
 from test_boxes import WNID, box_object, xml
 from test_png import TWO
@@ -64,6 +65,10 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         points = [*images.values(), np.frombuffer(images["baseline.jpg"], np.uint8)]
         records = {key_of(at): dumps([image, np.int64(at)]) for at, image in enumerate(points)}
         save(folder / f"{name}.mdb", records, dumps(list(records)), map_size=1 << 20)
+    for number in range(2):
+        stems = [f"{number}{at}" for at in range(3)]
+        parts = {"cls": b"1", "jpg": images["baseline.jpg"], "seg.png": images["still.png"], "json": b"[1]"}
+        write_shard(folder / f"webdataset/train-{number}.tar", dict.fromkeys(stems, parts))
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
     return folder
@@ -104,6 +109,7 @@ MANY = {
     "lists": 800,
     "image_lists": 2500,
     "tensorpack": 2500,
+    "webdataset": 2500,
     "png": 6000,
     "jpeg": 6000,
     "image_kind": 6000,

@@ -1,0 +1,107 @@
+"""The base of sources of records that lie in several files for each split."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+from shardprep.formats.columns.schema import Schema
+from shardprep.formats.errors import LabelConflict
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.sources.listing.archive_md5 import archive_of
+from shardprep.formats.sources.listing.problems import Problems
+from shardprep.formats.sources.listing.source import Box, ByteReader, Entries, Listing, Source, no_such_split
+from shardprep.formats.sources.listing.source_options import SourceOptions
+
+from .classes import NumberedClasses
+from .split_files import SplitFiles
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What is in the files of one split. ``boxes`` is None if nothing can have boxes."""
+
+    entries: Entries
+    reader: ByteReader
+    problems: Problems
+    classes: NumberedClasses
+    schema: Schema = field(default_factory=Schema)
+    has_images: bool = True
+    boxes: tuple[Box, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RecordSource(Source):
+    """Records in files; a label is the same in all splits, and so are the classes."""
+
+    LAYOUT: ClassVar[str]
+
+    files: SplitFiles
+    source_options: SourceOptions
+
+    @abstractmethod
+    def scan(self, split: str) -> Scanned:
+        """Return what is in a split's files, with the problems of what cannot be listed."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.files.of_split)
+
+    @property
+    def description(self) -> str:
+        counts = (f"{split} in {_counted(len(files))}" for split, files in self.files.of_split.items())
+        return f"{self.LAYOUT}: {', '.join(counts)}"
+
+    def survey(self, split: str) -> Listing:
+        found, labels = self._found(split), self._labels
+        shortfall = self.files.missing(split)
+        is_first = split == self.splits[0]
+        problems = Problems()
+        problems.merge(self.files.problems if is_first else Problems())
+        problems.merge(found.problems)
+        return Listing(
+            split=split,
+            layout=self.LAYOUT,
+            entries=found.entries,
+            labels=labels,
+            reader=found.reader,
+            archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
+            expected=0 if shortfall else None,
+            shortfall=shortfall,
+            problems=problems,
+            ignored=dict(self.files.ignored) if is_first else {},
+            options=self.source_options.kept("follow_symlinks"),
+            schema=found.schema,
+            has_images=found.has_images,
+        )
+
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        boxes = self._found(split).boxes
+        return None if boxes is None else iter(boxes)
+
+    def _found(self, split: str) -> Scanned:
+        if split not in self._scanned:
+            raise no_such_split(split, self.splits)
+        return self._scanned[split]
+
+    @cached_property
+    def _scanned(self) -> dict[str, Scanned]:
+        return {split: self.scan(split) for split in self.splits}
+
+    @cached_property
+    def _labels(self) -> LabelSpace:
+        """The space of the labels in all splits. Raises LabelConflict if names disagree."""
+        classes = NumberedClasses()
+        for split, found in self._scanned.items():
+            try:
+                classes.merge(found.classes)
+            except ValueError as error:
+                raise LabelConflict(f"in {split}, {error}; correct the names", path=self.files.top) from error
+        return classes.space()
+
+
+def _counted(files: int) -> str:
+    return f"{files} {'file' if files == 1 else 'files'}"
