@@ -36,7 +36,7 @@ class RecordTable:
             self._table.append((key_of(name), path.encode(), label, length, offset, mtime_ns))
 
     def finish(self, *, may_number: bool) -> Entries:
-        """Return the entries, whose keys are the records' names.
+        """Return the entries; their keys are the names of the records.
 
         If some have no name, or two have one, ``may_number`` gives all records keys of their file and number;
         without it these are problems.

@@ -61,8 +61,8 @@ def split_files(
 ) -> SplitFiles | None:
     """Return the files with such names at a path, or in the folder there; None if there are none.
 
-    A file, and files in whose names there is no split, are taken for ``split``, or for train. Raises
-    UsageError for a folder in which only some names have a split, and OSError.
+    A file is taken for ``split``, for that of its name, or for train, and so are files without one in their
+    names. Raises UsageError for a folder in which only some names have a split, and OSError.
     """
     if not path.is_dir():
         if not names.fullmatch(path.name):
