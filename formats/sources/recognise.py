@@ -13,6 +13,7 @@ from shardprep.formats.sources.labelled_list.source import labelled_list
 from shardprep.formats.sources.listing.source import SPLITS, Box, Listing, Source, no_such_split
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.record_files.record_source import RecordSource
+from shardprep.formats.sources.record_files.tfrecord.source import tfrecord
 from shardprep.formats.sources.record_files.webdataset.source import webdataset
 from shardprep.formats.sources.tar.header import BLOCK
 from shardprep.formats.sources.tensorpack.source import tensorpack_lmdb
@@ -24,7 +25,10 @@ from .ilsvrc_source import IlsvrcSource
 from .image_tree import class_folders, extracted_tree, kaggle_tree
 from .official_tars import official_tars, single_tar
 
-RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (webdataset,)
+RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
+    webdataset,
+    tfrecord,
+)
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
@@ -34,7 +38,7 @@ _UNKNOWN_SOURCE = (
     "a folder of class folders; "
     "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb; "
     "a list of images with their labels (.txt, .csv, .tsv, .jsonl); "
-    "tar shards of WebDataset, or a folder of them; "
+    "tar shards of WebDataset or TFRecord files, or a folder of them; "
     "a converted dataset, or a folder of its splits. "
     f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
 )

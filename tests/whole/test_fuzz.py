@@ -16,7 +16,7 @@ from fuzz_targets import TARGETS
 from image_files import chunk, encoded, pixels, png, tiff, with_exif
 from image_kinds import KINDS
 from pictures import cmyk_jpeg
-from record_sources import write_shard
+from record_sources import official, tfds, write_shard, write_tfrecord
 from source_builders import Miniature
 from test_boxes import WNID, box_object, xml
 from test_png import TWO
@@ -69,6 +69,8 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         stems = [f"{number}{at}" for at in range(3)]
         parts = {"cls": b"1", "jpg": images["baseline.jpg"], "seg.png": images["still.png"], "json": b"[1]"}
         write_shard(folder / f"webdataset/train-{number}.tar", dict.fromkeys(stems, parts))
+    write_tfrecord(folder / "imagenet.tfrecord", [official(n, n, boxes=n) for n in range(3)])
+    write_tfrecord(folder / "tfds.tfrecord", [tfds(n, ids=[n] * n, tags=[b"x"], score=0.5) for n in range(3)])
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
     return folder
@@ -110,6 +112,7 @@ MANY = {
     "image_lists": 2500,
     "tensorpack": 2500,
     "webdataset": 2500,
+    "tfrecord": 5000,
     "png": 6000,
     "jpeg": 6000,
     "image_kind": 6000,

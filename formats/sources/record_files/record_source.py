@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.errors import LabelConflict
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.listing.archive_md5 import archive_of
 from shardprep.formats.sources.listing.problems import Problems
-from shardprep.formats.sources.listing.source import Box, ByteReader, Entries, Listing, Source, no_such_split
+from shardprep.formats.sources.listing.source import ByteReader, Entries, Listing, Source, no_such_split
 from shardprep.formats.sources.listing.source_options import SourceOptions
 
 from .classes import NumberedClasses
@@ -22,7 +24,7 @@ from .split_files import SplitFiles
 
 @dataclass(frozen=True)
 class Scanned:
-    """What is in the files of one split. ``boxes`` is None if nothing can have boxes."""
+    """What is in the files of one split; ``boxes`` have the numbers of their entries, None for no boxes."""
 
     entries: Entries
     reader: ByteReader
@@ -30,7 +32,7 @@ class Scanned:
     classes: NumberedClasses
     schema: Schema = field(default_factory=Schema)
     has_images: bool = True
-    boxes: tuple[Box, ...] | None = None
+    boxes: npt.NDArray[np.void] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class RecordSource(Source):
         return f"{self.LAYOUT}: {', '.join(counts)}"
 
     def survey(self, split: str) -> Listing:
-        found, labels = self._found(split), self._labels
+        found = self.scanned(split)
         shortfall = self.files.missing(split)
         is_first = split == self.splits[0]
         problems = Problems()
@@ -66,7 +68,7 @@ class RecordSource(Source):
             split=split,
             layout=self.LAYOUT,
             entries=found.entries,
-            labels=labels,
+            labels=self.labels,
             reader=found.reader,
             archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
             expected=0 if shortfall else None,
@@ -78,11 +80,8 @@ class RecordSource(Source):
             has_images=found.has_images,
         )
 
-    def boxes(self, split: str) -> Iterator[Box] | None:
-        boxes = self._found(split).boxes
-        return None if boxes is None else iter(boxes)
-
-    def _found(self, split: str) -> Scanned:
+    def scanned(self, split: str) -> Scanned:
+        """Return what is in a split's files. Raises UsageError for a split that is not there."""
         if split not in self._scanned:
             raise no_such_split(split, self.splits)
         return self._scanned[split]
@@ -92,7 +91,7 @@ class RecordSource(Source):
         return {split: self.scan(split) for split in self.splits}
 
     @cached_property
-    def _labels(self) -> LabelSpace:
+    def labels(self) -> LabelSpace:
         """The space of the labels in all splits. Raises LabelConflict if names disagree."""
         classes = NumberedClasses()
         for split, found in self._scanned.items():

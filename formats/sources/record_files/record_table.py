@@ -26,14 +26,15 @@ class RecordTable:
         self._problems = problems
         self._table = GrowingTable(entry_dtype(1, 1))
 
-    def append(self, name: str, label: int, *, length: int, path: str, offset: int, mtime_ns: int) -> None:
-        """Append a record that has that name of its own, "" for none."""
+    def append(self, name: str, label: int, *, length: int, path: str, offset: int, mtime_ns: int) -> bool:
+        """Append a record that has that name of its own, "" for none; return whether it was not refused."""
         if length > MAX_IMAGE_BYTES:
             too_large = f"has {length} bytes, but no record may have more than {MAX_IMAGE_BYTES}; remove it"
             place = f"{self._top / path}, byte {offset}"
             self._problems.add(SourceDamaged(too_large, path=place, key=name), "too large")
-        else:
-            self._table.append((key_of(name), path.encode(), label, length, offset, mtime_ns))
+            return False
+        self._table.append((key_of(name), path.encode(), label, length, offset, mtime_ns))
+        return True
 
     def finish(self, *, may_number: bool) -> Entries:
         """Return the entries; their keys are the names of the records.

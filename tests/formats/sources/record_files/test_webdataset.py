@@ -9,7 +9,7 @@ from datasets import converted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from image_files import JPEG, encoded, pixels
-from record_sources import records, write_shard
+from record_sources import IMAGES, records, write_shard
 from source_builders import headers_in, tar_of
 
 from shardprep.formats import SourceDamaged, UsageError, open_dataset, plan_conversion
@@ -19,7 +19,6 @@ from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.record_files.split_files import split_in
 
 PNG = encoded(pixels(5, 4, 3), ".png")
-IMAGES = [encoded(pixels(3 + n, 20 - n, 3)) for n in range(12)]
 
 
 def sample(number: int) -> dict[str, bytes]:
