@@ -10,7 +10,7 @@ from shardprep.formats.records.labels import UNLABELLED
 
 from .dialect import BOX_LABEL, BOX_SIDES
 from .example import Feature, bounded, float_values, integer_values, there
-from .wire import MAX_VARINT, Window
+from .wire import MAX_VARINT, ByteWindow
 
 MAX_BOXES = 10_000  # of one image
 SIDES = ("x_min", "y_min", "x_max", "y_max")
@@ -20,7 +20,7 @@ _MOST_BYTES = MAX_BOXES * MAX_VARINT
 
 
 def boxes_of(
-    window: Window, found: Mapping[str, Feature], first_label: int
+    window: ByteWindow, found: Mapping[str, Feature], first_label: int
 ) -> list[tuple[int, float, float, float, float]]:
     """Return label and sides of each box, within the image; the file may have sides swapped.
 

@@ -36,7 +36,7 @@ from .example import (
     there,
 )
 from .frames import Frame, frames
-from .wire import Window
+from .wire import ByteWindow
 
 ADVICE = "write the file again"
 MAX_LABEL_BYTES = 4096  # of a list with a label, or with a name
@@ -80,7 +80,7 @@ class ExampleContents:
 
     def _add(self, frame: Frame, name: str, file: ArchiveFile) -> None:
         end = frame.data + frame.length
-        window = Window(file.read_at, end)
+        window = ByteWindow(file.read_at, end)
         with foreign_file(f"{file.path}, byte {frame.start}", ADVICE):
             found = features(window, frame.data, end)
             boxes = boxes_of(window, found, self._dialect.first_label) if self._dialect.boxes else []
@@ -98,7 +98,7 @@ class ExampleContents:
                 self._boxes.append((self._records, *box))
             self._records += 1
 
-    def _name(self, window: Window, found: Mapping[str, Feature]) -> str:
+    def _name(self, window: ByteWindow, found: Mapping[str, Feature]) -> str:
         """Return the name of the image's file without its extension; "" for none."""
         if self._dialect.file_name not in found:
             return ""
@@ -109,7 +109,7 @@ class ExampleContents:
         stem = name.rpartition("/")[2].rpartition(".")[0]
         return name[: name.rindex(".")] if stem else name
 
-    def _label(self, window: Window, found: Mapping[str, Feature]) -> int:
+    def _label(self, window: ByteWindow, found: Mapping[str, Feature]) -> int:
         """Return the record's label, counted from 0."""
         dialect = self._dialect
         if not dialect.label:
@@ -126,7 +126,7 @@ class ExampleContents:
             )
         return self.classes.add(label - dialect.first_label, name)
 
-    def _add_columns(self, window: Window, found: Mapping[str, Feature]) -> None:
+    def _add_columns(self, window: ByteWindow, found: Mapping[str, Feature]) -> None:
         image = self._dialect.image
         if image and (found.get(image, NONE).kind != BYTES or not is_single(window, found[image])):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
@@ -158,14 +158,14 @@ class ExampleContents:
         return self._boxes.finish() if self._dialect.boxes and self._records else None
 
 
-def _label_in(window: Window, feature: Feature) -> int:
+def _label_in(window: ByteWindow, feature: Feature) -> int:
     labels = integer_values(window, bounded(feature, MAX_LABEL_BYTES))
     if len(labels) != 1:
         raise ValueError(f"it has {len(labels)} labels, not one")
     return int(labels[0])
 
 
-def _text_in(window: Window, feature: Feature) -> str:
+def _text_in(window: ByteWindow, feature: Feature) -> str:
     values = list(byte_values(window, bounded(feature, MAX_LABEL_BYTES)))
     if len(values) > 1:
         raise ValueError(f"it has {len(values)} names, not one")

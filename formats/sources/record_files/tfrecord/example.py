@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .wire import FIXED32, LENGTH, MAX_VARINT, VARINT, Part, Window, integers, parts, varint
+from .wire import FIXED32, LENGTH, MAX_VARINT, VARINT, WireField, ByteWindow, integers, parts, varint
 
 BYTES, FLOATS, INTEGERS = "bytes", "floats", "integers"
 MAX_FEATURES = 256
@@ -48,7 +48,7 @@ def bounded(feature: Feature, most: int) -> Feature:
     return feature
 
 
-def features(window: Window, start: int, end: int) -> dict[str, Feature]:
+def features(window: ByteWindow, start: int, end: int) -> dict[str, Feature]:
     """Return the features of the example between two offsets. Raises ValueError for anything else."""
     found: dict[str, Feature] = {}
     for example in parts(window, start, end):
@@ -62,7 +62,7 @@ def features(window: Window, start: int, end: int) -> dict[str, Feature]:
     return found
 
 
-def _named(window: Window, entry: Part) -> tuple[str, Feature]:
+def _named(window: ByteWindow, entry: WireField) -> tuple[str, Feature]:
     if entry.number != 1 or entry.kind != LENGTH:
         raise ValueError("the record is no tf.train.Example")
     name, feature = "", Feature("", entry.end, entry.end)
@@ -78,7 +78,7 @@ def _named(window: Window, entry: Part) -> tuple[str, Feature]:
     return name, feature
 
 
-def _feature(window: Window, whole: Part) -> Feature:
+def _feature(window: ByteWindow, whole: WireField) -> Feature:
     found = Feature("", whole.end, whole.end)
     for part in parts(window, whole.start, whole.end):
         if part.kind != LENGTH or part.number not in _KINDS or found.kind:
@@ -87,7 +87,7 @@ def _feature(window: Window, whole: Part) -> Feature:
     return found
 
 
-def is_single(window: Window, feature: Feature) -> bool:
+def is_single(window: ByteWindow, feature: Feature) -> bool:
     """Whether the list has exactly one value; a long list is not read. Raises ValueError."""
     first = next(_values(window, feature), None)
     if first is None or first.end != feature.end:
@@ -106,7 +106,7 @@ def _check_kind(feature: Feature, kind: str) -> None:
         raise ValueError(f"a feature has {feature.kind}, not {kind}")
 
 
-def byte_values(window: Window, feature: Feature) -> Iterator[Part]:
+def byte_values(window: ByteWindow, feature: Feature) -> Iterator[WireField]:
     """Yield the places of the values of a list of bytes. Raises ValueError for other lists."""
     _check_kind(feature, BYTES)
     for value in _values(window, feature):
@@ -115,7 +115,7 @@ def byte_values(window: Window, feature: Feature) -> Iterator[Part]:
         yield value
 
 
-def float_values(window: Window, feature: Feature) -> npt.NDArray[np.float32]:
+def float_values(window: ByteWindow, feature: Feature) -> npt.NDArray[np.float32]:
     """Return a list of floats, float32 [n]. Raises ValueError for other lists."""
     _check_kind(feature, FLOATS)
     data = bytearray()
@@ -126,7 +126,7 @@ def float_values(window: Window, feature: Feature) -> npt.NDArray[np.float32]:
     return np.frombuffer(bytes(data), "<f4").astype(np.float32, copy=False)
 
 
-def integer_values(window: Window, feature: Feature) -> npt.NDArray[np.int64]:
+def integer_values(window: ByteWindow, feature: Feature) -> npt.NDArray[np.int64]:
     """Return a list of integers, int64 [n]. Raises ValueError for other lists."""
     _check_kind(feature, INTEGERS)
     data = bytearray()
@@ -137,7 +137,7 @@ def integer_values(window: Window, feature: Feature) -> npt.NDArray[np.int64]:
     return integers(bytes(data))
 
 
-def _values(window: Window, feature: Feature) -> Iterator[Part]:
+def _values(window: ByteWindow, feature: Feature) -> Iterator[WireField]:
     """Yield the parts of a list: numbers are packed into one of them, or each has its own."""
     for count, value in enumerate(parts(window, feature.start, feature.end)):
         if value.number != 1 or count == MAX_VALUES:

@@ -15,13 +15,13 @@ from shardprep.formats.system.foreign_file import foreign_file
 
 from .example import NONE, Feature, byte_values, features, float_values, integer_values
 from .frames import ADVICE, read_frame
-from .wire import Window, window_of
+from .wire import ByteWindow, window_of
 
 
 class _Example(NamedTuple):
     """A record in memory."""
 
-    window: Window
+    window: ByteWindow
     features: Mapping[str, Feature]
 
 
@@ -54,7 +54,7 @@ class ExampleReader(FilesReader):
             self._value(each, example.window, named.get(each.name, NONE), entry) for each in self.schema
         )
 
-    def _value(self, column: Field, window: Window, feature: Feature, entry: np.void) -> bytes:
+    def _value(self, column: Field, window: ByteWindow, feature: Feature, entry: np.void) -> bytes:
         place, key = self.where(entry), entry["key"].decode()
         with foreign_file(place, ADVICE, key=key, place=lambda: f"the column {column.name}: "):
             value = _READ[column.kind](window, feature)
@@ -71,7 +71,7 @@ class ExampleReader(FilesReader):
         return self._last[2]
 
 
-def _bytes(window: Window, feature: Feature) -> list[bytes]:
+def _bytes(window: ByteWindow, feature: Feature) -> list[bytes]:
     return [window.take(value.start, value.end) for value in byte_values(window, feature)]
 
 

@@ -23,7 +23,7 @@ from .dialect import Dialect, dialect_of
 from .example import features
 from .frames import begins_with_frame, frames
 from .reader import ExampleReader
-from .wire import Window
+from .wire import ByteWindow
 
 _NAMED = r".+\.tfrec(?:ords?)?(?:-\d+-of-\d+)?"
 _FILE = re.compile(rf"{_NAMED}|.+-\d+-of-\d+", re.DOTALL | re.ASCII)
@@ -50,7 +50,7 @@ def _dialect(files: SplitFiles) -> Dialect:
             with ArchiveFile(files.top / name) as file:
                 for frame in frames(file):
                     end = frame.data + frame.length
-                    return dialect_of(features(Window(file.read_at, end), frame.data, end))
+                    return dialect_of(features(ByteWindow(file.read_at, end), frame.data, end))
         except (SourceDamaged, ValueError):  # said with all other problems
             continue
     return Dialect()

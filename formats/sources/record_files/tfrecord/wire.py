@@ -17,7 +17,7 @@ _PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces that are kept
 _SIZES = {FIXED64: 8, FIXED32: 4}
 
 
-class Window:
+class ByteWindow:
     """Bytes that are read in small pieces: what is passed over is not read."""
 
     def __init__(self, read_at: ReadAt, end: int) -> None:
@@ -37,12 +37,12 @@ class Window:
         return piece[: end - start]
 
 
-def window_of(data: bytes) -> Window:
+def window_of(data: bytes) -> ByteWindow:
     """Return a window on bytes in memory."""
-    return Window(lambda length, offset: data[offset : offset + length], len(data))
+    return ByteWindow(lambda length, offset: data[offset : offset + length], len(data))
 
 
-class Part(NamedTuple):
+class WireField(NamedTuple):
     """A field of a message: its number, its type on the wire, and the place of its value."""
 
     number: int
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     end: int
 
 
-def parts(window: Window, start: int, end: int) -> Iterator[Part]:
+def parts(window: ByteWindow, start: int, end: int) -> Iterator[WireField]:
     """Yield the fields of the message between two offsets. Raises ValueError for what is none."""
     at = start
     while at < end:
@@ -67,7 +67,7 @@ def parts(window: Window, start: int, end: int) -> Iterator[Part]:
         if not 0 <= size <= end - begin or not number:
             raise ValueError(f"a field of type {kind} and {size} bytes does not fit into its message")
         at = begin + size
-        yield Part(number, kind, begin, at)
+        yield WireField(number, kind, begin, at)
 
 
 def varint(data: bytes, start: int) -> tuple[int, int]:
