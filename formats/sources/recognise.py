@@ -12,6 +12,7 @@ from shardprep.formats.sources.annotations.annotation_files import WANTED_FOR_CL
 from shardprep.formats.sources.labelled_list.source import labelled_list
 from shardprep.formats.sources.listing.source import SPLITS, Box, Listing, Source, no_such_split
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.sources.record_files.parquet.source import parquet
 from shardprep.formats.sources.record_files.record_source import RecordSource
 from shardprep.formats.sources.record_files.tfrecord.source import tfrecord
 from shardprep.formats.sources.record_files.webdataset.source import webdataset
@@ -28,6 +29,7 @@ from .official_tars import official_tars, single_tar
 RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
     webdataset,
     tfrecord,
+    parquet,
 )
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -38,7 +40,7 @@ _UNKNOWN_SOURCE = (
     "a folder of class folders; "
     "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb; "
     "a list of images with their labels (.txt, .csv, .tsv, .jsonl); "
-    "tar shards of WebDataset or TFRecord files, or a folder of them; "
+    "tar shards of WebDataset, TFRecord files, or Parquet files with images, or a folder of them; "
     "a converted dataset, or a folder of its splits. "
     f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
 )

@@ -232,6 +232,13 @@ def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
     list(recognise(path).boxes("train") or ())
 
 
+def parquet(rng: Random, base: Path, scratch: Path) -> None:
+    path = scratch / "train.parquet"
+    honest = base / rng.choice(["plain.parquet", "snappy.parquet"])
+    path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
+    read_source(path, "train")
+
+
 def read_image(data: bytes) -> None:
     read_image_header(data)
     check_decodes(data)
@@ -342,7 +349,18 @@ def verified(rng: Random, base: Path, scratch: Path) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, webdataset, tfrecord),
+        *(
+            devkit,
+            annotation,
+            val_tar,
+            train_tar,
+            lists,
+            image_lists,
+            tensorpack,
+            webdataset,
+            tfrecord,
+            parquet,
+        ),
         *(png, jpeg, image_kind),
         *(manifest, table, lmdb_shard, hdf5_shard, verified),
     )

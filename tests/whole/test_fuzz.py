@@ -10,6 +10,8 @@ from pathlib import Path
 import cv2
 import fuzz_targets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from datasets import converted
 from fuzz_targets import TARGETS
@@ -71,6 +73,12 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_shard(folder / f"webdataset/train-{number}.tar", dict.fromkeys(stems, parts))
     write_tfrecord(folder / "imagenet.tfrecord", [official(n, n, boxes=n) for n in range(3)])
     write_tfrecord(folder / "tfds.tfrecord", [tfds(n, ids=[n] * n, tags=[b"x"], score=0.5) for n in range(3)])
+    for name, compression in (("plain", "none"), ("snappy", "snappy")):
+        rows = [{"bytes": images["baseline.jpg"], "path": f"{n}.jpg"} for n in range(9)]
+        table = pyarrow.table({"image": rows, "label": range(9), "caption": list("abcabcabc")})
+        pyarrow.parquet.write_table(
+            table, folder / f"{name}.parquet", compression=compression, row_group_size=4
+        )
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
     return folder
@@ -113,6 +121,7 @@ MANY = {
     "tensorpack": 2500,
     "webdataset": 2500,
     "tfrecord": 5000,
+    "parquet": 5000,
     "png": 6000,
     "jpeg": 6000,
     "image_kind": 6000,

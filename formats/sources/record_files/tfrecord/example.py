@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .wire import FIXED32, LENGTH, MAX_VARINT, VARINT, WireField, ByteWindow, integers, parts, varint
+from .wire import FIXED32, LENGTH, MAX_VARINT, VARINT, ByteWindow, WireField, integers, parts, varint
 
 BYTES, FLOATS, INTEGERS = "bytes", "floats", "integers"
 MAX_FEATURES = 256
