@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -56,6 +57,12 @@ class RecordSource(Source):
     def description(self) -> str:
         counts = (f"{split} in {_counted(len(files))}" for split, files in self.files.of_split.items())
         return f"{self.LAYOUT}: {', '.join(counts)}"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders below the source that its files lie in."""
+        places = (Path(name).parent for names in self.files.of_split.values() for name in names)
+        return tuple(dict.fromkeys(self.files.top / place for place in places if place.name))
 
     def survey(self, split: str) -> Listing:
         found = self.scanned(split)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.sources.listing.image_names import IMAGE_SUFFIXES
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import SPLITS
-from shardprep.formats.sources.listing.tree_files import FolderWalk, FoundFile
+from shardprep.formats.sources.listing.tree_files import FolderWalk
 
 SPLIT_NAMES = {
     "train": "train",
@@ -68,69 +69,84 @@ def split_files(
         if not names.fullmatch(path.name):
             return None
         return SplitFiles(path.parent, {split or split_in(path.name) or "train": (path.name,)})
-    walk = FolderWalk(path, follow_symlinks)
-    ignored: Counter[str] = Counter()
+    search = _Search(FolderWalk(path, follow_symlinks), FolderWalk(path, follow_symlinks), split, names)
     for place in ("", _DATA):
-        if place in ("", *walk.folders()) and (found := _in_folder(walk, place, split, names, ignored)):
-            kept = {one: found[one] for one in SPLITS if one in found}
-            return SplitFiles(path, kept, +(walk.ignored + ignored), walk.problems)
+        if (path / place).is_dir() and (found := search.in_folder(place)):
+            of_split = {one: found[one] for one in SPLITS if one in found}
+            return SplitFiles(path, of_split, search.walk.ignored + search.others, search.walk.problems)
+    if search.linked:  # all that is there may be links
+        search.walk.problems.raise_all()
     return None
 
 
-def _in_folder(
-    walk: FolderWalk, place: str, split: str | None, names: re.Pattern[str], ignored: Counter[str]
-) -> dict[str, tuple[str, ...]]:
-    folders = walk.folders(place)
-    splits = [folder for folder in folders if folder in SPLIT_NAMES]
-    if splits:
-        return _by_folder(walk, place, splits, names, ignored)
-    if set(folders) - {_DATA}:
-        return {}  # class folders, and what lies beside them
-    return _by_name(_matching(walk.files(place), place, names, ignored), split, walk.top)
+@dataclass(frozen=True)
+class _Search:
+    """The search for files with such names; ``probe`` looks at folders, and counts nothing."""
 
+    walk: FolderWalk
+    probe: FolderWalk
+    split: str | None
+    names: re.Pattern[str]
+    others: Counter[str] = field(default_factory=Counter)
 
-def _by_folder(
-    walk: FolderWalk, place: str, folders: Sequence[str], names: re.Pattern[str], ignored: Counter[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the files of each split's folder; none unless each of them has some, and no folders."""
-    found: dict[str, tuple[str, ...]] = {}
-    for folder in folders:
-        here = f"{place}/{folder}".lstrip("/")
-        files = [] if walk.folders(here) else _matching(walk.files(here), here, names, ignored)
-        split = SPLIT_NAMES[folder]
-        if not files:
-            return {}
-        if split in found:
-            raise UsageError(f"holds two folders of {split}; move one of them away", path=walk.top / place)
-        found[split] = tuple(files)
-    return found
+    def in_folder(self, place: str) -> dict[str, tuple[str, ...]]:
+        """Return the files of each split; none in a folder of class folders."""
+        folders = self.probe.folders(place)
+        splits = [folder for folder in folders if folder in SPLIT_NAMES]
+        if splits:
+            return self._by_folder(place, splits)
+        files = self._matching(place)
+        if files and any(self._has_images(f"{place}/{folder}".lstrip("/")) for folder in folders):
+            return {}  # classes, and what lies beside them
+        return self._by_name(files)
 
+    @property
+    def linked(self) -> bool:
+        """Whether a link has such a name."""
+        places = [self.walk.top, *(self.walk.top / name for name in (_DATA, *SPLIT_NAMES))]
+        found = (path for place in places if place.is_dir() for path in place.iterdir())
+        return any(path.is_symlink() and self.names.fullmatch(path.name) for path in found)
 
-def _matching(
-    files: Sequence[FoundFile], place: str, names: re.Pattern[str], ignored: Counter[str]
-) -> list[str]:
-    found = [f"{place}/{file.path}".lstrip("/") for file in files if names.fullmatch(file.path)]
-    if found and len(found) < len(files):
-        ignored[OTHER_FILES] += len(files) - len(found)
-    return found
+    def _by_folder(self, place: str, folders: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return the files of each split's folder; none unless each of them has some, and no folders."""
+        found: dict[str, tuple[str, ...]] = {}
+        for folder in folders:
+            here = f"{place}/{folder}".lstrip("/")
+            files = [] if self.probe.folders(here) else self._matching(here)
+            split = SPLIT_NAMES[folder]
+            if not files:
+                return {}
+            if split in found:
+                raise UsageError(
+                    f"holds two folders of {split}; move one of them away", path=self.walk.top / place
+                )
+            found[split] = tuple(files)
+        return found
 
+    def _matching(self, place: str) -> list[str]:
+        files = self.walk.files(place)
+        found = [f"{place}/{file.path}".lstrip("/") for file in files if self.names.fullmatch(file.path)]
+        if found and len(found) < len(files):
+            self.others[OTHER_FILES] += len(files) - len(found)
+        return found
 
-def _by_name(files: Sequence[str], split: str | None, top: Path) -> dict[str, tuple[str, ...]]:
-    splits = {file: split_in(file.rpartition("/")[2]) for file in files}
-    without = [file for file in files if splits[file] is None]
-    if files and len(without) == len(files):
-        return {split or "train": tuple(files)}
-    if without:
-        one = next(file for file in files if splits[file])
-        raise UsageError(
-            f"{one} is named for a split and {without[0]} is not; rename one of them, or give a folder for each split",
-            path=top,
-        )
-    return {one: tuple(file for file in files if splits[file] == one) for one in _each(splits)}
+    def _has_images(self, place: str) -> bool:
+        return any(file.path.lower().endswith(IMAGE_SUFFIXES) for file in self.probe.files(place))
 
-
-def _each(splits: Mapping[str, str | None]) -> Iterator[str]:
-    return (split for split in SPLITS if split in splits.values())
+    def _by_name(self, files: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        splits = {file: split_in(file.rpartition("/")[2]) for file in files}
+        without = [file for file in files if splits[file] is None]
+        if files and len(without) == len(files):
+            return {self.split or "train": tuple(files)}
+        if without:
+            one = next(file for file in files if splits[file])
+            raise UsageError(
+                f"{one} is named for a split and {without[0]} is not; rename one of them, or give a folder for "
+                "each split",
+                path=self.walk.top,
+            )
+        found = (split for split in SPLITS if split in splits.values())
+        return {split: tuple(file for file in files if splits[file] == split) for split in found}
 
 
 def split_in(name: str) -> str | None:

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.sources.listing.source import Box, Entries
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.sources.listing.text_file import read_small_file, text_lines
 from shardprep.formats.sources.record_files.record_source import RecordSource, Scanned
 from shardprep.formats.sources.record_files.split_files import SplitFiles, split_files
+from shardprep.formats.system.foreign_file import foreign_file
 from shardprep.formats.system.regular_file import ArchiveFile
 
 from .contents import ExampleContents
@@ -25,6 +27,7 @@ from .frames import begins_with_frame, frames
 from .reader import ExampleReader
 from .wire import ByteWindow
 
+_NAMES = ".labels.txt"
 _NAMED = r".+\.tfrec(?:ords?)?(?:-\d+-of-\d+)?"
 _FILE = re.compile(rf"{_NAMED}|.+-\d+-of-\d+", re.DOTALL | re.ASCII)
 
@@ -75,6 +78,7 @@ class TfRecord(RecordSource):
 
     def scan(self, split: str) -> Scanned:
         contents = ExampleContents(self.files, self.dialect)
+        self._add_names(contents)
         for name in self.files.of_split[split]:
             with contents.problems.collected():
                 contents.read(name)
@@ -88,6 +92,14 @@ class TfRecord(RecordSource):
             has_images=bool(self.dialect.image),
             boxes=contents.boxes(),
         )
+
+    def _add_names(self, contents: ExampleContents) -> None:
+        """Add the names of the classes, which TensorFlow Datasets writes beside the files."""
+        path = self.files.top / f"{self.dialect.label.replace('/', '-')}{_NAMES}"
+        if path.is_file():
+            with contents.problems.collected(), foreign_file(path, "correct the list"):
+                for label, name in enumerate(text_lines(read_small_file(path), path)):
+                    contents.classes.add(label, name)
 
     def boxes(self, split: str) -> Iterator[Box] | None:
         found = self.scanned(split)

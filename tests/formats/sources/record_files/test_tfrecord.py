@@ -100,6 +100,17 @@ def test_records_of_tensorflow_datasets_keep_their_labels(tmp_path: Path) -> Non
     assert [each.name for each in listing.labels.classes] == ["00000", "00001", "00002", "00003"]
 
 
+def test_names_that_tensorflow_datasets_writes_beside_the_files_are_the_classes(tmp_path: Path) -> None:
+    (tmp_path / "label.labels.txt").write_text("ant\nbee\ncat\n")
+    write_tfrecord(tmp_path / "train.tfrecord", map(tfds, range(2)))
+
+    assert [each.name for each in recognise(tmp_path).listing("train").labels.classes] == [
+        "ant",
+        "bee",
+        "cat",
+    ]
+
+
 def test_other_features_are_columns_of_their_values(tmp_path: Path) -> None:
     rows: list[dict[str, Feature]] = [
         tfds(0, score=0.5, ids=[-1, 1 << 62], points=[0.5, 1.5], tags=["ä".encode(), b""], count=-7),

@@ -12,9 +12,10 @@ from image_files import JPEG, encoded, pixels
 from record_sources import IMAGES, records, write_shard
 from source_builders import headers_in, tar_of
 
-from shardprep.formats import SourceDamaged, UsageError, open_dataset, plan_conversion
+from shardprep.formats import SourceDamaged, UsageError, convert, open_dataset, plan_conversion
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.errors import LabelConflict, ShardprepError
+from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.record_files.split_files import split_in
 
@@ -84,6 +85,47 @@ def test_files_without_a_split_in_their_names_are_taken_for_the_one_that_is_want
 
     for path in (shard, tmp_path):
         assert recognise(path, split=split).splits == (split or "train",)
+
+
+def test_folders_beside_the_shards_may_be_outputs_but_not_classes(shards: Path) -> None:
+    convert(shards, shards / "out", workers=0)
+    (shards / ".hidden").touch()
+    source = recognise(shards)
+    assert source.splits == ("train", "val")
+    assert source.listing("train").ignored == {"other files": 1, "other hidden": 1}
+
+    (shards / "cat").mkdir()
+    (shards / "cat/1.jpg").write_bytes(JPEG)
+    with pytest.raises(UsageError, match=r"out: holds folders and no image"):
+        recognise(shards)
+
+
+def test_an_output_among_the_files_of_a_split_is_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train/0.tar", numbered(1))
+
+    with pytest.raises(UsageError, match="lies in the source"):
+        converted(tmp_path, tmp_path / "train/out")
+
+
+def test_links_are_read_when_that_is_asked_for(shards: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "links/train"
+    folder.mkdir(parents=True)
+    (folder / "0.tar").symlink_to(shards / "photos-val-000000.tar")
+
+    with pytest.raises(SourceDamaged, match=r"is a symbolic link.*--follow-symlinks"):
+        recognise(folder.parent)
+    options = SourceOptions(follow_symlinks=True)
+    listing = recognise(folder.parent, options=options).listing("train")
+    assert records(listing).keys() == {"000007", "000008"}
+    assert listing.options == {"follow_symlinks": True}
+
+
+def test_a_part_of_train_can_be_val(shards: Path) -> None:
+    source = recognise(shards / "photos-train-000000.tar", options=SourceOptions(val_fraction=0.5))
+
+    found = [set(records(source.listing(split))) for split in ("train", "val")]
+    assert set.union(*found) == {f"{n:06d}" for n in range(4)}
+    assert len(found[1]) > 0
 
 
 def test_a_split_in_some_names_only_is_refused(shards: Path) -> None:
