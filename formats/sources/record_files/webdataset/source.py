@@ -10,7 +10,7 @@ from typing import ClassVar
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.record_files.record_source import RecordSource, Scanned
-from shardprep.formats.sources.record_files.split_files import split_files
+from shardprep.formats.sources.record_files.split_files import SplitFiles, split_files
 from shardprep.formats.system.regular_file import ArchiveFile
 
 from .contents import ShardContents
@@ -27,18 +27,20 @@ def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebData
     folders of classes. Archives of ILSVRC12, and of its classes, are none. Raises UsageError, OSError.
     """
     files = split_files(path, split, _SHARD, follow_symlinks=options.follow_symlinks)
-    if files is None or not _begins_with_sample(files.top / next(iter(files.of_split.values()))[0]):
-        return None
-    return WebDataset(files, options)
+    return WebDataset(files, options) if files and _has_samples(files) else None
 
 
-def _begins_with_sample(path: Path) -> bool:
-    try:
-        with ArchiveFile(path) as archive:
-            sample = next(samples(archive), None)
-    except SourceDamaged:
-        return True  # where the damage is will be said with all other problems
-    return sample is not None and len(sample.parts) > 1
+def _has_samples(files: SplitFiles) -> bool:
+    """Whether the first sample of all shards has two parts, or cannot be read."""
+    for name in (name for names in files.of_split.values() for name in names):
+        try:
+            with ArchiveFile(files.top / name) as archive:
+                sample = next(samples(archive), None)
+        except SourceDamaged:
+            return True  # where the damage is will be said with all other problems
+        if sample is not None:
+            return len(sample.parts) > 1
+    return False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,15 @@ from image_files import JPEG, encoded, pixels
 from record_sources import IMAGES, records, write_shard
 from source_builders import headers_in, tar_of
 
-from shardprep.formats import SourceDamaged, UsageError, convert, open_dataset, plan_conversion
+from shardprep.formats import (
+    SourceDamaged,
+    UsageError,
+    convert,
+    open_dataset,
+    plan_conversion,
+    repair,
+    verify,
+)
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.errors import LabelConflict, ShardprepError
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -64,6 +72,9 @@ def test_the_shards_are_converted_and_resumed_like_any_source(shards: Path, tmp_
             f"{n:06d}": (n % 3, IMAGES[n]) for n in range(7)
         }
     assert converted(shards, tmp_path / "train").root == manifest.root
+    (tmp_path / "train" / manifest.shards[0].name).unlink()
+    repair(tmp_path / "train", shards, workers=0)
+    verify(tmp_path / "train").raise_for_findings()
 
 
 @pytest.mark.parametrize("name", ["train/0.tar", "training/0.tar", "data/train/0.tar", "data/train-0.tar"])
@@ -126,6 +137,12 @@ def test_a_part_of_train_can_be_val(shards: Path) -> None:
     found = [set(records(source.listing(split))) for split in ("train", "val")]
     assert set.union(*found) == {f"{n:06d}" for n in range(4)}
     assert len(found[1]) > 0
+
+
+def test_an_empty_first_shard_is_a_shard(shards: Path) -> None:
+    write_shard(shards / "photos-train-000000.tar", {})
+
+    assert records(recognise(shards).listing("train")).keys() == {"000004", "000005", "000006"}
 
 
 def test_a_split_in_some_names_only_is_refused(shards: Path) -> None:
