@@ -33,10 +33,11 @@ class NumberedClasses:
         if not 0 < len(name) <= MAX_WORDS:
             raise ValueError(f"its class has a name of {len(name)} characters, not 1 to {MAX_WORDS}")
         name.encode()
+        if label == UNLABELLED:
+            raise ValueError(f"its label is {label}, which is none, but it has the name {name!r}")
         known = self.names.setdefault(label, name)
-        if known != name or label == UNLABELLED:
-            other = repr(known) if known != name else "no class"
-            raise ValueError(f"its label {label} is named {name!r}, but it is {other} elsewhere")
+        if known != name:
+            raise ValueError(f"its label {label} is named {name!r}, but it is {known!r} elsewhere")
 
     def merge(self, other: NumberedClasses) -> None:
         """Add what was seen in another split. Raises ValueError if the names disagree."""

@@ -46,7 +46,10 @@ class RecordTable:
         repeated = repeated_keys(entries["key"])
         if may_number and (repeated or (entries["key"] == b"").any()):
             return _numbered(entries)
-        for key in repeated:
+        for entry in entries[entries["key"] == b""]:
+            no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is no text; shorten it"
+            self._problems.add(SourceDamaged(no_key, path=self._place(entry)), "no key")
+        for key in filter(None, repeated):
             first, second = (self._place(entries[at]) for at in np.flatnonzero(entries["key"] == key)[:2])
             twice = f"begins here, and again at {first}; a key is for one sample, in one piece"
             self._problems.add(SourceDamaged(twice, path=second, key=key.decode()), "twice")

@@ -80,6 +80,7 @@ def test_files_of_the_hub_are_splits_with_their_classes(hub: Path) -> None:
     assert [each.name for each in source.listing("val").labels.classes] == ["ant", "bee"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffled", "key"])
 def test_the_rows_are_converted(order: str, hub: Path, tmp_path: Path) -> None:
     assert converted(hub, tmp_path / "out", order=order, workers=2).records == 8
@@ -227,6 +228,7 @@ def test_copies_of_a_reader_share_nothing(hub: Path) -> None:
         assert reader.read(listing.entries[1]) == IMAGES[1]
 
 
+@pytest.mark.slow
 def test_without_pyarrow_the_extra_is_named(hub: Path) -> None:
     program = """
 import sys
@@ -246,6 +248,7 @@ except Exception as error:
     assert "pip install 'shardprep[parquet]'" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["none", "snappy"])
 def test_mutated_files_are_read_or_refused(compression: str, tmp_path: Path) -> None:
     columns = {"image": images(0, 1, 2), "label": [0, 1, 0], "caption": ["a", "b", "c"]}

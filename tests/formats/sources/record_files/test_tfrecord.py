@@ -73,6 +73,7 @@ def test_boxes_of_the_records_are_the_datasets(imagenet: Path) -> None:
     assert np.allclose(sides, [[0.1, 0.1, 0.35, 1], [0.2, 0.2, 0.45, 1]])
 
 
+@pytest.mark.slow
 def test_the_records_are_converted_with_their_boxes(imagenet: Path, tmp_path: Path) -> None:
     assert converted(imagenet, tmp_path / "train", workers=2).records == 3
     with open_dataset(tmp_path / "train") as dataset:

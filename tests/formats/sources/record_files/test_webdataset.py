@@ -63,6 +63,7 @@ def test_shards_become_splits_by_the_words_in_their_names(shards: Path) -> None:
     assert listing.ignored == {"other files": 1}
 
 
+@pytest.mark.slow
 def test_the_shards_are_converted_and_resumed_like_any_source(shards: Path, tmp_path: Path) -> None:
     manifest = converted(shards, tmp_path / "train", workers=2)
 
@@ -255,6 +256,10 @@ ODD: dict[str, tuple[dict[str, dict[str, bytes]], str]] = {
     "a huge label": ({"1": {"jpg": JPEG, "cls": b"100000"}}, "label 100000, not one from 0 to 99999"),
     "a long label": ({"1": {"jpg": JPEG, "cls": b" " * 5000}}, "has 5000 bytes, more than 4096"),
     "a label that is no text": ({"1": {"jpg": JPEG, "cls": b"\xff"}}, "1: .*correct the shard"),
+    "a name of no label": (
+        {"1": {"jpg": JPEG, "cls": b"-1", "classname": b"ant"}},
+        "1: its label is -1, which is none, but it has the name 'ant'",
+    ),
     "two names": (
         {n: {"jpg": JPEG, "cls": b"1", "classname": n.encode()} for n in "ab"},
         "b: its label 1 is named 'b', but it is 'a' elsewhere",
@@ -274,6 +279,16 @@ def test_a_member_without_an_extension_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(tar_of({"1.jpg": JPEG, "1.cls": b"0", "README": b"text"}))
 
     with pytest.raises(SourceDamaged, match=r"a\.tar, byte \d+: README: has no extension"):
+        recognise(tmp_path).listing("train")
+
+
+def test_stems_that_can_be_no_keys_are_named(tmp_path: Path) -> None:
+    members = [(f"{'x' * 1100}{n}.{part}", JPEG) for n in range(2) for part in ("jpg", "seg.jpg")]
+    (tmp_path / "a.tar").write_bytes(tar_of(members))
+
+    with pytest.raises(
+        SourceDamaged, match=r"a\.tar, byte 0: has a name of more than 1024 .*\(the first of 2\)"
+    ):
         recognise(tmp_path).listing("train")
 
 
