@@ -12,6 +12,7 @@ from shardprep.cli.app import cli
 IN_ORDER = [
     "sample",
     "convert",
+    "index",
     "verify",
     "inspect",
     "repair",
