@@ -11,7 +11,8 @@ from pathlib import Path
 
 from shardprep.formats.containers.archive import ARCHIVE_NAME, is_linked, link_archive
 from shardprep.formats.containers.registry import IN_PLACE
-from shardprep.formats.conversion.building.build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
+from shardprep.formats.conversion.building.build_shard import ShardJob, shard_jobs
+from shardprep.formats.conversion.building.built_shard import BuiltShard, SkippedImage
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept

@@ -16,7 +16,7 @@ from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive, l
 from shardprep.formats.containers.blocks import BLOCK_BYTES
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import IN_PLACE, container
-from shardprep.formats.conversion.building.build_shard import BuiltShard
+from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.plan import Plan
 from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.dataset.index import kinds_in

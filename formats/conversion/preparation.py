@@ -191,7 +191,7 @@ def _check_output(one: Prepared, source: Source, options: ConvertOptions, proble
             one.finished_manifest()
         return
     with problems.collected():
-        check_output(one.output, source)
+        check_output(one.output, source.folders)
         if not options.restart:
             refuse_other_plan(one.output, one.guard())
     if not options.allow_network_fs:

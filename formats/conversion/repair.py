@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from shardprep.formats.containers.archive import ARCHIVE_NAME
-from shardprep.formats.conversion.building.build_shard import BuiltShard, shard_jobs
+from shardprep.formats.conversion.building.build_shard import shard_jobs
+from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,21 +29,13 @@ from shardprep.formats.system.atomic_write import (
     publishing,
 )
 
+from .built_shard import BuiltShard, SkippedImage
 from .checked_sample import CheckedSample, checked_sample
 from .column_of_shard import BuiltColumn, ColumnOfShard
 from .plan import Plan, PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
 from .publish_shard import publish_shard
 from .work_folder import WorkFolder
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedImage:
-    """A bad image that was left out on request: its key, its place in the source, and what is wrong."""
-
-    key: str
-    where: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -78,31 +69,28 @@ class ShardJob:
         """Return the path of the shard's file with that suffix in the work folder."""
         return self.work_folder / (self.shard.name + suffix)
 
+    @property
+    def decodes(self) -> bool:
+        return self.options.decode_check
 
-@dataclass(frozen=True)
-class BuiltShard:
-    """A finished shard, as in its commit record."""
+    def build(self) -> BuiltShard:
+        """Build the shard with :func:`build_shard`."""
+        return build_shard(self)
 
-    plan: str
-    name: str
-    size: int
-    sha256: str
-    records: int
-    image_bytes: int
-    rows_sha256: str
-    skipped: tuple[SkippedImage, ...] = ()
-    columns: tuple[BuiltColumn, ...] = ()
-    region_sha256: str = ""
+    def key_at(self, place: int) -> str:
+        """Return the key of the entry at that place, or of the last one."""
+        key: bytes = self.entries["key"][min(place, len(self.entries) - 1)]
+        return key.decode()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def decode(self, place: int) -> None:
+        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
+        if place < len(self.entries) and place not in self.crashes:
+            with copy(self.reader) as reader:
+                check_decodes(reader.read(self.entries[place]))
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> BuiltShard:
-        """Return the shard of a commit record; the inverse of ``to_json``."""
-        skipped = tuple(SkippedImage(**s) for s in value["skipped"])
-        columns = tuple(BuiltColumn(**c) for c in value["columns"])
-        return cls(**{**value, "skipped": skipped, "columns": columns})
+    def crashed(self, place: int, signal: str) -> ShardJob:
+        """Return the job with an image that crashes the decoder by that signal."""
+        return replace(self, crashes={**self.crashes, place: signal})
 
 
 def shard_jobs(
@@ -242,12 +230,6 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]
 def _with_advice(bad: BadImage) -> BadImage:
     advice = "or add --on-bad-image skip to leave such images out, and go on from here"
     return BadImage(f"{bad.message}; remove it, {advice}", path=bad.path, key=bad.key)
-
-
-def decode_alone(job: ShardJob, place: int) -> None:
-    """Decode one image of the shard, in a process that may crash. Raises BadImage."""
-    with copy(job.reader) as reader:
-        check_decodes(reader.read(job.entries[place]))
 
 
 def _place(entry: np.void) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -174,7 +174,7 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _flag(option: str) -> str:
-    if option == "transcoder":
+    if option in ("transcoder", "writer"):
         return option
     return "--format" if option == "container" else "--" + option.replace("_", "-")
 
@@ -227,13 +227,6 @@ def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
 
 
 def _shards(lengths: npt.NDArray[np.int64], options: PlanOptions, key_bytes: int) -> tuple[PlannedShard, ...]:
-    """Return the shards, each filled until the next image would exceed ``shard_size``, with at least one."""
-    ends = np.cumsum(lengths)
-    bounds = [0]
-    while bounds[-1] < len(lengths):
-        before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
-        stop = int(np.searchsorted(ends, before + options.shard_size, side="right"))
-        bounds.append(max(stop, bounds[-1] + 1))
     suffix = SUFFIXES[options.container]
     return tuple(
         PlannedShard(
@@ -243,8 +236,22 @@ def _shards(lengths: npt.NDArray[np.int64], options: PlanOptions, key_bytes: int
             last=last,
             extent=Extent(last - first, _most_bytes(lengths[first:last], options), key_bytes),
         )
-        for number, (first, last) in enumerate(pairwise(bounds))
+        for number, (first, last) in enumerate(spans(lengths, options.shard_size))
     )
+
+
+def spans(lengths: npt.NDArray[np.int64], shard_size: int) -> Iterator[tuple[int, int]]:
+    """Return the first record of each shard and the one after its last, given the records' lengths in bytes.
+
+    A shard has at least one record, and is filled until the next would exceed ``shard_size``.
+    """
+    ends = np.cumsum(lengths)
+    bounds = [0]
+    while bounds[-1] < len(lengths):
+        before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
+        stop = int(np.searchsorted(ends, before + shard_size, side="right"))
+        bounds.append(max(stop, bounds[-1] + 1))
+    return pairwise(bounds)
 
 
 def _most_bytes(lengths: npt.NDArray[np.int64], options: PlanOptions) -> int:
