@@ -134,9 +134,9 @@ def convert(
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
-    tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, a list of paths and
-    labels (text, CSV, JSON lines), images with a table, folders of pairs or COCO's annotations
-    beside them, or converted shards; it is read in place.
+    tree, Kaggle's tree, class folders, images with a table, folders of pairs or COCO's annotations
+    beside them, an LMDB of tensorpack's LMDBSerializer, shards of WebDataset, TFRecord or Parquet files,
+    a list of paths and labels (text, CSV, JSON lines), or converted shards; it is read in place.
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(

@@ -12,9 +12,12 @@ from shardprep.cli.app import cli
 IN_ORDER = [
     "sample",
     "convert",
+    "index",
+    "join",
     "verify",
     "inspect",
     "repair",
+    "export",
     "bench-disk",
     "bench-loader",
     "serve",

@@ -69,7 +69,7 @@ def join(
     dataset that was converted with the same columns.
 
     ``dataset`` is the folder of one split. ``columns`` maps ``"NAME"`` or ``"NAME:KIND"`` to where the values
-    come from: the folder of a dataset, whose images they are, or, as ``"FOLDER#COLUMN"``, one of its columns;
+    come from: the folder of a dataset, for its images, or, as ``"FOLDER#COLUMN"``, for one of its columns;
     a ``.npy`` file with an array of a row for each record, in stored order; or a table (``.csv``, ``.tsv``,
     ``.jsonl``) with a column ``key`` or ``file_name`` and a column NAME, or, as ``"FILE#COLUMN"``, another.
     Datasets and tables have one partner for each record, matched by key, or by key or file name without

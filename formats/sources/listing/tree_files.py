@@ -13,16 +13,11 @@ from typing import NamedTuple
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.system.no_follow import open_folder, open_folder_below
 
+from .image_names import IMAGE_SUFFIXES
 from .problems import Problems
 
 IGNORED_NAMES = ("Thumbs.db", "desktop.ini", ".DS_Store", "__MACOSX")
 OTHER_HIDDEN = "other hidden"
-IMAGE_SUFFIXES = (
-    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
-    *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
-    *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # found, to be refused by name
-)
-"""The names by which a folder is taken for a class; the bytes of a file decide whether it is an image."""
 _IS_LINK = (
     "is a symbolic link, and only SOURCE itself may be one; put here what it points to, or convert with "
     "--follow-symlinks"
@@ -44,7 +39,12 @@ def is_image(file: FoundFile) -> bool:
 
 def mtime_of(status: os.stat_result) -> int:
     """Return a file's mtime in nanoseconds, modulo 2**64 as an int64, to compare: times after 2262 wrap."""
-    return (status.st_mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
+    return wrapped(status.st_mtime_ns)
+
+
+def wrapped(mtime_ns: int) -> int:
+    """Return nanoseconds modulo 2**64 as an int64."""
+    return (mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 @dataclass(frozen=True)
