@@ -15,6 +15,7 @@ IN_ORDER = [
     "verify",
     "inspect",
     "repair",
+    "export",
     "bench-disk",
     "bench-loader",
     "serve",

@@ -1,6 +1,7 @@
 """Names of files are safe and unique, whatever the keys and classes are."""
 
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,8 +17,10 @@ from source_builders import write
 from shardprep.formats import UsageError, export
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.dataset.index import index_dtype
-from shardprep.formats.export.export_format import Exportable
+from shardprep.formats.export.export_format import Exportable, ExportFormat
 from shardprep.formats.export.folders import Folders
+from shardprep.formats.export.mds import MDS
+from shardprep.formats.export.parquet import Parquet
 from shardprep.formats.export.webdataset import WebDataset
 from shardprep.formats.records.labels import LabelSpace
 
@@ -88,6 +91,16 @@ def test_names_that_differ_in_case_only_are_told_apart(tmp_path: Path) -> None:
     assert sorted(read.label for read in from_folders(tmp_path / "out")) == sorted(
         one.label for one in expected(tmp_path / "dataset")
     )
+
+
+@pytest.mark.parametrize(
+    ("to", "column"), [(MDS, "boxes"), (Parquet, "Objects"), (Folders, "objects"), (WebDataset, "boxes")]
+)
+def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], column: str) -> None:
+    columns = replace(source(), schema=Schema({column: "json"}), has_boxes=True)
+
+    with pytest.raises(UsageError, match=f"column {column} of kind json cannot be exported to {to.name}"):
+        to(columns, index_of(["a"], [0]))
 
 
 def test_a_key_that_is_too_long_for_a_file_is_refused_by_name() -> None:
