@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Schema
+from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region
 from shardprep.formats.containers.container import Extent
-from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.containers.table import Rows, write_table
 from shardprep.formats.dataset.index import index_dtype, index_row
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
@@ -29,6 +29,7 @@ from shardprep.formats.system.atomic_write import (
     publishing,
 )
 
+from .built_shard import BuiltShard, SkippedImage
 from .checked_sample import CheckedSample, checked_sample
 from .column_of_shard import BuiltColumn, ColumnOfShard
 from .plan import Plan, PlannedShard, PlanOptions
@@ -37,22 +38,13 @@ from .publish_shard import publish_shard
 from .work_folder import WorkFolder
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedImage:
-    """A bad image that was left out on request: its key, its place in the source, and what is wrong."""
-
-    key: str
-    where: str
-    reason: str
-
-
 @dataclass(frozen=True)
 class ShardJob:
     """All that a worker needs to build a shard. Picklable.
 
     ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
     after that. ``crashes`` maps an image's place among the entries to the signal by which it crashes the
-    decoder.
+    decoder. ``region`` is where the images are in the reader's archive, if they stay there.
     """
 
     output: Path
@@ -67,6 +59,7 @@ class ShardJob:
     has_images: bool = True
     expected_sha256: Mapping[str, str] = field(default_factory=dict)
     crashes: Mapping[int, str] = field(default_factory=dict)
+    region: Region | None = None
 
     @property
     def work_folder(self) -> Path:
@@ -100,31 +93,6 @@ class ShardJob:
         return replace(self, crashes={**self.crashes, place: signal})
 
 
-@dataclass(frozen=True)
-class BuiltShard:
-    """A finished shard, as in its commit record."""
-
-    plan: str
-    name: str
-    size: int
-    sha256: str
-    records: int
-    image_bytes: int
-    rows_sha256: str
-    skipped: tuple[SkippedImage, ...] = ()
-    columns: tuple[BuiltColumn, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> BuiltShard:
-        """Return the shard of a commit record; the inverse of ``to_json``."""
-        skipped = tuple(SkippedImage(**s) for s in value["skipped"])
-        columns = tuple(BuiltColumn(**c) for c in value["columns"])
-        return cls(**{**value, "skipped": skipped, "columns": columns})
-
-
 def shard_jobs(
     planned: Plan,
     shards: Iterable[PlannedShard],
@@ -138,6 +106,8 @@ def shard_jobs(
     ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
     published.
     """
+    archive = reader.archive if planned.options.container == IN_PLACE else None
+    regions = planned.regions(archive.size) if archive else ()
     for shard in shards:
         yield ShardJob(
             output=work_folder.output,
@@ -151,6 +121,7 @@ def shard_jobs(
             schema=planned.schema,
             has_images=planned.has_images,
             expected_sha256=expected or {},
+            region=regions[shard.number] if regions else None,
         )
 
 
@@ -211,9 +182,12 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     samples, extent = _samples(job, skipped)
     columns = [ColumnOfShard(field, job.shard.name) for field in job.schema]
     count = 0
+    if job.region and (archive := job.reader.archive):
+        with suppress(FileExistsError):  # of another shard
+            (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
     with container(job.options.container).write(built, extent) as writer:
         for sample in samples:
-            writer.append(sample.stored)
+            writer.append(sample.stored, sample.offset)
             rows[count] = _row(sample, job.shard.number, count)
             for column, value in zip(columns, sample.values, strict=True):
                 column.append(sample.stored.key, value)
@@ -275,6 +249,10 @@ def _commit(
 ) -> BuiltShard:
     with publishing(job.beside(".rows"), job.run) as file:
         write_table(file, rows)
+    region_sha256 = ""
+    if job.region and (archive := job.reader.archive):
+        with copy(job.reader):  # the archive has not changed, and does not
+            region_sha256 = hash_region(archive.path, job.region)
     commit = BuiltShard(
         plan=job.plan,
         name=job.shard.name,
@@ -285,6 +263,7 @@ def _commit(
         rows_sha256=hash_file(job.beside(".rows")),
         skipped=tuple(skipped),
         columns=tuple(columns),
+        region_sha256=region_sha256,
     )
     publish_bytes(job.beside(".commit"), canonical_json(commit.to_json()), job.run)
     return commit

@@ -36,7 +36,7 @@ from .run_folder import (
 PLAN_NAME = "plan.json"
 RESTART = ", or add --restart to discard what it did"
 OUTPUT_FILES = re.compile(
-    r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
+    r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
     r"(quarantine|provenance)\.json"
 )
 
