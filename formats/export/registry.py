@@ -9,10 +9,10 @@ from .folders import Folders
 from .mds import MDS
 from .parquet import Parquet
 from .tfrecord import TFRecord
-from .webdataset import WebDataset
+from .webdataset import WebDatasetTars
 
 FORMATS: dict[str, type[ExportFormat]] = {
-    kind.name: kind for kind in (WebDataset, TFRecord, MDS, Parquet, Folders)
+    kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Folders)
 }
 
 

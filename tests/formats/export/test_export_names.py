@@ -21,7 +21,7 @@ from shardprep.formats.export.export_format import Exportable, ExportFormat
 from shardprep.formats.export.folders import Folders
 from shardprep.formats.export.mds import MDS
 from shardprep.formats.export.parquet import Parquet
-from shardprep.formats.export.webdataset import WebDataset
+from shardprep.formats.export.webdataset import WebDatasetTars
 from shardprep.formats.records.labels import LabelSpace
 
 LETTERS = st.sampled_from(
@@ -68,7 +68,7 @@ def test_files_have_different_safe_names_on_any_file_system(records: dict[str, i
 def test_stems_are_unique_have_no_dot_and_have_the_key_in_them(keys: set[str]) -> None:
     index = index_of(sorted(keys), [0] * len(keys))
 
-    stems = WebDataset(source(), index).names(index)
+    stems = WebDatasetTars(source(), index).names(index)
 
     assert len(set(stems)) == len(stems)
     for stem, key in zip(stems, sorted(keys), strict=True):
@@ -94,7 +94,7 @@ def test_names_that_differ_in_case_only_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "column"), [(MDS, "boxes"), (Parquet, "Objects"), (Folders, "objects"), (WebDataset, "boxes")]
+    ("to", "column"), [(MDS, "boxes"), (Parquet, "Objects"), (Folders, "objects"), (WebDatasetTars, "boxes")]
 )
 def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], column: str) -> None:
     columns = replace(source(), schema=Schema({column: "json"}), has_boxes=True)
