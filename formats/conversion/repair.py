@@ -12,8 +12,8 @@ from shardprep.formats.building.plan import Plan, PlanOptions, plan
 from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
-from shardprep.formats.dataset.report import Report
-from shardprep.formats.dataset.verify import verify
+from shardprep.formats.dataset.verification.report import Report
+from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.errors import OperationError, PlanMismatch
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.source import Listing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,16 @@ def write_columns(
     *,
     image: bytes | None = JPEG,
     options: PlanOptions | None = None,
+    instead: Mapping[str, bytes] | None = None,
 ) -> Manifest:
-    """Write a dataset of so many records with the values of :func:`every_kind`."""
+    """Write a dataset of so many records with the values of :func:`every_kind`.
+
+    The encoded values of the record ``k0003`` are those of ``instead`` where it has any.
+    """
     samples = [every_kind(number) for number in range(records)]
     encoded = [tuple(f.codec.encode(s[f.name]) for f in schema) for s in samples]
+    if instead:
+        encoded[3] = tuple(instead.get(f.name, value) for f, value in zip(schema, encoded[3], strict=True))
     table = EntryTable(output)
     for number, values in enumerate(encoded):
         size = sum(map(len, values)) + len(image or b"")
