@@ -85,7 +85,12 @@ class Dataset(AbstractContextManager["Dataset"]):
         found = kind(record.key, self._label_map[record.label], record.image)
         if not len(self.columns):
             return found
-        return self.columns.of(found, RecordPlace(number % len(self), shard, ordinal, key))
+        return self.columns.of(found, self.place(number % len(self)))
+
+    def place(self, number: int) -> RecordPlace:
+        """Return the place of a record by its number, to read its columns."""
+        row = self.index[number]
+        return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from image_files import JPEG
 
+from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Field, Schema
 from shardprep.formats.conversion.building.build_shard import build_shard, shard_jobs
 from shardprep.formats.conversion.building.plan import PlanOptions, plan
@@ -43,11 +44,14 @@ class ListReader(ByteReader):
 
     images: tuple[bytes, ...]
     encoded: tuple[tuple[bytes, ...], ...]
+    bad: int = -1
 
     def read(self, entry: np.void) -> bytes:
         return self.images[entry["offset"]]
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
+        if entry["offset"] == self.bad:
+            raise BadValue("the column caption is not text")
         return self.encoded[entry["offset"]]
 
     def where(self, entry: np.void) -> str:
@@ -81,6 +85,7 @@ def write_columns(
     image: bytes | None = JPEG,
     options: PlanOptions | None = None,
     instead: Mapping[str, bytes] | None = None,
+    bad: int = -1,
 ) -> Manifest:
     """Write a dataset of so many records with the values of :func:`every_kind`.
 
@@ -96,7 +101,7 @@ def write_columns(
         table.append(f"k{number:04}", number % 2, length=size, offset=number)
     listing = Listing(
         "train", "memory", table.finish(), LabelSpace.of(["a", "b"]),
-        ListReader((image or b"",) * records, tuple(encoded)), schema=schema, has_images=image is not None,
+        ListReader((image or b"",) * records, tuple(encoded), bad), schema=schema, has_images=image is not None,
     )  # fmt: skip
     planned = plan(listing, options or PlanOptions(shard_size=4 * (len(image or b"") + 1000)))
     with WorkFolder(output) as work_folder:

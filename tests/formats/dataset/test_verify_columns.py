@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from column_datasets import EVERY_KIND, write_columns
 from crashing_decoder import crashing, install
+from image_files import JPEG
 from mutations import mutated
 from resealed import listed, reseal, with_header, with_rows
 
@@ -22,7 +23,7 @@ VARYING = [field.name for field in EVERY_KIND if not field.is_fixed]
 @pytest.fixture(scope="module", params=CONTAINERS)
 def intact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("intact") / request.param
-    write_columns(folder, options=PlanOptions(container=request.param, shard_size=20_000))
+    write_columns(folder, options=PlanOptions(container=request.param, shard_size=9000))
     return folder
 
 
@@ -205,7 +206,7 @@ def test_a_value_that_is_none_of_its_kind_is_found_at_the_last_level(tmp_path: P
 @pytest.mark.slow
 def test_a_mask_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", monkeypatch)
-    write_columns(tmp_path / "d", instead={"mask": crashing(11)})
+    write_columns(tmp_path / "d", instead={"mask": crashing(JPEG)})
 
     (finding,) = found(tmp_path / "d", "decode")
 
