@@ -19,6 +19,7 @@ from shardprep.formats.containers.container import ShardReader
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.images.kinds.image_info import ImageFlag
+from shardprep.formats.printable import printable
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.system.user_path import user_path
 
@@ -111,7 +112,8 @@ class Dataset(AbstractContextManager["Dataset"]):
         return _reopen, (self.path, self.label_space)
 
     def __repr__(self) -> str:
-        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}>"
+        columns = f", columns {printable(', '.join(self.schema.names), 40)}" if len(self.schema) else ""
+        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}{columns}>"
 
 
 def _reopen(path: Path, labels: str) -> Dataset:
