@@ -6,7 +6,7 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -189,18 +189,27 @@ class Loader(Owned, EpochLoader):
         ):
             yield batches
 
-    def _reading_ahead(self, epoch: int) -> AbstractContextManager[ReadAhead | None]:
+    @contextmanager
+    def _reading_ahead(self, epoch: int) -> Iterator[list[ReadAhead]]:
+        """Read the files of the images, and those of each column, ahead, with shares of the budget."""
         shards = self._plan.shards(epoch)
-        if shards is None or not self._read_ahead or not self._work.with_image:
-            return nullcontext()
-        stream = ShardStream.of(self.dataset.path, self.dataset.manifest.shards, shards, self._subset.chosen)
-        return closing(ReadAhead(stream, budget=self._read_ahead))
+        if shards is None or not self._read_ahead:
+            yield []
+            return
+        files, ahead = self._work.read_files, []
+        total = sum(file.size for some in files for file in some)
+        with ExitStack() as opened:
+            for some in files:
+                stream = ShardStream.of(self.dataset.path, some, shards, self._subset.chosen)
+                budget = self._read_ahead * sum(file.size for file in some) // total
+                ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget))))
+            yield ahead
 
-    def _items(self, batches: Iterator[Records], epoch: int, ahead: ReadAhead | None) -> Iterator[Wanted]:
+    def _items(self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]) -> Iterator[Wanted]:
         """Yield the items of each batch, and report their records to the read-ahead."""
         for numbers in map(self._subset.numbers_at, batches):
-            if ahead is not None:
-                ahead.expect(numbers)
+            for each in ahead:
+                each.expect(numbers)
             yield self._results.request(items_of(self.dataset.index, numbers, epoch))
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:

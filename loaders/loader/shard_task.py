@@ -103,6 +103,12 @@ class ShardWork:
     with_image: bool = True
 
     @property
+    def read_files(self) -> list[tuple[FileEntry, ...]]:
+        """The shards that are read: those of the images, and those of each column."""
+        of_images = [self.shards] if self.with_image else []
+        return of_images + [column.shards for column in self.columns if column.shards]
+
+    @property
     def item_dtype(self) -> np.dtype[Any]:
         return item_dtype(self.key_bytes)
 
