@@ -11,6 +11,7 @@ from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify
+from shardprep.formats.export.export import Exported, export
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
 from shardprep.formats.records.labels import LabelSpace
@@ -46,6 +47,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "DryRun",
+    "Exported",
     "Finding",
     "ImageFlag",
     "ImageInfo",
@@ -74,6 +76,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "convert",
+    "export",
     "make_sample",
     "open_dataset",
     "plan_conversion",

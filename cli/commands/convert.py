@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,11 @@ def convert(
         print_json(planned.to_json()) if as_json else print_dry_run(planned)
         ctx.exit(planned.exit_code)
     done = convert_source(source, output, **arguments)
+    show_converted(done, output, as_json=as_json)
+
+
+def show_converted(done: Sequence[Converted], output: Path, *, as_json: bool) -> None:
+    """Print what a conversion made, and the next command."""
     for converted in done:
         _warn(converted)
     if as_json:
@@ -195,12 +201,13 @@ def _warn(done: Converted) -> None:
 
 def _print(done: Converted) -> None:
     manifest = done.manifest
-    shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
+    kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
+    shards = count_of(len(manifest.shards), kind)
     state = " (was complete, and is intact)" if done.already_complete else ""
     classes = count_of(len(manifest.labels), "class")
     say(
         f"{done.path}: {count_of(manifest.records, 'image')}, {classes}, {size(manifest.image_bytes)} "
-        f"in {shards}{state}"
+        f"in {'place, ' if manifest.archive else ''}{shards}{state}"
     )
     shown = {"source": manifest.source["layout"]}
     if manifest.skipped:

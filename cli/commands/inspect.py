@@ -83,12 +83,11 @@ def class_lines(classes: Sequence[ClassCount]) -> Iterator[str]:
 def _fields(summary: Summary) -> dict[str, object]:
     low, high = summary.per_class
     labelled = summary.classes_present > 0
-    shards = count_of(summary.shards, f"{summary.container.upper()} shard")
     return {
         "classes": f"{summary.classes_present:,} of {summary.classes:,}, {low:,} to {high:,} images each"
         if labelled
         else "none: the split has no labels",
-        "bytes": f"{size(summary.image_bytes)} of images, {size(summary.disk_bytes)} on disk in {shards}",
+        "bytes": f"{size(summary.image_bytes)} of images, {_on_disk(summary)}",
         **(_images(summary) if summary.has_images else {"images": "none"}),
         **{f"column {column.name}": _column(column) for column in summary.columns},
         "order": _order(summary),
@@ -127,6 +126,13 @@ def _column(column: ColumnSummary) -> str:
     return ", ".join(parts)
 
 
+def _on_disk(summary: Summary) -> str:
+    shards = count_of(summary.shards, f"{summary.container.upper()} shard")
+    if summary.archive is None:
+        return f"{size(summary.disk_bytes)} on disk in {shards}"
+    return f"in place in {printable(summary.archive)}, and {size(summary.disk_bytes)} of tables"
+
+
 def _crop_ready(found: CropReadySummary) -> str:
     width, height = found.segment_pixels
     others = ", ".join(f"{n:,} {kind}" for kind, n in found.others.items()) or "none"
@@ -140,7 +146,8 @@ def _crop_ready(found: CropReadySummary) -> str:
 
 
 def _order(summary: Summary) -> str:
-    order = f"shuffled, seed {summary.seed}" if summary.order == "shuffled" else "by key"
+    orders = {"shuffled": f"shuffled, seed {summary.seed}", "archive": "as in the archive"}
+    order = orders.get(summary.order, "by key")
     if summary.class_sorted:
         order += " (class after class: read in this order it trains badly)"
     return order

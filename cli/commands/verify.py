@@ -91,7 +91,7 @@ def summary_of(reports: Mapping[str, Report]) -> str:
         return f"NOT intact: {', '.join(damaged)} of {', '.join(reports)}"
     manifests = [report.manifest for report in reports.values() if report.manifest]
     images = count_of(sum(manifest.records for manifest in manifests), "image")
-    total = size(sum(file.size for manifest in manifests for file in manifest.files))
+    total = size(sum(manifest.size for manifest in manifests))
     return f"{', '.join(reports)}: {images}, {total}, all intact"
 
 
@@ -112,7 +112,7 @@ def print_report(report: Report) -> None:
         return
     word = "complete" if report.level == "quick" else "intact"
     files = count_of(len(manifest.shards), "shard")
-    total = size(sum(f.size for f in manifest.files))
+    total = size(manifest.size)
     images = count_of(manifest.records, "image")
     say(f"{report.dataset}: {word}: {images} in {files}, {total} (level {report.level})")
     print_fields({"root": manifest.root})

@@ -8,7 +8,7 @@ from shardprep.formats.columns.column_entry import ColumnEntry, DatasetColumns, 
 from shardprep.formats.columns.schema import Field
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows, read_table, table_header, write_rows
-from shardprep.formats.conversion.building.build_shard import BuiltShard
+from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.column_of_shard import built_row
 from shardprep.formats.conversion.building.plan import Plan
 from shardprep.formats.conversion.building.work_folder import WorkFolder

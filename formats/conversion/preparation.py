@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.containers.registry import IN_PLACE
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions, differences, plan
 from shardprep.formats.conversion.building.work_folder import refuse_busy, refuse_other_plan
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
-from shardprep.formats.errors import PlanMismatch, SourceIncomplete
+from shardprep.formats.errors import PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.progress import Progress
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing, Source
@@ -149,6 +150,7 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
         if not len(listing.entries) and (miscounted or listing.problems):
             continue  # why there is no image is said
         with problems.collected():
+            _check_in_place(listing, request.plan_options)
             boxes = gathered_boxes(source, listing.split, listing)
             planned = plan(listing, request.plan_options)
             prepared.append(Prepared(outputs[listing.split], listing, planned, boxes))
@@ -189,12 +191,21 @@ def _check_output(one: Prepared, source: Source, options: ConvertOptions, proble
             one.finished_manifest()
         return
     with problems.collected():
-        check_output(one.output, source)
+        check_output(one.output, source.folders)
         if not options.restart:
             refuse_other_plan(one.output, one.guard())
     if not options.allow_network_fs:
         with problems.collected():
             refuse_network(one.output, one.planned.options.container)
+
+
+def _check_in_place(listing: Listing, options: PlanOptions) -> None:
+    """Raise UsageError for images that are to stay in their archive and are in none."""
+    if options.container == IN_PLACE and listing.reader.archive is None:
+        raise UsageError(
+            f"the images of {listing.split} are not in one of the official tars, in which alone they can stay; "
+            "convert them with prep convert"
+        )
 
 
 def _check_count(listing: Listing, *, allow_partial: bool) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 ORDERS = ("shuffled", "key")
+ARCHIVE_ORDER = "archive"  # of images that stay in their archive
 
 
 MAX_SEED = (1 << 64) - 1

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.containers.blocks import Block, blocks_of
 from shardprep.formats.dataset.dataset import open_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
@@ -196,14 +197,21 @@ class Loader(Owned, EpochLoader):
         if shards is None or not self._read_ahead:
             yield []
             return
-        files, ahead = self._work.read_files, []
-        total = sum(file.size for some in files for file in some)
+        files, ahead = self._read_blocks(), []
+        total = sum(block.size for blocks in files for block in blocks)
         with ExitStack() as opened:
-            for some in files:
-                stream = ShardStream.of(self.dataset.path, some, shards, self._subset.chosen)
-                budget = self._read_ahead * sum(file.size for file in some) // total
+            for blocks in files:
+                stream = ShardStream.of(self.dataset.path, blocks, shards, self._subset.chosen)
+                budget = self._read_ahead * sum(block.size for block in blocks) // total
                 ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget))))
             yield ahead
+
+    def _read_blocks(self) -> list[tuple[Block, ...]]:
+        """The blocks of the images and of each column that has shards, as far as they are read."""
+        of_images = [self.dataset.blocks] if self._work.with_image else []
+        is_in_place = self.dataset.manifest.archive is not None  # its blocks are not those of columns
+        columns = () if is_in_place else self._work.columns
+        return of_images + [blocks_of(column.shards) for column in columns if column.shards]
 
     def _items(self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]) -> Iterator[Wanted]:
         """Yield the items of each batch, and report their records to the read-ahead."""

@@ -103,12 +103,6 @@ class ShardWork:
     with_image: bool = True
 
     @property
-    def read_files(self) -> list[tuple[FileEntry, ...]]:
-        """The shards that are read: those of the images, and those of each column."""
-        of_images = [self.shards] if self.with_image else []
-        return of_images + [column.shards for column in self.columns if column.shards]
-
-    @property
     def item_dtype(self) -> np.dtype[Any]:
         return item_dtype(self.key_bytes)
 
@@ -170,6 +164,10 @@ class _ShardWorkspace:
             return self._encoded(reader, item, row, room)
         began = perf_counter()
         record = self._read(reader, item)
+        if isinstance(self._transform, AsColumns):  # which reads
+            values = self._transform.write(record, arrays, row)
+            self._took[0] += perf_counter() - began
+            return values
         read, decoded = perf_counter(), decoding_seconds()
         outcome = self._transformed(self._transform, record, item, arrays, row)
         decoding = decoding_seconds() - decoded
@@ -205,8 +203,6 @@ class _ShardWorkspace:
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
     ) -> object:
-        if isinstance(transform, AsColumns):
-            return transform.write(record, arrays, row)
         rng = self._random(item.epoch, item.number)
         if self._outputs is not None:
             fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))

@@ -28,6 +28,7 @@ from resealed import entries_of
 from source_builders import DEVKIT, META, TRAIN, TRUTH, VAL, tar_of
 
 from shardprep.formats import DataError, ShardprepError, open_dataset, summarise, verify
+from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.images.decode_check import check_decodes
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
@@ -284,7 +285,7 @@ def column_table(rng: Random, base: Path, scratch: Path) -> None:
 
 
 def dataset_in(rng: Random, base: Path, scratch: Path) -> Path:
-    return copied(base / rng.choice(["lmdb", "hdf5"]), scratch)
+    return copied(base / rng.choice(["lmdb", "hdf5", "tar"]), scratch)
 
 
 def manifest(rng: Random, base: Path, scratch: Path) -> None:
@@ -318,9 +319,19 @@ def hdf5_shard(rng: Random, base: Path, scratch: Path) -> None:
     shard(rng, copied(base / "hdf5", scratch))
 
 
+def tar_shard(rng: Random, base: Path, scratch: Path) -> None:
+    """Change a table, or the archive that it is of."""
+    path = copied(base / "tar", scratch)
+    if rng.random() < 0.3:
+        change_file(path / ARCHIVE_NAME, rng)
+        read_dataset(path)
+    else:
+        shard(rng, path)
+
+
 def verified(rng: Random, base: Path, scratch: Path) -> None:
     """Change any file of a dataset; a crash of a library is a finding of verify, and no crash of it."""
-    path = copied(base / rng.choice(["lmdb", "hdf5", "columns"]), scratch)
+    path = copied(base / rng.choice(["lmdb", "hdf5", "tar", "columns"]), scratch)
     change_file(rng.choice([*path.glob("shard-*"), *path.glob("column-*"), *path.glob("*.npy")]), rng)
     seal(path)
     verify(path, level="decode", workers=1)
@@ -330,7 +341,7 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg, image_kind),
-        *(manifest, table, column_table, lmdb_shard, hdf5_shard, verified),
+        *(manifest, table, column_table, lmdb_shard, hdf5_shard, tar_shard, verified),
     )
 }
 

@@ -68,6 +68,8 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
     write_columns(folder / "columns")
+    in_place = {"container": "tar", "order": "archive"}
+    converted(archives, folder / "tar", split="val", shard_size=150_000, **in_place)
     return folder
 
 
@@ -114,6 +116,7 @@ MANY = {
     "column_table": 1500,
     "lmdb_shard": 600,
     "hdf5_shard": 1500,
+    "tar_shard": 1500,
     "verified": 60,
 }
 

@@ -18,11 +18,12 @@ from .plan import PlanOptions
 
 
 class CheckedSample(NamedTuple):
-    """A record to store, the properties of its image, and the encoded values of its columns."""
+    """A record to store, the properties of its image, the encoded values of its columns, and its offset."""
 
     stored: Stored
     info: ImageInfo
     values: tuple[bytes, ...]
+    offset: int
 
 
 def checked_sample(
@@ -34,7 +35,8 @@ def checked_sample(
     """
     image, info = _image(reader.read(entry), options) if has_images else (b"", NO_IMAGE)
     key, label = entry["key"].item(), int(entry["label"])
-    return CheckedSample(Stored(key, label, record_crc(key, label, image), image), info, reader.values(entry))
+    stored = Stored(key, label, record_crc(key, label, image), image)
+    return CheckedSample(stored, info, reader.values(entry), int(entry["offset"]))
 
 
 def _image(image: bytes, options: PlanOptions) -> tuple[bytes, ImageInfo]:

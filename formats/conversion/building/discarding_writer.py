@@ -8,7 +8,7 @@ from shardprep.formats.containers.container import ShardWriter, Stored
 class DiscardingWriter(ShardWriter):
     """Writes nothing."""
 
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: Stored, offset: int = 0) -> None:
         pass
 
     def __exit__(self, *exc: object) -> None:

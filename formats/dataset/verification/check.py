@@ -21,18 +21,20 @@ NO_MEMORY = "there is not enough memory for this; work with fewer workers"
 class Checked:
     """The findings: ``problems`` as (key or None, message), ``notes`` of the decoder, and content digests.
 
-    ``unread`` are the system's errors at which the check ended.
+    ``unread`` are the system's errors at which the check ended. ``changed`` says that the region of the
+    archive is not what was indexed; empty if it is.
     """
 
     problems: list[tuple[str | None, str]] = field(default_factory=list)
     notes: list[tuple[str | None, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     digests: bytes = b""
+    changed: str = ""
 
     @property
     def found_nothing(self) -> bool:
         """Whether all was read, and nothing is wrong or remarkable."""
-        return not (self.problems or self.notes or self.unread)
+        return not (self.problems or self.notes or self.unread or self.changed)
 
     def add(self, other: Checked) -> None:
         """Add the findings of another check of the same file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.columns.column_entry import ColumnEntry
+from shardprep.formats.containers.archive import Region
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.dataset.manifest import Manifest
 
@@ -31,7 +32,7 @@ class KnownTables:
         return None if self.index is None else np.ascontiguousarray(self.index["key"])
 
 
-def record_checks(report: Report, manifest: Manifest, tables: KnownTables) -> Mapping[str, Check]:
+def record_checks(report: Report, manifest: Manifest, tables: KnownTables) -> dict[str, Check]:
     """Return the check of each file with records, by the file's name."""
     keys = tables.keys
     checks = list(_of_shards(report, manifest, tables.index))
@@ -41,6 +42,7 @@ def record_checks(report: Report, manifest: Manifest, tables: KnownTables) -> Ma
 
 
 def _of_shards(report: Report, manifest: Manifest, index: Rows | None) -> Iterator[Check]:
+    regions = regions_of(manifest)
     for number, (shard, part) in enumerate(zip(manifest.shards, _parts(manifest), strict=True)):
         yield ShardCheck(
             path=report.dataset / shard.name,
@@ -51,7 +53,14 @@ def _of_shards(report: Report, manifest: Manifest, index: Rows | None) -> Iterat
             container=manifest.container,
             rows=None if index is None else index[part],
             has_images=manifest.has_images,
+            region=regions.get(shard.name),
         )
+
+
+def regions_of(manifest: Manifest) -> dict[str, Region]:
+    """Return the region of the archive that each shard's images are in, by its name; empty without one."""
+    archive, names = manifest.archive, (shard.name for shard in manifest.shards)
+    return dict(zip(names, archive.regions, strict=True)) if archive else {}
 
 
 def _of_column(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, changed_in, hash_region
 from shardprep.formats.containers.container import ShardReader, Stored
-from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.dataset.index import index_row
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
@@ -23,18 +25,31 @@ from .decoding import check_decoding
 
 @dataclass(frozen=True, eq=False)
 class ShardCheck(Check):
-    """What to check of a shard; ``rows`` are its rows of the index, None if that is damaged."""
+    """What to check of a shard; ``rows`` are its rows of the index, None if that is damaged.
+
+    ``region`` is where the images are in the archive, None where the shard has them.
+    """
 
     number: int
     container: str
     rows: Rows | None
     has_images: bool = True
+    region: Region | None = None
+
+    @property
+    def archive(self) -> Path:
+        """The archive that the images are in, where there is a region of it to check."""
+        return self.path.with_name(ARCHIVE_NAME)
 
     def found(self) -> Checked:
         """Hash the file, then read it through the same descriptor, so that both read the same file."""
         found = Checked()
-        with hashed_file(self, found) as path, container(self.container).read(path) as reader:
-            self._check_records(reader, found)
+        with hashed_file(self, found) as path:
+            if self.region and hash_region(self.archive, self.region) != self.region.sha256:
+                found.changed = changed_in(self.archive, self.region)
+            named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
+            with container(self.container).read(named) as reader:
+                self._check_records(reader, found)
         return found
 
     def decoded(self, ordinals: range) -> Checked:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeVar
 
+from shardprep.formats.containers.archive import (
+    ARCHIVE_NAME,
+    advice_for,
+    changed_in,
+    hash_region,
+    place_of,
+)
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.dataset.index import BOXES_NAME, INDEX_NAME
 from shardprep.formats.dataset.manifest import (
     MANIFEST_NAME,
-    PROVENANCE_NAME,
     QUARANTINE_NAME,
-    WORK_FOLDER_NAME,
     Manifest,
     read_manifest,
 )
@@ -33,8 +38,8 @@ from shardprep.formats.system.user_path import user_path
 from .check import NO_MEMORY, Check, Checked
 from .isolated_check import IsolatedChecks
 from .manifest_claims import check_quarantine, false_claims
-from .record_checks import KnownTables, record_checks
-from .report import Finding, Report
+from .record_checks import KnownTables, record_checks, regions_of
+from .report import Finding, Report, unlisted
 
 LEVELS = ("quick", "full", "records", "decode")
 
@@ -105,18 +110,35 @@ class _Verification:
         if self.manifest.table(INDEX_NAME) is None:
             self._found(MANIFEST_NAME, f"lists no {INDEX_NAME}, without which no dataset can be opened")
         sound = [entry for entry in self.manifest.files if self._is_sound(entry)]
+        is_there = self._is_archive_sound()
         with self._reading("."):
-            self.report.findings += _unlisted(self.report.dataset, self.manifest)
+            self.report.findings += unlisted(self.report.dataset, self.manifest)
         if self.report.level == "quick":
             return
         tables = self._read_tables({entry.name for entry in sound})
         if self.report.level == "full":
             self._hash(sound)
+            self._hash_regions(self.manifest.shards if is_there else ())
             return
         checks = record_checks(self.report, self.manifest, tables)
+        if not is_there:
+            for shard in self.manifest.shards:
+                del checks[shard.name]
         self._hash([entry for entry in sound if entry.name not in checks])
         self._check_promises(tables.index, {entry.name for entry in sound})
         self._check_records([entry for entry in sound if entry.name in checks], checks)
+
+    def _is_archive_sound(self) -> bool:
+        """Whether the archive that the images are in, if they are in one, is there and has its size."""
+        archive, issue = self.manifest.archive, "could not be examined"
+        if archive is None:
+            return True
+        with self._reading(ARCHIVE_NAME):
+            issue = archive.issue(self.report.dataset)
+            if issue:
+                link = self.report.dataset / ARCHIVE_NAME
+                self._found(ARCHIVE_NAME, f"{place_of(link)} {issue}; {advice_for(link)}")
+        return not issue
 
     def _is_sound(self, entry: FileEntry) -> bool:
         """Whether a file is there, regular, and of its size."""
@@ -185,6 +207,14 @@ class _Verification:
             if digest != entry.sha256:
                 self._found(entry.name, "its SHA-256 is not the manifest's")
 
+    def _hash_regions(self, shards: Sequence[FileEntry]) -> None:
+        """Hash the regions of the archive that these shards' images are in, if they are in one."""
+        link, regions = self.report.dataset / ARCHIVE_NAME, regions_of(self.manifest)
+        parts = [replace(shard, size=regions[shard.name].size) for shard in shards if regions]
+        for part, digest in self._in_threads("hash", parts, lambda p: hash_region(link, regions[p.name])):
+            if digest != regions[part.name].sha256:
+                self._found(ARCHIVE_NAME, changed_in(link, regions[part.name]))
+
     def _hash_of(self, entry: FileEntry) -> str:
         """Return the hash of a file, through one descriptor, so that its name may change."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -231,14 +261,18 @@ class _Verification:
             timeout_s = SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND
             return self.checks.check(checks[entry.name], timeout_s)
 
+        room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
+        sized = [replace(file, size=room.get(file.name, file.size)) for file in files]
         with self.checks:
-            for entry, found in self._in_threads(self.report.level, files, checked):
+            for entry, found in self._in_threads(self.report.level, sized, checked):
                 self._note(entry, found)
                 digests[entry.name] = found.digests
         if self.report.exit_code == 0:
             self._check_content_roots(digests)
 
     def _note(self, entry: FileEntry, found: Checked) -> None:
+        if found.changed:
+            self._found(ARCHIVE_NAME, found.changed)
         for key, problem in found.problems:
             self._found(entry.name, problem, key)
         self.report.notes += [Finding(entry.name, note, key) for key, note in found.notes]
@@ -253,23 +287,3 @@ class _Verification:
                 self._found(
                     MANIFEST_NAME, f"its content_root of the column {column.field.name} is not the values'"
                 )
-
-
-def _unlisted(dataset: Path, manifest: Manifest) -> list[Finding]:
-    """Return findings for the files in the folder that do not belong to the dataset."""
-    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
-    if stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
-        known.add(WORK_FOLDER_NAME)  # of a conversion killed after its manifest was published
-    return [
-        Finding(name, "does not belong to the dataset")
-        for name in sorted(path.name for path in dataset.iterdir())
-        if name not in known
-    ]
-
-
-def _mode(path: Path) -> int:
-    """Return a path's type and mode, without following links; 0 if it does not exist."""
-    try:
-        return path.lstat().st_mode
-    except FileNotFoundError:
-        return 0

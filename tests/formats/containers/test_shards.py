@@ -1,4 +1,4 @@
-"""The contract of a shard, over both containers."""
+"""The contract of a shard, over every container."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ from shard_files import (
 
 from shardprep.formats.containers.container import Memory, ShardReader, Stored
 from shardprep.formats.containers.lmdb_shard import RECORDS_PER_COMMIT
-from shardprep.formats.containers.registry import CONTAINERS, container, open_shard
+from shardprep.formats.containers.registry import ALL_CONTAINERS, container, open_shard
 from shardprep.formats.dataset.verification.check import Checked
 from shardprep.formats.dataset.verification.shard_check import ShardCheck
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
@@ -54,7 +54,7 @@ identity = settings(
 )
 
 
-@pytest.fixture(params=CONTAINERS)
+@pytest.fixture(params=ALL_CONTAINERS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -10,7 +10,16 @@ import pytest
 from column_datasets import EVERY_KIND, write_columns
 from datasets import converted, flip, is_root, prep, tree, writable
 
-from shardprep.formats import BadImage, PlanMismatch, PlanOptions, open_dataset, read_manifest, repair, verify
+from shardprep.formats import (
+    BadImage,
+    PlanMismatch,
+    PlanOptions,
+    open_dataset,
+    plan_conversion,
+    read_manifest,
+    repair,
+    verify,
+)
 from shardprep.formats.columns.schema import Schema
 
 STRACE = shutil.which("strace")
@@ -80,6 +89,15 @@ def test_records_without_images_are_carried_over(tmp_path: Path) -> None:
 
     assert not manifest.has_images
     assert contents(tmp_path / "out") == contents(tmp_path / "source")
+
+
+@pytest.mark.parametrize("has_images", [True, False])
+def test_a_dry_run_reads_columns_and_finds_no_problem(tmp_path: Path, has_images: bool) -> None:
+    write_columns(tmp_path / "source", **({} if has_images else {"image": None}))
+
+    found = plan_conversion(tmp_path / "source", tmp_path / "out", split="train", workers=0)
+
+    assert (list(found.problems), list(found.skipped), found.splits[0].images) == ([], [], 12)
 
 
 def test_a_bad_value_is_skipped_with_its_record(tmp_path: Path) -> None:

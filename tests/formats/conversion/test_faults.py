@@ -24,18 +24,21 @@ needs_strace = pytest.mark.skipif(not STRACE, reason="strace is not installed")
 
 WRITES = ["write", "pwrite64", "pwritev", "writev"]
 FLUSHES = ["fsync", "fdatasync"]
-CHANGES = [*WRITES, *FLUSHES, "rename", "unlink", "mkdir", "chmod", "ftruncate", "rmdir"]
-SIZES = {"lmdb": 150_000, "hdf5": 150_000}
+CHANGES = [*WRITES, *FLUSHES, "rename", "symlink", "unlink", "mkdir", "chmod", "ftruncate", "rmdir"]
+SMALL_DISKS = {"lmdb": "300k", "hdf5": "300k", "tar": "20k"}
+SIZES = {"lmdb": 150_000, "hdf5": 150_000, "tar": 150_000}
 
 
 def arguments(source: Path, output: Path, container: str) -> list[object]:
+    if container == "tar":
+        return ["index", source, output, "--split", "val", "--shard-size", SIZES[container], "--workers", 0]
     return [
         *("convert", source, output, "--split", "val", "--format", container),
         *("--shard-size", SIZES[container], "--workers", 0),
     ]
 
 
-@pytest.fixture(scope="module", params=["lmdb", "hdf5"])
+@pytest.fixture(scope="module", params=["lmdb", "hdf5", "tar"])
 def container(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -86,7 +89,8 @@ def points(trace: Trace, names: list[str]) -> list[tuple[str, int]]:
 def assert_finishes(archives: Path, output: Path, whole: Path, container: str) -> None:
     if (output / "manifest.json").exists():
         assert verify(output).findings == []
-    converted(archives, output, split="val", container=container, shard_size=SIZES[container])
+    order = "archive" if container == "tar" else "shuffled"
+    converted(archives, output, split="val", container=container, order=order, shard_size=SIZES[container])
     assert tree(output) == tree(whole)
 
 
@@ -218,7 +222,7 @@ def test_a_full_disk_is_reported_and_a_run_with_more_space_finishes(
         f"sys.exit(run({line!r}.split()))\n"
     )
     script = f"""
-        mount -t tmpfs -o size=300k tmpfs {disk}
+        mount -t tmpfs -o size={SMALL_DISKS[container]} tmpfs {disk}
         {sys.executable} {unchecked}; echo first $?
         mount -o remount,size=16m {disk}
         {sys.executable} -m shardprep.cli {line} >/dev/null; echo second $?

@@ -21,7 +21,7 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.containers.shard_cache import MAX_OPEN
-from shardprep.formats.conversion.building.build_shard import BuiltShard
+from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.conversion.job_runner import in_order
 

@@ -174,7 +174,7 @@ def threads(path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
 
 @contextmanager
 def read_ahead(path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
-    shards = open_dataset(path).manifest.shards
+    shards = open_dataset(path).blocks
     with closing(ReadAhead(ShardStream.of(path, shards, np.arange(len(shards))), budget=1 << 20)) as made:
         yield made, lambda: made.expect(np.arange(20)) is None
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.blocks import Block
 from shardprep.loaders.loader.read_ahead import (
     CHUNK_BYTES,
     MAX_PENDING_CHUNKS,
@@ -31,7 +31,7 @@ HERE = Path("shards")
 
 def stream(sizes: Sequence[tuple[int, int]], order: Sequence[int], folder: Path = HERE) -> ShardStream:
     """Shards of so many bytes and records, read in this order."""
-    shards = [FileEntry(f"{n}", size, "", records) for n, (size, records) in enumerate(sizes)]
+    shards = [Block(f"{n}", 0, size, records) for n, (size, records) in enumerate(sizes)]
     return ShardStream.of(folder, shards, np.array(order))
 
 
@@ -145,7 +145,7 @@ def test_of_a_subset_only_pieces_that_are_mostly_chosen_are_asked_for(
     for name in "012":
         with (tmp_path / name).open("wb") as file:
             file.truncate(40 * MB)
-    shards = [FileEntry(name, 40 * MB, "", 40) for name in "012"]
+    shards = [Block(name, 0, 40 * MB, 40) for name in "012"]
     chosen = np.r_[4:8, 20:22, 26, 30, 80, 90, 116:120]  # all of a piece, half of it, and few
     stream_of_subset = ShardStream.of(tmp_path, shards, np.array([0, 1, 2]), chosen)
     ahead = ReadAhead(stream_of_subset, budget=1 << 40)
