@@ -20,6 +20,7 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
 from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.reports.dry_run_report import ignored_text, print_dry_run
 from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions, plan_conversion
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import CONTAINERS
@@ -27,8 +28,6 @@ from shardprep.formats.conversion.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY
 from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.source import SPLITS
-
-from .dry_run_report import ignored_text, print_dry_run
 
 
 @click.command(
@@ -120,8 +119,9 @@ def convert(
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
-    tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, a list of paths and
-    labels (text, CSV, JSON lines), or converted shards; it is read in place.
+    tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, shards of WebDataset,
+    TFRecord or Parquet files, a list of paths and labels (text, CSV, JSON lines), or converted shards; it
+    is read in place.
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from shardprep.cli.commands.mending import say_what_mends
 from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, workers_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.progress import Form, progress_in
@@ -16,8 +17,6 @@ from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Progress, Report
 from shardprep.formats import verify as verify_dataset
 from shardprep.formats.dataset.verification.verify import LEVELS
-
-from .mending import say_what_mends
 
 
 @click.command(

@@ -64,7 +64,8 @@ def convert(
 
     The result has the same bytes for any number of workers and interruptions.
 
-    ``source`` is the path of the archives, the image tree, the tensorpack LMDB or a list of images.
+    ``source`` is the path of the archives, the image tree, the tensorpack LMDB, the tars of WebDataset, the
+    TFRecord or Parquet files, or a list of images.
     ``output`` is the folder of the dataset if ``split`` ("train", "val" or "test") is given; otherwise every
     split found is converted into ``output/<split>``. ``plan_options`` decide the bytes of the output,
     ``options`` do not, and ``source_options`` say how the source is read; None takes the defaults of

@@ -90,7 +90,7 @@ class ExportFormat(ABC):
 
 
 class ShardFormat(ExportFormat):
-    """A format whose units are files."""
+    """A format of which the units are files."""
 
     @abstractmethod
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:

@@ -24,6 +24,7 @@ from random import Random
 
 import lmdb
 from mutations import mutated, mutated_json, mutated_png, with_png_sums, with_tar_sums
+from record_sources import frame
 from resealed import entries_of
 from source_builders import DEVKIT, META, TRAIN, TRUTH, VAL, tar_of
 
@@ -37,6 +38,8 @@ from shardprep.formats.sources.annotations.boxes import read_boxes
 from shardprep.formats.sources.annotations.devkit import read_devkit
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.record_files.tfrecord.frames import frames, read_frame
+from shardprep.formats.system.regular_file import ArchiveFile
 from shardprep.loaders import EvalTransform, Loader, TrainTransform
 from shardprep.loaders.order.rng import record_rng
 
@@ -72,6 +75,7 @@ def read_source(path: Path, split: str) -> None:
     with listing.reader as reader:
         for entry in listing.entries:
             reader.read(entry)
+            reader.values(entry)
 
 
 MATLAB = [struct.pack("<II", kind, 8) for kind in (1, 5, 6, 9, 14, 15)]
@@ -209,6 +213,35 @@ def write_changed_value(honest: Path, path: Path, rng: Random) -> None:
             writing.put(key, mutated(value, rng, PICKLES) if at == chosen else value)
 
 
+def webdataset(rng: Random, base: Path, scratch: Path) -> None:
+    shards = copied(base / "webdataset", scratch)
+    change_file(rng.choice(sorted(shards.iterdir())), rng, with_tar_sums, NUMBERS)
+    read_source(shards, "train")
+
+
+def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
+    """A damaged file, or one that is whole with a damaged record in it."""
+    path = scratch / "train-00000-of-00001"
+    honest = base / rng.choice(["imagenet.tfrecord", "tfds.tfrecord"])
+    if rng.random() < 0.3:
+        path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
+    else:
+        with ArchiveFile(honest) as file:
+            records = [read_frame(file, each.start, each.length) for each in frames(file)]
+        chosen = rng.randrange(len(records))
+        records[chosen] = mutated(records[chosen], rng, NUMBERS)
+        path.write_bytes(b"".join(map(frame, records)))
+    read_source(path, "train")
+    list(recognise(path).boxes("train") or ())
+
+
+def parquet(rng: Random, base: Path, scratch: Path) -> None:
+    path = scratch / "train.parquet"
+    honest = base / rng.choice(["plain.parquet", "snappy.parquet"])
+    path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
+    read_source(path, "train")
+
+
 def read_image(data: bytes) -> None:
     read_image_header(data)
     check_decodes(data)
@@ -340,8 +373,19 @@ def verified(rng: Random, base: Path, scratch: Path) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg, image_kind),
-        *(manifest, table, column_table, lmdb_shard, hdf5_shard, tar_shard, verified),
+        *(
+            devkit,
+            annotation,
+            val_tar,
+            train_tar,
+            lists,
+            image_lists,
+            tensorpack,
+            webdataset,
+            tfrecord,
+            parquet,
+        ),
+        *(png, jpeg, image_kind, manifest, table, column_table, lmdb_shard, hdf5_shard, tar_shard, verified),
     )
 }
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import cv2
 import fuzz_targets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from column_datasets import write_columns
 from datasets import converted
@@ -17,6 +19,7 @@ from fuzz_targets import TARGETS
 from image_files import chunk, encoded, pixels, png, tiff, with_exif
 from image_kinds import KINDS
 from pictures import cmyk_jpeg
+from record_sources import official, tfds, write_shard, write_tfrecord
 from source_builders import Miniature
 from test_boxes import WNID, box_object, xml
 from test_png import TWO
@@ -65,6 +68,18 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         points = [*images.values(), np.frombuffer(images["baseline.jpg"], np.uint8)]
         records = {key_of(at): dumps([image, np.int64(at)]) for at, image in enumerate(points)}
         save(folder / f"{name}.mdb", records, dumps(list(records)), map_size=1 << 20)
+    for number in range(2):
+        stems = [f"{number}{at}" for at in range(3)]
+        parts = {"cls": b"1", "jpg": images["baseline.jpg"], "seg.png": images["still.png"], "json": b"[1]"}
+        write_shard(folder / f"webdataset/train-{number}.tar", dict.fromkeys(stems, parts))
+    write_tfrecord(folder / "imagenet.tfrecord", [official(n, n, boxes=n) for n in range(3)])
+    write_tfrecord(folder / "tfds.tfrecord", [tfds(n, ids=[n] * n, tags=[b"x"], score=0.5) for n in range(3)])
+    for name, compression in (("plain", "none"), ("snappy", "snappy")):
+        rows = [{"bytes": images["baseline.jpg"], "path": f"{n}.jpg"} for n in range(9)]
+        table = pyarrow.table({"image": rows, "label": range(9), "caption": list("abcabcabc")})
+        pyarrow.parquet.write_table(
+            table, folder / f"{name}.parquet", compression=compression, row_group_size=4
+        )
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
     write_columns(folder / "columns")
@@ -108,6 +123,9 @@ MANY = {
     "lists": 800,
     "image_lists": 2500,
     "tensorpack": 2500,
+    "webdataset": 2500,
+    "tfrecord": 5000,
+    "parquet": 5000,
     "png": 6000,
     "jpeg": 6000,
     "image_kind": 6000,

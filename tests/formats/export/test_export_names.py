@@ -17,8 +17,8 @@ from shardprep.formats import UsageError, export
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.dataset.index import index_dtype
 from shardprep.formats.export.export_format import Exportable
-from shardprep.formats.export.folders import Folders
-from shardprep.formats.export.webdataset import WebDataset
+from shardprep.formats.export.folders import FoldersFormat
+from shardprep.formats.export.webdataset import WebDatasetFormat
 from shardprep.formats.records.labels import LabelSpace
 
 LETTERS = st.sampled_from(
@@ -49,7 +49,7 @@ def folded(name: str) -> str:
 def test_files_have_different_safe_names_on_any_file_system(records: dict[str, int]) -> None:
     index = index_of(list(records), list(records.values()))
 
-    names = Folders(source(), index).names(index)
+    names = FoldersFormat(source(), index).names(index)
 
     assert len({folded(name) for name in names}) == len(names)
     folders = {folded(str(parent)) for name in names for parent in Path(name).parents}
@@ -65,7 +65,7 @@ def test_files_have_different_safe_names_on_any_file_system(records: dict[str, i
 def test_stems_are_unique_have_no_dot_and_have_the_key_in_them(keys: set[str]) -> None:
     index = index_of(sorted(keys), [0] * len(keys))
 
-    stems = WebDataset(source(), index).names(index)
+    stems = WebDatasetFormat(source(), index).names(index)
 
     assert len(set(stems)) == len(stems)
     for stem, key in zip(stems, sorted(keys), strict=True):
@@ -94,6 +94,6 @@ def test_a_key_that_is_too_long_for_a_file_is_refused_by_name() -> None:
     index = index_of(["%" * 100], [0])
 
     with pytest.raises(UsageError, match="more than 255 bytes") as caught:
-        Folders(source(), index)
+        FoldersFormat(source(), index)
 
     assert caught.value.key == "%" * 100

@@ -17,7 +17,7 @@ from loader_speeds import DECODING, speed_of
 from repository import ROOT
 from verdict_workers import Computing, Sleeping
 
-from shardprep.cli.commands.loader_report import sweep_lines
+from shardprep.cli.reports.loader_report import sweep_lines
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.measuring import loader_bench
 from shardprep.loaders.measuring.loader_bench import LoaderBench, Sweep, SweepRun, bench, sweep
