@@ -23,11 +23,16 @@ def build_columns(
     """Write the columns' tables into the run's folder; return the columns, None if there are none."""
     if not len(planned.schema) and planned.has_images:
         return None
-    entries = [
-        column_entry(work_folder, field, [shard.columns[number] for shard in built])
-        for number, field in enumerate(planned.schema)
-    ]
+    entries = [build_column(work_folder, planned, field.name, built) for field in planned.schema]
     return DatasetColumns(tuple(entries), records_root, planned.has_images)
+
+
+def build_column(
+    work_folder: WorkFolder, planned: Plan, name: str, built: Sequence[BuiltShard]
+) -> ColumnEntry:
+    """Write the table of the column ``name`` into the run's folder; return the column."""
+    number = planned.schema.names.index(name)
+    return column_entry(work_folder, planned.schema[name], [shard.columns[number] for shard in built])
 
 
 def column_entry(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> ColumnEntry:

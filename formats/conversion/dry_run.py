@@ -245,8 +245,8 @@ class _Check:
         return (total.read + hashing) / at_once, self._bytes * at_once / total.read
 
 
-def check_images(entries: Entries, reader: ByteReader, has_images: bool) -> _Checked:
-    """Read the images and columns of one shard, check their headers, and hash some of them."""
+def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _Checked:
+    """Read the images and columns of one shard, check the images' headers, and hash some of them."""
     found = _Checked()
     with found.problems.collected(), copy(reader) as opened:  # an open reader is of one process
         for number, entry in enumerate(entries):
@@ -259,10 +259,10 @@ def check_images(entries: Entries, reader: ByteReader, has_images: bool) -> _Che
 def _check_image(
     found: _Checked, entry: np.void, reader: ByteReader, *, has_images: bool, is_sample: bool
 ) -> None:
-    start = perf_counter()
+    start, image = perf_counter(), b""
     try:
-        image = reader.read(entry) if has_images else b""
         if has_images:
+            image = reader.read(entry)
             read_image_header(image)
         values = reader.values(entry)
     except (BadImage, BadValue) as error:
@@ -273,9 +273,9 @@ def _check_image(
     finally:
         found.read += perf_counter() - start
     if is_sample:
-        for data in (image, *values):
-            found.hashed += _seconds_to_hash(entry, data)
-            found.hashed_bytes += len(data)
+        data = b"".join((image, *values))
+        found.hashed += _seconds_to_hash(entry, data)
+        found.hashed_bytes += len(data)
 
 
 def _seconds_to_hash(entry: np.void, image: bytes) -> float:

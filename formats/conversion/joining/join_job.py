@@ -80,4 +80,7 @@ def _build(job: JoinJob, column: JoinedColumn) -> BuiltColumn:
             except BadValue as error:
                 raise SourceDamaged(error.message, path=values.where(number), key=key.decode()) from error
             collected.append(key, data)
-    return collected.build(job.run, job.output, job.container, job.number, expected=job.expected)
+    name, sha256 = collected.file_name(job.number, job.container), ""
+    if name:
+        sha256 = collected.publish(job.run, job.output / name, job.container, job.expected)
+    return collected.built(job.run, job.output, name, sha256)

@@ -16,12 +16,10 @@ from column_sources import as_csv, as_json_lines, picture, rows_of, write_pictur
 from datasets import flip, prep_here, tree
 from source_builders import write
 
-from shardprep.cli.commands.mending import say_what_mends
 from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_dataset, repair, verify
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.dataset.report import Finding, Report
 from shardprep.formats.errors import (
     DataError,
     OutputBusy,
@@ -281,20 +279,28 @@ def test_a_joined_dataset_is_repaired_from_its_source_and_keeps_its_columns(
     assert [*by_key(dataset, "age").values()] == [*range(9)]
 
 
-def test_a_damaged_joined_column_is_mended_by_joining(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_joined_column_is_found_and_mended_by_joining(dataset: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ages.npy", np.arange(9))
-    manifest = join(dataset, {"age": tmp_path / "ages.npy"}, workers=0).manifest
-    report = Report(dataset, "full", manifest, [Finding("column-age.npy", "is missing")])
+    join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
+    before = tree(dataset)
+    flip(dataset / "column-age.npy", 200)
 
-    say_what_mends(report)
-    joined = capsys.readouterr().out
-    report.findings.append(Finding("shard-00000.lmdb", "is missing"))
-    say_what_mends(report)
+    found = (
+        prep_here("verify", dataset, "--level", "quick", "--quiet"),
+        prep_here("verify", dataset, "--quiet"),
+    )
+    left = repair(dataset, tmp_path / "dataset-source", workers=0)
+    (dataset / "shard-00000.lmdb").unlink()
+    both = prep_here("verify", dataset, "--quiet")
+    mended = repair(dataset, tmp_path / "dataset-source", workers=0)
+    join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
 
-    assert "the prep join command that added age" in joined
-    assert "prep repair" in capsys.readouterr().out
+    assert [done.returncode for done in (*found, both)] == [0, 1, 1]
+    assert "next: the prep join command that added age" in found[1].stdout
+    assert "next: prep repair" in both.stdout
+    assert mended.rebuilt == ("shard-00000.lmdb",)
+    assert [[one.file for one in report.findings] for report in (left, mended)] == [["column-age.npy"]] * 2
+    assert tree(dataset) == before
 
 
 def test_two_joins_at_once_are_refused(dataset: Path, tmp_path: Path) -> None:
