@@ -8,11 +8,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from shardprep.formats.columns.item_form import ItemForm
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.errors import UsageError
+from shardprep.formats.records.labels import SPACES
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
@@ -24,6 +27,8 @@ from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Records, Shuffle
+
+from .item_fetch import ItemFetch, ItemKey
 
 Key = tuple[int, int, bytes, int, int]  # shard, ordinal; key, label, CRC-32C from the index
 
@@ -51,9 +56,17 @@ class FromDataset(Fetched):
         seed: int,
         label_space: str,
         with_keys: bool,
-    ) -> Self:
-        """Open the dataset. Raises ManifestDamaged, UnknownVersion, UsageError, OSError."""
+    ) -> FromDataset:
+        """Open the dataset; one of saved items gives these.
+
+        Raises ManifestDamaged, UnknownVersion, UsageError, OSError."""
         dataset = open_dataset(user_path(path).absolute(), labels=label_space)
+        if ItemForm.of_manifest(dataset.manifest.source) is not None:
+            if with_keys or label_space != SPACES[0]:
+                raise UsageError(
+                    "has items of the form they were saved in: leave out with_keys and labels", path=path
+                )
+            cls = SavedItems
         plan = plan_of(
             Subset(dataset),
             shuffle=shuffle,
@@ -105,6 +118,22 @@ class FromDataset(Fetched):
     def _key(self, number: int) -> Key:
         key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
         return shard, ordinal, key, label, crc32c
+
+
+@dataclass(frozen=True)
+class SavedItems(FromDataset):
+    """The items of a dataset that :func:`.write_dataset` wrote, in the form in which they were given."""
+
+    def fetch(self) -> ItemFetch:  # type: ignore[override]
+        return ItemFetch.of(self.dataset)
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        order = self.plan.order(now.number)
+        return map(self._place, map(order.item, within(numbers, self.length)))
+
+    def _place(self, number: int) -> ItemKey:
+        key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
+        return number, shard, ordinal, key, label, crc32c
 
 
 def _announced(ahead: ReadAhead, order: Records, numbers: Iterable[int]) -> Iterator[int]:
