@@ -116,7 +116,7 @@ class ItemForm:
 
         Raises ManifestDamaged for a form that this release does not know.
         """
-        if source.get("layout") != LAYOUT:
+        if "items" not in source:
             return None
         form, names, classes = source.get("items"), source.get("names", ""), source.get("classes", [])
         if form not in FORMS or not _are_names(names) or not _are_names(classes):
