@@ -65,6 +65,8 @@ class ItemForm:
         """Return the parts of an item by name. Raises BadValue for an item of another form."""
         if self.form == "dict" and type(item) is dict and item.keys() == self._known:
             return item
+        if type(item) is self._type and len(item) == len(self.names):
+            return dict(zip(self.names, item, strict=True))
         found = ItemForm.of(item)
         if found.form != self.form or set(found.names) != self._known:
             raise BadValue(f"is {found.described}, expected {self.described}")
@@ -77,6 +79,10 @@ class ItemForm:
     @cached_property
     def _known(self) -> set[str]:
         return set(self.names)
+
+    @cached_property
+    def _type(self) -> type | None:
+        return {"tuple": tuple, "list": list}.get(self.form)
 
     @property
     def described(self) -> str:

@@ -118,11 +118,12 @@ class StreamedShards:
         group: list[EncodedItem] = []
         for number, item in zip(count(), self.items, strict=False):
             found = self.coder.encode(number, item)
-            if group and size + found.size > limit:
+            more = found.size
+            if group and size + more > limit:
                 yield group
                 group, done, size = [], done + size, 0
             group.append(found)
-            size += found.size
+            size += more
             if not number % _ITEMS_PER_UPDATE:
                 self.progress.at(number, done + size)
         if group:
