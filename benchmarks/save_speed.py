@@ -4,8 +4,8 @@
     python benchmarks/save_speed.py /tmp/scratch --peer /tmp/peer/bin/python
 
 Items are (110 KB of bytes, int). Each contender saves them in a new process, then loads them in another, and
-rounds alternate. Time and CPU are those of the call alone, with all of its worker processes. Compare medians of
-each round's ratios; on a busy machine those of CPU.
+rounds alternate. Time and CPU are those of the call alone, with all of its worker processes. Compare medians
+of each round's ratios; on a busy machine those of CPU.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from shardprep.cli.commands.bench_disk import bench_disk
 from shardprep.cli.commands.bench_loader import bench_loader
 from shardprep.cli.commands.convert import convert
 from shardprep.cli.commands.demo import demo
+from shardprep.cli.commands.export import export
+from shardprep.cli.commands.index import index
 from shardprep.cli.commands.inspect import inspect
 from shardprep.cli.commands.keygen import keygen
 from shardprep.cli.commands.repair import repair
@@ -46,7 +48,9 @@ def cli() -> None:
     """
 
 
-COMMANDS = (sample, convert, verify, inspect, repair, bench_disk, bench_loader, serve, keygen, demo)
+COMMANDS = (
+    sample, convert, index, verify, inspect, repair, export, bench_disk, bench_loader, serve, keygen, demo,
+)  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)
 

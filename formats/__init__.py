@@ -1,6 +1,6 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
-from shardprep.formats.building.plan import PlanOptions
+from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.convert import Converted, convert
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.preparation import ConvertOptions
@@ -11,6 +11,7 @@ from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Finding, Report
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verify import verify
+from shardprep.formats.export.export import Exported, export
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
 from shardprep.formats.records.labels import LabelSpace
@@ -47,6 +48,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "DryRun",
+    "Exported",
     "Finding",
     "ImageFlag",
     "ImageInfo",
@@ -75,6 +77,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "convert",
+    "export",
     "make_sample",
     "open_dataset",
     "plan_conversion",

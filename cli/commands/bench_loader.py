@@ -23,9 +23,8 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.progress import Form
 from shardprep.cli.console.splits import DatasetWork
+from shardprep.cli.reports.loader_report import print_report
 from shardprep.formats.dataset.splits import splits_of
-
-from .loader_report import print_report
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders.measuring.loader_bench import LoaderBench

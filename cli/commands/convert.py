@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,14 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
 from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.reports.dry_run_report import ignored_text, print_dry_run
 from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions, plan_conversion
 from shardprep.formats import convert as convert_source
-from shardprep.formats.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.conversion.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY
 from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.source import SPLITS
-
-from .dry_run_report import ignored_text, print_dry_run
 
 
 @click.command(
@@ -119,8 +119,9 @@ def convert(
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
-    tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, a list of paths and
-    labels (text, CSV, JSON lines), or converted shards; it is read in place.
+    tree, Kaggle's tree, class folders, an LMDB of tensorpack's LMDBSerializer, shards of WebDataset,
+    TFRecord or Parquet files, a list of paths and labels (text, CSV, JSON lines), or converted shards; it
+    is read in place.
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     plan_options = PlanOptions(
@@ -154,6 +155,11 @@ def convert(
         print_json(planned.to_json()) if as_json else print_dry_run(planned)
         ctx.exit(planned.exit_code)
     done = convert_source(source, output, **arguments)
+    show_converted(done, output, as_json=as_json)
+
+
+def show_converted(done: Sequence[Converted], output: Path, *, as_json: bool) -> None:
+    """Print what a conversion made, and the next command."""
     for converted in done:
         _warn(converted)
     if as_json:
@@ -195,12 +201,13 @@ def _warn(done: Converted) -> None:
 
 def _print(done: Converted) -> None:
     manifest = done.manifest
-    shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
+    kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
+    shards = count_of(len(manifest.shards), kind)
     state = " (was complete, and is intact)" if done.already_complete else ""
     classes = count_of(len(manifest.labels), "class")
     say(
         f"{done.path}: {count_of(manifest.records, 'image')}, {classes}, {size(manifest.image_bytes)} "
-        f"in {shards}{state}"
+        f"in {'place, ' if manifest.archive else ''}{shards}{state}"
     )
     shown = {"source": manifest.source["layout"]}
     if manifest.skipped:

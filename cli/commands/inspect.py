@@ -82,13 +82,12 @@ def class_lines(classes: Sequence[ClassCount]) -> Iterator[str]:
 def _fields(summary: Summary) -> dict[str, object]:
     low, high = summary.per_class
     labelled = summary.classes_present > 0
-    shards = count_of(summary.shards, f"{summary.container.upper()} shard")
     pixels, bytes_ = summary.images, summary.images["length"]
     fields: dict[str, object] = {
         "classes": f"{summary.classes_present:,} of {summary.classes:,}, {low:,} to {high:,} images each"
         if labelled
         else "none: the split has no labels",
-        "bytes": f"{size(summary.image_bytes)} of images, {size(summary.disk_bytes)} on disk in {shards}",
+        "bytes": f"{size(summary.image_bytes)} of images, {_on_disk(summary)}",
         "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side "
         f"{max(pixels['width'][3], pixels['height'][3])}",
         "image bytes": f"median {size(bytes_[1])}, 5 % under {size(bytes_[0])}, 5 % over {size(bytes_[2])}",
@@ -105,6 +104,13 @@ def _fields(summary: Summary) -> dict[str, object]:
     return fields
 
 
+def _on_disk(summary: Summary) -> str:
+    shards = count_of(summary.shards, f"{summary.container.upper()} shard")
+    if summary.archive is None:
+        return f"{size(summary.disk_bytes)} on disk in {shards}"
+    return f"in place in {printable(summary.archive)}, and {size(summary.disk_bytes)} of tables"
+
+
 def _crop_ready(found: CropReadySummary) -> str:
     width, height = found.segment_pixels
     others = ", ".join(f"{n:,} {kind}" for kind, n in found.others.items()) or "none"
@@ -119,7 +125,12 @@ def _crop_ready(found: CropReadySummary) -> str:
 
 def _order(summary: Summary) -> str:
     shuffled = f"shuffled, seed {summary.seed}"
-    orders = {"shuffled": shuffled, GIVEN_SHUFFLED: shuffled, GIVEN: "as the items were given"}
+    orders = {
+        "shuffled": shuffled,
+        GIVEN_SHUFFLED: shuffled,
+        GIVEN: "as the items were given",
+        "archive": "as in the archive",
+    }
     order = orders.get(summary.order, "by key")
     if summary.class_sorted:
         order += " (class after class: read in this order it trains badly)"

@@ -9,11 +9,13 @@ import click
 
 from shardprep.cli.console.output import say, say_next
 from shardprep.formats import Report
+from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.containers.published_file import read_small
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import DataError
 
 from .convert import convert
+from .index import index
 
 MOST_PROVENANCE_BYTES = 1 << 20
 
@@ -27,6 +29,7 @@ BAD_IN_SOURCE = (
     "next: these records are as they were published; prep convert with --decode-check --on-bad-image skip, into "
     "another folder, leaves bad images out"
 )
+ARCHIVE_CHANGED = "next: put the archive that was indexed back, or repeat the prep index command with the place where it is now"
 FOREIGN = "next: move what does not belong to the dataset to another place"
 
 
@@ -36,12 +39,14 @@ def say_what_mends(report: Report) -> None:
         return
     files = {file.name for file in report.manifest.files} if report.manifest else set()
     found = {finding.file for finding in report.findings}
-    if not files or MANIFEST_NAME in found:
+    if report.manifest is None or MANIFEST_NAME in found:
         say(
             GOES_ON
             if not files and (report.dataset / WORK_FOLDER_NAME).is_dir()
             else _converted_again(report)
         )
+    elif report.manifest.archive and any(f.file == ARCHIVE_NAME or f.key for f in report.findings):
+        say(ARCHIVE_CHANGED)
     elif any(finding.file in files and finding.key is None for finding in report.findings):
         say_next("repair", report.dataset, *_source_of(report.dataset))
     else:
@@ -63,12 +68,14 @@ def _source_of(dataset: Path) -> list[str | Path]:
 
 
 def _recorded_source(dataset: Path) -> list[str | Path]:
-    """Return the options from the command that made the dataset, if it was ``prep convert``."""
+    """Return the options from the command that made the dataset, if that is known."""
     made = json.loads(read_small(dataset / PROVENANCE_NAME, MOST_PROVENANCE_BYTES))
     folder, (_, name, *words) = Path(made["folder"]), map(str, made["command"])
-    if name != convert.name:
+    command = {one.name: one for one in (convert, index)}.get(name)
+    if command is None:
         return []
-    given = convert.make_context(name, words, resilient_parsing=True).params
+    given = command.make_context(name, words, resilient_parsing=True).params
+    given.setdefault("source", given.get("archives"))
     places = {name: folder / given[name] for name in ("source", "root") if given.get(name) is not None}
     options = ((f"--{name}", _short(path)) for name, path in places.items() if path.exists())
     return [part for option in options for part in option]

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from shardprep.cli.commands.mending import say_what_mends
 from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, workers_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.progress import Form, progress_in
@@ -16,8 +17,6 @@ from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Progress, Report
 from shardprep.formats import verify as verify_dataset
 from shardprep.formats.dataset.verify import LEVELS
-
-from .mending import say_what_mends
 
 
 @click.command(
@@ -91,7 +90,7 @@ def summary_of(reports: Mapping[str, Report]) -> str:
         return f"NOT intact: {', '.join(damaged)} of {', '.join(reports)}"
     manifests = [report.manifest for report in reports.values() if report.manifest]
     images = count_of(sum(manifest.records for manifest in manifests), "image")
-    total = size(sum(file.size for manifest in manifests for file in manifest.files))
+    total = size(sum(manifest.size for manifest in manifests))
     return f"{', '.join(reports)}: {images}, {total}, all intact"
 
 
@@ -112,7 +111,7 @@ def print_report(report: Report) -> None:
         return
     word = "complete" if report.level == "quick" else "intact"
     files = count_of(len(manifest.shards), "shard")
-    total = size(sum(f.size for f in manifest.files))
+    total = size(manifest.size)
     images = count_of(manifest.records, "image")
     say(f"{report.dataset}: {word}: {images} in {files}, {total} (level {report.level})")
     print_fields({"root": manifest.root})

@@ -23,7 +23,7 @@ class ColumnEntry:
     """A column's ``field``, ``table`` of a row for each record, ``shards`` and ``content_root``.
 
     Values of one size are in the table; others are in the shards, which hold the records of the dataset's
-    shards, in the same order. ``content_root`` is that of a dataset whose records have the same keys, no
+    shards, in the same order. ``content_root`` is that of a dataset of records with the same keys, no
     labels and the values' bytes as images.
     """
 

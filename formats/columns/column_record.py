@@ -45,7 +45,7 @@ def _loaded(values: dict[str, Any]) -> ColumnValues:
 
 
 class ColumnRecord(Record):
-    """A record whose columns are values of :attr:`columns`, and also ``record["mask"]``."""
+    """A record with columns, which are values of :attr:`columns`, and also ``record["mask"]``."""
 
     _columns: Mapping[str, Any]
     _is_crop_ready: bool

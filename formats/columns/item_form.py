@@ -65,7 +65,7 @@ class ItemForm:
         """Return the parts of an item by name. Raises BadValue for an item of another form."""
         if self.form == "dict" and type(item) is dict and item.keys() == self._known:
             return item
-        if type(item) is self._type and len(item) == len(self.names):
+        if self._type is not None and type(item) is self._type and len(item) == len(self.names):
             return dict(zip(self.names, item, strict=True))
         found = ItemForm.of(item)
         if found.form != self.form or set(found.names) != self._known:
@@ -81,8 +81,9 @@ class ItemForm:
         return set(self.names)
 
     @cached_property
-    def _type(self) -> type | None:
-        return {"tuple": tuple, "list": list}.get(self.form)
+    def _type(self) -> type[Any] | None:
+        kinds: dict[str, type[Any]] = {"tuple": tuple, "list": list}
+        return kinds.get(self.form)
 
     @property
     def described(self) -> str:

@@ -1,1 +1,1 @@
-"""Shard files: one contract, LMDB and HDF5 behind it."""
+"""Shard files: one contract; LMDB, HDF5 and tables of places in an archive behind it."""

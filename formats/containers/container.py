@@ -1,4 +1,4 @@
-"""The contract of shards in both containers: writing and reading."""
+"""The contract of shards in every container: writing and reading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardprep.formats.system.owned import Owned
 
 from .shard_file import ShardFile
 
-SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5"}
+SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5", "tar": ".tar.npy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,12 @@ class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
     """
 
     @abstractmethod
-    def append(self, stored: Stored) -> None:
-        """Store the next record. Raises OSError if the disk fails."""
+    def append(self, stored: Stored, offset: int = 0) -> None:
+        """Store the next record. Raises OSError if the disk fails.
+
+        ``offset`` is the image's place in its archive, which a container stores instead of the image if its
+        images stay there.
+        """
 
 
 class ShardReader(Owned, AbstractContextManager["ShardReader"]):
@@ -137,7 +141,7 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
 
     def _unread(self, ordinal: int, error: OSError | MemoryError) -> OSError:
         number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
-        return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(self.path))
+        return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(self._file.path))
 
     def _short(self, ordinal: int) -> ShardDamaged:
         return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=self.path)

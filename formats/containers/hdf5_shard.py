@@ -96,7 +96,7 @@ class Hdf5ShardWriter(ShardWriter):
         self._offsets = [0]
         self._rows: list[tuple[bytes, int, int]] = []
 
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: Stored, offset: int = 0) -> None:
         with naming(self._path):
             self._file.write(stored.image)
         self._offsets.append(self._offsets[-1] + len(stored.image))

@@ -1,4 +1,4 @@
-"""The containers by name."""
+"""The containers by name: CONTAINERS hold the images, and IN_PLACE has them in their archive."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from shardprep.formats.errors import ShardDamaged, UsageError
 from .container import Container, ShardReader
 
 CONTAINERS = ("lmdb", "hdf5")
+IN_PLACE = "tar"
+ALL_CONTAINERS = (*CONTAINERS, IN_PLACE)
 
 
 def container(name: str) -> Container:
@@ -23,6 +25,10 @@ def container(name: str) -> Container:
         from . import hdf5_shard  # start-up time
 
         return hdf5_shard.CONTAINER
+    if name == IN_PLACE:
+        from . import tar_table  # start-up time
+
+        return tar_table.CONTAINER
     raise UsageError(f"unknown shard format {name!r}; known are {', '.join(CONTAINERS)}")
 
 

@@ -1,4 +1,4 @@
-"""Tables of fixed columns, one row per record: .npy files whose bytes depend on the rows alone."""
+"""Tables of fixed columns, one row per record: .npy files with bytes that depend on the rows alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_table(file: BinaryIO, rows: Rows) -> None:
 
 
 def write_rows(file: BinaryIO, rows: Rows) -> None:
-    """Write rows of a table whose header is written."""
+    """Write rows of a table after its header."""
     file.write(np.ascontiguousarray(rows).tobytes())
 
 

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.building.build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
-from shardprep.formats.building.plan import Plan, PlanOptions
-from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
-from shardprep.formats.building.work_folder import WorkFolder, finished_shards, noting_kept
+from shardprep.formats.containers.archive import ARCHIVE_NAME, is_linked, link_archive
+from shardprep.formats.containers.registry import IN_PLACE
+from shardprep.formats.conversion.building.build_shard import ShardJob, shard_jobs
+from shardprep.formats.conversion.building.built_shard import BuiltShard, SkippedImage
+from shardprep.formats.conversion.building.plan import Plan, PlanOptions
+from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.dataset.manifest_claims import quarantined
 from shardprep.formats.progress import Progress, shown
@@ -60,7 +63,8 @@ def convert(
 
     The result has the same bytes for any number of workers and interruptions.
 
-    ``source`` is the path of the archives, the image tree, the tensorpack LMDB or a list of images.
+    ``source`` is the path of the archives, the image tree, the tensorpack LMDB, the tars of WebDataset, the
+    TFRecord or Parquet files, or a list of images.
     ``output`` is the folder of the dataset if ``split`` ("train", "val" or "test") is given; otherwise every
     split found is converted into ``output/<split>``. ``plan_options`` decide the bytes of the output,
     ``options`` do not, and ``source_options`` say how the source is read; None takes the defaults of
@@ -147,7 +151,8 @@ class _Conversion:
             self.progress.note(f"{len(finished)} of {len(planned.shards)} shards are done already")
         left = [shard.extent for shard in planned.shards if shard.name not in finished]
         records, total = sum(e.records for e in left), sum(e.payload_bytes for e in left)
-        with self.progress.task(f"convert {planned.split}", records=records, size=total):
+        verb = "index" if planned.options.container == IN_PLACE else "convert"
+        with self.progress.task(f"{verb} {planned.split}", records=records, size=total):
             return self.run(jobs, counters)
 
 
@@ -160,6 +165,11 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
     """Verify a finished output. Raises PlanMismatch if it has another plan, DataError if it is damaged."""
     output = prepared.output
     manifest = prepared.finished_manifest()
+    link, archive = output / ARCHIVE_NAME, prepared.listing.reader.archive
+    if manifest.archive and archive and not is_linked(link, archive.path):  # it has moved
+        with WorkFolder(output) as work_folder:
+            link_archive(link, archive.path, work_folder.run)
+            work_folder.remove()
     verify_finished(output, progress)
     return Converted(
         output,

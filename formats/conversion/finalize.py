@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.building.build_shard import BuiltShard
-from shardprep.formats.building.plan import Plan
-from shardprep.formats.building.work_folder import WorkFolder
+from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive, link_archive
+from shardprep.formats.containers.blocks import BLOCK_BYTES
 from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.registry import IN_PLACE, container
+from shardprep.formats.conversion.building.built_shard import BuiltShard
+from shardprep.formats.conversion.building.plan import Plan
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
 from shardprep.formats.dataset.verify import verify
@@ -57,6 +59,8 @@ def finish(
     names = [table.name for table in (*tables, *(column.table for column in columns))]
     remove_stale(output, names)
     publish_tables(work_folder, names)
+    if manifest.archive and (archive := listing.reader.archive):
+        link_archive(output / ARCHIVE_NAME, archive.path, work_folder.run)
     publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
     publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
     work_folder.remove()
@@ -106,9 +110,20 @@ def _manifest(
         shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
         content_root=columns.content_root if columns else records_root,
         kinds=kinds_in(np.array([np.bitwise_or.reduce(rows) for rows in flags], np.uint16)),
+        archive=_archive(planned, listing, built),
         crop_ready=sum(int(np.count_nonzero(rows & ImageFlag.CROP_READY)) for rows in flags),
         columns=columns,
     )
+
+
+def _archive(planned: Plan, listing: Listing, built: Sequence[BuiltShard]) -> IndexedArchive | None:
+    """Return the archive in which the images stay; None where the shards have them."""
+    archive = listing.reader.archive
+    if planned.options.container != IN_PLACE or archive is None:
+        return None
+    sizes = tuple(region.size for region in planned.regions(archive.size))
+    digests = tuple(shard.region_sha256 for shard in built)
+    return IndexedArchive(archive.path.name, sizes, digests, BLOCK_BYTES)
 
 
 def _provenance(listing: Listing) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""The runner of shard jobs in parallel processes or on any executor."""
+"""The runner of jobs, one for each shard, in parallel processes or on any executor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import replace
 from itertools import chain, islice
+from pathlib import Path
+from typing import Generic, Protocol, Self, TypeVar
 
-from shardprep.formats.building.build_shard import BuiltShard, ShardJob, build_shard, decode_alone
-from shardprep.formats.building.progress_counters import ProgressCounters
+from shardprep.formats.conversion.building.plan import PlannedShard
+from shardprep.formats.conversion.building.progress_counters import ProgressCounters
 from shardprep.formats.errors import ShardprepError, WorkerDied
 from shardprep.formats.processes.child_process import ChildDied, ChildLost, isolated
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
@@ -17,15 +18,46 @@ from shardprep.formats.progress import Progress, tell_shards
 POLL_INTERVAL_S = 0.2
 DECODE_TIMEOUT_S = 60.0  # to decode one image
 
+Built_co = TypeVar("Built_co", covariant=True)
+Built = TypeVar("Built")
+
+
+class Job(Protocol[Built_co]):
+    """The work on one shard, which may be killed and repeated. Picklable.
+
+    ``output`` is the folder of the work, and ``decodes`` whether images are decoded, which may crash.
+    """
+
+    @property
+    def output(self) -> Path: ...
+
+    @property
+    def shard(self) -> PlannedShard: ...
+
+    @property
+    def decodes(self) -> bool: ...
+
+    def build(self) -> Built_co:
+        """Build the shard, and return what is known of it."""
+
+    def key_at(self, place: int) -> str:
+        """Return the key of the shard's record at that place, or of its last record."""
+
+    def decode(self, place: int) -> None:
+        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
+
+    def crashed(self, place: int, signal: str) -> Self:
+        """Return the job with an image that is known to crash the decoder by that signal."""
+
 
 def run_jobs(
-    jobs: Iterable[ShardJob],
+    jobs: Iterable[Job[Built]],
     counters: ProgressCounters,
     *,
     workers: int | None = None,
     executor: Executor | None = None,
     progress: Progress,
-) -> list[BuiltShard]:
+) -> list[Built]:
     """Build all shards and return them in the order of their numbers. The first error ends the run.
 
     ``workers=0`` builds in this process, or in one other process if images are decoded, because a decoder
@@ -42,35 +74,35 @@ def run_jobs(
     count = usable_cpus() if workers is None else workers
     if executor is not None:
         return _Run(jobs, counters, progress).on(executor, at_once=2 * usable_cpus())
-    if count == 0 and not first.options.decode_check:
-        return [_built(build_shard(job), done, counters, progress) for done, job in enumerate(jobs, 1)]
+    if count == 0 and not first.decodes:
+        return [_built(job.build(), done, counters, progress) for done, job in enumerate(jobs, 1)]
     with WorkerPool(max(1, count)) as pool:
         return _Run(jobs, counters, progress).on(pool, at_once=count + 1)
 
 
-def _built(shard: BuiltShard, done: int, counters: ProgressCounters, progress: Progress) -> BuiltShard:
+def _built(shard: Built, done: int, counters: ProgressCounters, progress: Progress) -> Built:
     progress.at(*counters.total())
     tell_shards(progress, done, counters.shards)
     return shard
 
 
-def in_order(built: dict[int, BuiltShard]) -> list[BuiltShard]:
+def in_order(built: dict[int, Built]) -> list[Built]:
     """Return the shards by number, which is not the order of their names from 100,000 on."""
     return [built[number] for number in sorted(built)]
 
 
-class _Run:
+class _Run(Generic[Built]):
     """The submitted jobs: few at a time, because a job holds its entries and an error stops the rest."""
 
-    def __init__(self, jobs: Iterator[ShardJob], counters: ProgressCounters, progress: Progress) -> None:
+    def __init__(self, jobs: Iterator[Job[Built]], counters: ProgressCounters, progress: Progress) -> None:
         self._jobs = jobs
         self._counters = counters
         self._progress = progress
-        self._pending: dict[Future[BuiltShard], ShardJob] = {}
+        self._pending: dict[Future[Built], Job[Built]] = {}
         self._retried: set[int] = set()
-        self._built: dict[int, BuiltShard] = {}
+        self._built: dict[int, Built] = {}
 
-    def on(self, executor: Executor, *, at_once: int) -> list[BuiltShard]:
+    def on(self, executor: Executor, *, at_once: int) -> list[Built]:
         try:
             self._submit(executor, islice(self._jobs, at_once))
             while self._pending:
@@ -86,11 +118,11 @@ class _Run:
                 future.cancel()
         return in_order(self._built)
 
-    def _submit(self, executor: Executor, jobs: Iterable[ShardJob]) -> None:
+    def _submit(self, executor: Executor, jobs: Iterable[Job[Built]]) -> None:
         for job in jobs:
-            self._pending[executor.submit(build_shard, job)] = job
+            self._pending[executor.submit(_build, job)] = job
 
-    def _take(self, future: Future[BuiltShard], executor: Executor) -> None:
+    def _take(self, future: Future[Built], executor: Executor) -> None:
         job = self._pending.pop(future)
         try:
             self._built[job.shard.number] = future.result()
@@ -99,32 +131,38 @@ class _Run:
         else:
             self._submit(executor, islice(self._jobs, 1))
 
-    def _retry(self, job: ShardJob, error: ChildDied | ChildLost) -> ShardJob:
+    def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
         """Return the job to submit again after its worker died."""
         at = self._counters.done(job.shard.number)
-        is_decoded = job.options.decode_check and at < len(job.entries) and at not in job.crashes
-        if isinstance(error, ChildDied) and is_decoded and (signal := _crash_of(job, at)):
-            return replace(job, crashes={**job.crashes, at: signal})
+        if isinstance(error, ChildDied) and job.decodes and (signal := _crash_of(job, at)):
+            return job.crashed(at, signal)
         if job.shard.number in self._retried:
             raise self._failed_twice(job, error) from error
         self._retried.add(job.shard.number)
         return job
 
-    def _failed_twice(self, job: ShardJob, error: ChildDied | ChildLost) -> WorkerDied:
-        at = min(self._counters.done(job.shard.number), len(job.entries) - 1)
+    def _failed_twice(self, job: Job[Built], error: ChildDied | ChildLost) -> WorkerDied:
         advice = "remove it" if isinstance(error, ChildDied) else "build with fewer --workers"
         return WorkerDied(
             f"{error.message} (twice, and now at this image); {advice}",
             path=job.output,
             shard=job.shard.name,
-            key=job.entries["key"][at].decode(),
+            key=job.key_at(self._counters.done(job.shard.number)),
         )
 
 
-def _crash_of(job: ShardJob, place: int) -> str:
+def _build(job: Job[Built]) -> Built:
+    return job.build()
+
+
+def _decode(job: Job[Built], place: int) -> None:
+    job.decode(place)
+
+
+def _crash_of(job: Job[Built], place: int) -> str:
     """Return the signal by which decoding that image alone ends a process; empty if it does not."""
     try:
-        isolated(DECODE_TIMEOUT_S, decode_alone, job, place)
+        isolated(DECODE_TIMEOUT_S, _decode, job, place)
     except ChildDied as error:
         return error.signal
     except (ShardprepError, OSError):  # building the shard again reports it

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shardprep.formats.building.plan import Plan, PlannedShard
-from shardprep.formats.building.run_folder import bytes_in_run_folders
 from shardprep.formats.containers.registry import container
+from shardprep.formats.conversion.building.plan import Plan, PlannedShard
+from shardprep.formats.conversion.building.run_folder import bytes_in_run_folders
 from shardprep.formats.dataset.index import index_dtype
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import NoSpace, UsageError
@@ -49,12 +49,17 @@ def check_space(planned: Mapping[Path, Plan]) -> None:
 
     ``planned`` has the plan of each output folder; all lie on one file system.
     """
-    if not planned:
+    check_room({output: _bytes_to_write(output, one) for output, one in planned.items()})
+
+
+def check_room(bytes_to_write: Mapping[Path, int]) -> None:
+    """Raise NoSpace unless as many bytes fit into each output folder; all lie on one file system."""
+    if not bytes_to_write:
         return
-    needed = sum(_bytes_to_write(output, one) for output, one in planned.items())
-    output = next(iter(planned))
+    needed = sum(bytes_to_write.values())
+    output = next(iter(bytes_to_write))
     free = shutil.disk_usage(existing_folder(output)).free
-    free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in planned)
+    free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in bytes_to_write)
     if free < needed:
         raise NoSpace(
             f"needs {needed / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB free; make room, or choose "
@@ -86,13 +91,13 @@ def refuse_network(output: Path, kind: str) -> None:
         )
 
 
-def check_output(output: Path, folders: Iterable[Path] = ()) -> None:
-    """Raise UsageError for a folder in one of the source's, or with more than an unfinished conversion.
+def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str = "a conversion") -> None:
+    """Raise UsageError for a folder in the source, or with other contents than unfinished work.
 
-    Raises OSError for a place that cannot be written to.
+    ``work`` names this work in the error. Raises OSError for a place that cannot be written to.
     """
     _check_writable(existing_folder(output))
-    for folder in folders:
+    for folder in source_folders:
         if output.resolve().is_relative_to(folder):
             raise UsageError(
                 "lies in the source, where the next run would find it; choose another", path=output
@@ -103,7 +108,7 @@ def check_output(output: Path, folders: Iterable[Path] = ()) -> None:
         raise UsageError("is not a folder; choose another output", path=output)
     begun = (output / WORK_FOLDER_NAME).exists()
     if not begun and any(output.iterdir()):
-        raise UsageError("is not empty, and not a conversion begun here; choose another output", path=output)
+        raise UsageError(f"is not empty, and not {work} begun here; choose another output", path=output)
 
 
 def _check_writable(folder: Path) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.building.plan import Plan, PlanOptions, differences, plan
-from shardprep.formats.building.work_folder import refuse_busy, refuse_other_plan
+from shardprep.formats.containers.registry import IN_PLACE
+from shardprep.formats.conversion.building.plan import Plan, PlanOptions, differences, plan
+from shardprep.formats.conversion.building.work_folder import refuse_busy, refuse_other_plan
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.progress import Progress
-from shardprep.formats.records.stored_order import ORDERS
+from shardprep.formats.records.stored_order import ITEM_ORDERS, ORDERS
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -54,7 +55,7 @@ class Request:
     source_options: SourceOptions
 
     def __post_init__(self) -> None:
-        if self.plan_options.order not in ORDERS:
+        if self.plan_options.order in ITEM_ORDERS:
             raise UsageError(
                 f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
             )
@@ -156,6 +157,7 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
         if not len(listing.entries) and (miscounted or listing.problems):
             continue  # why there is no image is said
         with problems.collected():
+            _check_in_place(listing, request.plan_options)
             boxes = gathered_boxes(source, listing.split, listing)
             planned = plan(listing, request.plan_options)
             prepared.append(Prepared(outputs[listing.split], listing, planned, boxes))
@@ -202,6 +204,15 @@ def _check_output(one: Prepared, source: Source, options: ConvertOptions, proble
     if not options.allow_network_fs:
         with problems.collected():
             refuse_network(one.output, one.planned.options.container)
+
+
+def _check_in_place(listing: Listing, options: PlanOptions) -> None:
+    """Raise UsageError for images that are to stay in their archive and are in none."""
+    if options.container == IN_PLACE and listing.reader.archive is None:
+        raise UsageError(
+            f"the images of {listing.split} are not in one of the official tars, in which alone they can stay; "
+            "convert them with prep convert"
+        )
 
 
 def _check_count(listing: Listing, *, allow_partial: bool) -> None:

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.building.build_shard import BuiltShard, shard_jobs
-from shardprep.formats.building.plan import Plan, PlanOptions, plan
-from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
-from shardprep.formats.building.work_folder import WorkFolder, finished_shards, noting_kept
+from shardprep.formats.containers.archive import ARCHIVE_NAME
+from shardprep.formats.conversion.building.build_shard import shard_jobs
+from shardprep.formats.conversion.building.built_shard import BuiltShard
+from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
+from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Report
 from shardprep.formats.dataset.verify import verify
-from shardprep.formats.errors import OperationError, PlanMismatch
+from shardprep.formats.errors import OperationError, PlanMismatch, SourceDamaged
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -56,6 +58,12 @@ def repair(
     report = verify(path, workers=workers, progress=progress)
     if report.unchecked:
         raise OperationError(f"could not check {report.unchecked[0]}", path=path)
+    for finding in report.findings:
+        if finding.file == ARCHIVE_NAME:
+            raise SourceDamaged(
+                f"{finding.problem}; prep repair rebuilds tables, and no archive: copy or download that again",
+                path=path,
+            )
     damaged = {finding.file for finding in report.findings} & {f.name for f in manifest.files}
     if not damaged:
         return report

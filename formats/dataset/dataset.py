@@ -6,6 +6,7 @@ import operator
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import OpenColumns
 from shardprep.formats.columns.schema import Schema
+from shardprep.formats.containers.blocks import Block, blocks_in
 from shardprep.formats.containers.container import ShardReader
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.table import Rows
@@ -41,7 +43,8 @@ class Dataset(AbstractContextManager["Dataset"]):
     Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
     are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
     index, and raises CorruptRecord or ShardDamaged rather than return a damaged or different record, and
-    OSError if the system fails. Files that change while the dataset is open give errors, never a signal.
+    OSError if the system fails. Where images stay in their archive, ShardDamaged is raised at once if that is
+    not there, or has another size. Files that change while the dataset is open give errors, never a signal.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") -> None:
@@ -50,11 +53,21 @@ class Dataset(AbstractContextManager["Dataset"]):
         refuse_folder_of_splits(path)
         self.manifest: Manifest = read_manifest(path)
         self.index: Rows = checked_index(path, self.manifest)
+        if self.manifest.archive:
+            self.manifest.archive.check(path)
         self._label_map = self.manifest.labels.mapping(labels).tolist()
         self._shards = OpenShards(path, self.manifest.container, self.manifest.shards)
         columns = self.manifest.columns
         self.columns = OpenColumns(path, columns.entries if columns else (), self.manifest.container)
         """The readers of the columns beside key, label and image, by name."""
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks that an epoch reads whole, in stored order: shards, or parts of an archive."""
+        shards, archive = self.manifest.shards, self.manifest.archive
+        if archive is None:
+            return tuple(Block(shard.name, 0, shard.size, shard.records) for shard in shards)
+        return blocks_in(archive, [shard.records for shard in shards], self.index["length"])
 
     @property
     def boxes(self) -> npt.NDArray[np.void] | None:

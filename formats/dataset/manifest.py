@@ -15,6 +15,7 @@ from typing import Any
 
 from shardprep.formats.columns.column_entry import DatasetColumns
 from shardprep.formats.columns.schema import Schema
+from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive
 from shardprep.formats.containers.published_file import FileEntry, read_small
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
@@ -39,6 +40,7 @@ KNOWN_KEYS = frozenset(
         "crit",
         "kinds",
         "crop_ready",
+        "archive",
         "columns",
         "dataset",
         "labels",
@@ -63,16 +65,20 @@ class Manifest:
 
     ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
     images' lengths; ``partial`` whether the source had another number of images than it should;
+    ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
+    images' lengths; ``partial`` whether the source had another number of images than it should;
     ``class_sorted`` whether the records are stored class after class; ``skipped`` the number of bad images
     left out; ``labels`` the :class:`LabelSpace`. ``source`` (layout and archives), ``plan`` (the options
     and the SHA-256 of the plan) and ``writer`` (versions of the libraries) are as the conversion wrote them.
-    ``container`` is "lmdb" or "hdf5". ``tables`` are the entries of the index and, if there are any, of the
-    boxes and the quarantine list; ``shards`` those of the shards, in stored order. ``content_root`` is the
-    hash over the records, ``version`` the format's (major, minor), and ``extra`` the keys of a later minor
-    version that this release does not need. ``kinds`` are the kinds of image files other than JPEG and PNG,
-    by their names and in the order of :data:`~shardprep.formats.images.kinds.image_info.KINDS`.
-    ``crop_ready`` is the number of images with a table of their segments. ``columns`` are those beside key,
-    label and image, None without any; with them, ``content_root`` covers the columns, too.
+    ``container`` is "lmdb", "hdf5" or, with an ``archive``, "tar". ``tables`` are the entries of the index
+    and, if there are any, of the boxes and the quarantine list; ``shards`` those of the shards, in stored
+    order. ``content_root`` is the hash over the records, ``version`` the format's (major, minor), and
+    ``extra`` the keys of a later minor version that this release does not need. ``kinds`` are the kinds of
+    image files other than JPEG and PNG, by their names and in the order of
+    :data:`~shardprep.formats.images.kinds.image_info.KINDS`. ``crop_ready`` is the number of images with a
+    table of their segments. ``columns`` are those beside key, label and image, None without any; with them,
+    ``content_root`` covers the columns, too. ``archive`` is the archive that the images are in, None where
+    shards hold them.
     """
 
     split: str
@@ -94,6 +100,7 @@ class Manifest:
     kinds: tuple[str, ...] = ()
     crop_ready: int = 0
     columns: DatasetColumns | None = None
+    archive: IndexedArchive | None = None
 
     @cached_property
     def root(self) -> str:
@@ -133,10 +140,26 @@ class Manifest:
         """The hash over keys, labels and images alone; equal to ``content_root`` without columns."""
         return self.columns.records_root if self.columns else self.content_root
 
+    @property
+    def image_files(self) -> tuple[str, ...]:
+        """The names of the files in the dataset's folder that hold the images."""
+        return (ARCHIVE_NAME,) if self.archive else tuple(shard.name for shard in self.shards)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files that the manifest lists, and of the archive."""
+        return sum(file.size for file in self.files) + (self.archive.size if self.archive else 0)
+
+    @property
+    def image_room(self) -> tuple[int, ...]:
+        """The bytes in which the images of each shard lie."""
+        return self.archive.sizes if self.archive else tuple(shard.size for shard in self.shards)
+
     def _body(self) -> dict[str, Any]:
         critical: dict[str, Any] = {"kinds": list(self.kinds)} if self.kinds else {}
         critical |= {"crop_ready": self.crop_ready} if self.crop_ready else {}
         critical |= {"columns": self.columns.to_json()} if self.columns else {}
+        critical |= {"archive": self.archive.to_json()} if self.archive else {}
         return (
             self.extra
             | critical
@@ -205,6 +228,7 @@ class Manifest:
             extra={name: part for name, part in value.items() if name not in KNOWN_KEYS},
             kinds=tuple(value.get("kinds", ())),
             crop_ready=value.get("crop_ready", 0),
+            archive=IndexedArchive.from_json(value["archive"]) if "archive" in value else None,
             columns=DatasetColumns.from_json(value["columns"]) if "columns" in value else None,
         )
 

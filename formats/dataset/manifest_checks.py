@@ -8,14 +8,15 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.containers.archive import MOST_ARCHIVE_BYTES
+from shardprep.formats.containers.registry import ALL_CONTAINERS, IN_PLACE
 from shardprep.formats.images.kinds.image_info import LATER_KINDS
 from shardprep.formats.records.labels import MAX_CLASS_ID, label_digest
 
 from .column_checks import column_issues, columns_ok
-from .json_shape import file_ok, has_exactly, holds
+from .json_shape import SHA256, file_ok, has_exactly, holds
 
-CRITICAL_KEYS = ("kinds", "crop_ready", "columns")
+CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive")
 
 
 def unknown_parts(critical: list[Any], kinds: object) -> list[Any]:
@@ -36,6 +37,8 @@ def issues_of(value: dict[str, Any]) -> list[str]:
     names = [f["name"] for f in files]
     if len(set(names)) != len(names):
         issues.append("a file is listed twice")
+    if "archive" in value and len(value["archive"]["regions"]) != len(value["shards"]):
+        issues.append("the archive's regions are not the shards'")
     if sum(s["records"] for s in value["shards"]) != value["dataset"]["records"]:
         issues.append("the shards' records do not add up")
     if not value["dataset"]["records"]:
@@ -62,7 +65,7 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
         ("source", "complete", holds(value.get("source"), {"layout": str})),
         ("plan", "complete", holds(value.get("plan"), plan)),
         ("writer", "complete", holds(value.get("writer"), {})),
-        ("container", "one of " + ", ".join(CONTAINERS), value.get("container") in CONTAINERS),
+        ("container", "one of " + ", ".join(ALL_CONTAINERS), value.get("container") in ALL_CONTAINERS),
         ("crit", "the list of critical keys that are there", value.get("crit") == _critical_in(value)),
         ("kinds", "a list of kinds in order", _kinds_ok(value.get("kinds", ["WebP"]))),
         ("crop_ready", "a number of images", _is_count(value.get("crop_ready", 1))),
@@ -71,6 +74,7 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
             "a list of columns with their files",
             "columns" not in value or columns_ok(value["columns"]),
         ),
+        ("archive", "the archive of images that stay in it", _archive_ok(value)),
         ("content_root", "a digest", isinstance(value.get("content_root"), str)),
     ]
     for name in ("tables", "shards"):
@@ -92,6 +96,23 @@ def _kinds_ok(value: object) -> bool:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 < value < 1 << 63
+
+
+def _archive_ok(value: dict[str, Any]) -> bool:
+    """Whether there is an archive exactly where images stay in one, and it has regions with digests."""
+    if value.get("container") != IN_PLACE:
+        return "archive" not in value
+    archive = value.get("archive")
+    if not has_exactly(archive, {"name": str, "block_bytes": int, "regions": list}):
+        return False
+    regions = archive["regions"]
+    if not (_is_text(archive["name"]) and archive["block_bytes"] and all(map(_region_ok, regions))):
+        return False
+    return "columns" not in value and sum(region["size"] for region in regions) <= MOST_ARCHIVE_BYTES
+
+
+def _region_ok(value: object) -> bool:
+    return has_exactly(value, {"size": int, "sha256": str}) and bool(SHA256.fullmatch(value["sha256"]))
 
 
 def _labels_ok(value: object) -> bool:

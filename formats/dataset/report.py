@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.printable import printable
 
-from .manifest import Manifest
+from .manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Report:
         """Raise DataError or OperationError unless the dataset is intact."""
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            raise DataError(f"{self.findings[0]}{more}; prep repair rebuilds it", path=self.dataset)
+            mends = "" if self.findings[0].file == ARCHIVE_NAME else "; prep repair rebuilds it"
+            raise DataError(f"{self.findings[0]}{more}{mends}", path=self.dataset)
         if self.unchecked:
             raise OperationError(f"could not check {self.unchecked[0]}", path=self.dataset)
 
@@ -81,3 +84,25 @@ class Report:
                 for name, found in lists.items()
             },
         }
+
+
+def unlisted(dataset: Path, manifest: Manifest) -> list[Finding]:
+    """Return findings for the files in the folder that do not belong to the dataset."""
+    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
+    if manifest.archive:
+        known.add(ARCHIVE_NAME)
+    if stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
+        known.add(WORK_FOLDER_NAME)  # of a conversion killed after its manifest was published
+    return [
+        Finding(name, "does not belong to the dataset")
+        for name in sorted(path.name for path in dataset.iterdir())
+        if name not in known
+    ]
+
+
+def _mode(path: Path) -> int:
+    """Return a path's type and mode, without following links; 0 if it does not exist."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, changed_in, hash_region
 from shardprep.formats.containers.container import ShardReader, Stored
-from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardDamaged
 from shardprep.formats.images.crop_ready.grid_table import marked
@@ -30,7 +31,10 @@ NO_MEMORY = "there is not enough memory for this; work with fewer workers"
 
 @dataclass(frozen=True, eq=False)
 class ShardCheck:
-    """What to check of a shard; ``rows`` are its rows of the index, None if that is damaged. Picklable."""
+    """What to check of a shard; ``rows`` are its rows of the index, None if that is damaged. Picklable.
+
+    ``region`` is where the images are in the archive, None where the shard has them.
+    """
 
     path: Path
     number: int
@@ -39,19 +43,27 @@ class ShardCheck:
     sha256: str
     rows: Rows | None
     decode: bool
+    region: Region | None = None
+
+    @property
+    def archive(self) -> Path:
+        """The archive that the images are in, where there is a region of it to check."""
+        return self.path.with_name(ARCHIVE_NAME)
 
 
 @dataclass
 class Checked:
     """The findings: ``problems`` as (key or None, message), ``notes`` of the decoder, and content digests.
 
-    ``unread`` are the system's errors at which the check ended.
+    ``unread`` are the system's errors at which the check ended. ``changed`` says that the region of the
+    archive is not what was indexed; empty if it is.
     """
 
     problems: list[tuple[str | None, str]] = field(default_factory=list)
     notes: list[tuple[str | None, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     digests: bytes = b""
+    changed: str = ""
 
     def add(self, other: Checked) -> None:
         """Add the findings of another check of the same shard."""
@@ -70,8 +82,11 @@ def check_shard(check: ShardCheck) -> Checked:
     try:
         if hash_descriptor(descriptor) != check.sha256:
             found.problems.append((None, "its SHA-256 is not the manifest's"))
+        if check.region and hash_region(check.archive, check.region) != check.region.sha256:
+            found.changed = changed_in(check.archive, check.region)
         same = Path(f"/proc/self/fd/{descriptor}")
-        with container(check.container).read(same if same.exists() else check.path) as reader:
+        by_number = same.exists() and check.container != IN_PLACE  # which is found by the shard's name
+        with container(check.container).read(same if by_number else check.path) as reader:
             _check_records(reader, check, found)
     except ShardDamaged as error:
         found.problems.append((None, error.message))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.containers.archive import ARCHIVE_NAME, place_of
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT, KINDS, ImageFlag
@@ -41,7 +42,8 @@ class Summary:
     """The summary of a dataset.
 
     ``path`` is its folder. From the manifest: ``split``, ``records``, ``classes`` of the label space,
-    ``image_bytes``, ``disk_bytes`` of all files, ``container``, the number of ``shards``, ``order`` and
+    ``image_bytes``, ``disk_bytes`` of all files, ``container``, the path of the ``archive`` in which the
+    images stay (None: they are in the shards), the number of ``shards``, ``order`` and
     ``seed``, ``class_sorted``, ``partial``, ``skipped``, the number of ``boxes``, the layout of the
     ``source``, ``content_root`` and ``root``. From the index: ``classes_present`` with images, ``per_class``
     the fewest and most images of these, ``images`` which maps "width", "height" (pixels) and "length"
@@ -59,6 +61,7 @@ class Summary:
     image_bytes: int
     disk_bytes: int
     container: str
+    archive: str | None
     shards: int
     order: str
     seed: int
@@ -106,6 +109,7 @@ def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         image_bytes=manifest.image_bytes,
         disk_bytes=sum(f.size for f in manifest.files),
         container=manifest.container,
+        archive=place_of(dataset.path / ARCHIVE_NAME) if manifest.archive else None,
         shards=len(manifest.shards),
         order=manifest.plan["order"],
         seed=manifest.plan["seed"],

@@ -87,7 +87,7 @@ def _length_issues(
     sums = _shard_bytes(lengths, starts)
     if sums.sum() != manifest.image_bytes:
         yield f"its lengths are {sums.sum()} bytes together, not {manifest.image_bytes}"
-    if (sums > [shard.size for shard in manifest.shards]).any():
+    if (sums > list(manifest.image_room)).any():
         yield "its lengths are more than the shards have"
 
 

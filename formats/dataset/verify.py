@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeVar
 
+from shardprep.formats.containers.archive import (
+    ARCHIVE_NAME,
+    Region,
+    advice_for,
+    changed_in,
+    hash_region,
+    place_of,
+)
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
@@ -24,14 +32,12 @@ from .index import BOXES_NAME, INDEX_NAME
 from .isolated_check import IsolatedChecks
 from .manifest import (
     MANIFEST_NAME,
-    PROVENANCE_NAME,
     QUARANTINE_NAME,
-    WORK_FOLDER_NAME,
     Manifest,
     read_manifest,
 )
 from .manifest_claims import check_quarantine, false_claims
-from .report import Finding, Report
+from .report import Finding, Report, unlisted
 from .shard_check import NO_MEMORY, Checked, ShardCheck
 from .table_checks import checked_boxes, checked_index
 
@@ -105,17 +111,31 @@ class _Verification:
             [entry for entry in entries if self._is_sound(entry)]
             for entries in (self.manifest.tables, self.manifest.shards)
         )
+        is_there = self._is_archive_sound()
         with self._reading("."):
-            self.report.findings += _unlisted(self.report.dataset, self.manifest)
+            self.report.findings += unlisted(self.report.dataset, self.manifest)
         if self.report.level == "quick":
             return
         index = self._read_tables({table.name for table in tables})
         if self.report.level == "full":
             self._hash([*tables, *shards])
+            self._hash_regions(self.manifest.shards if is_there else ())
             return
-        self._hash(tables)
+        self._hash(tables if is_there else [*tables, *shards])
         self._check_promises(index, {table.name for table in tables})
-        self._check_records(shards, index)
+        self._check_records(shards if is_there else [], index)
+
+    def _is_archive_sound(self) -> bool:
+        """Whether the archive that the images are in, if they are in one, is there and has its size."""
+        archive, issue = self.manifest.archive, "could not be examined"
+        if archive is None:
+            return True
+        with self._reading(ARCHIVE_NAME):
+            issue = archive.issue(self.report.dataset)
+            if issue:
+                link = self.report.dataset / ARCHIVE_NAME
+                self._found(ARCHIVE_NAME, f"{place_of(link)} {issue}; {advice_for(link)}")
+        return not issue
 
     def _is_sound(self, entry: FileEntry) -> bool:
         """Whether a file is there, regular, and of its size."""
@@ -177,6 +197,19 @@ class _Verification:
             if digest != entry.sha256:
                 self._found(entry.name, "its SHA-256 is not the manifest's")
 
+    def _hash_regions(self, shards: Sequence[FileEntry]) -> None:
+        """Hash the regions of the archive that these shards' images are in, if they are in one."""
+        link, regions = self.report.dataset / ARCHIVE_NAME, self._regions()
+        parts = [replace(shard, size=regions[shard.name].size) for shard in shards if regions]
+        for part, digest in self._in_threads("hash", parts, lambda p: hash_region(link, regions[p.name])):
+            if digest != regions[part.name].sha256:
+                self._found(ARCHIVE_NAME, changed_in(link, regions[part.name]))
+
+    def _regions(self) -> dict[str, Region]:
+        """Return the region of each shard by its name; empty without an archive."""
+        archive, names = self.manifest.archive, (shard.name for shard in self.manifest.shards)
+        return dict(zip(names, archive.regions, strict=True)) if archive else {}
+
     def _hash_of(self, entry: FileEntry) -> str:
         """Return the hash of a file, through one descriptor, so that its name may change."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -224,7 +257,11 @@ class _Verification:
             timeout_s = SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND
             return self.checks.check(checks[entry.name], timeout_s)
 
-        for entry, found in self._in_threads(self.report.level, shards, checked):
+        room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
+        sized = [replace(shard, size=room[shard.name]) for shard in shards]
+        for entry, found in self._in_threads(self.report.level, sized, checked):
+            if found.changed:
+                self._found(ARCHIVE_NAME, found.changed)
             for key, problem in found.problems:
                 self._found(entry.name, problem, key)
             self.report.notes += [Finding(entry.name, note, key) for key, note in found.notes]
@@ -234,7 +271,7 @@ class _Verification:
             self._check_content_root(digests[s.name] for s in self.manifest.shards)
 
     def _checks(self, index: Rows | None) -> dict[str, ShardCheck]:
-        checks, first = {}, 0
+        checks, first, regions = {}, 0, self._regions()
         for number, shard in enumerate(self.manifest.shards):
             checks[shard.name] = ShardCheck(
                 path=self.report.dataset / shard.name,
@@ -244,6 +281,7 @@ class _Verification:
                 sha256=shard.sha256,
                 rows=None if index is None else index[first : first + shard.records],
                 decode=self.report.level == "decode",
+                region=regions.get(shard.name),
             )
             first += shard.records
         return checks
@@ -251,23 +289,3 @@ class _Verification:
     def _check_content_root(self, digests: Iterable[bytes]) -> None:
         if content_root(digests) != self.manifest.content_root:
             self._found(MANIFEST_NAME, "its content_root is not that of the records")
-
-
-def _unlisted(dataset: Path, manifest: Manifest) -> list[Finding]:
-    """Return findings for the files in the folder that do not belong to the dataset."""
-    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
-    if stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
-        known.add(WORK_FOLDER_NAME)  # of a conversion killed after its manifest was published
-    return [
-        Finding(name, "does not belong to the dataset")
-        for name in sorted(path.name for path in dataset.iterdir())
-        if name not in known
-    ]
-
-
-def _mode(path: Path) -> int:
-    """Return a path's type and mode, without following links; 0 if it does not exist."""
-    try:
-        return path.lstat().st_mode
-    except FileNotFoundError:
-        return 0

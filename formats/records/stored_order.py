@@ -9,6 +9,7 @@ ORDERS = ("shuffled", "key")
 GIVEN = "given"  # of items that were saved: as they were given
 GIVEN_SHUFFLED = "given-shuffled"  # as they were given, shuffled by the seed
 ITEM_ORDERS = (GIVEN, GIVEN_SHUFFLED)
+ARCHIVE_ORDER = "archive"  # of images that stay in their archive
 
 
 MAX_SEED = (1 << 64) - 1

@@ -13,6 +13,7 @@ from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.sources.annotations.annotation_files import AnnotationFiles
 from shardprep.formats.sources.annotations.ground_truth import GroundTruth
 from shardprep.formats.sources.listing.entry_table import EntryTable, record_key
+from shardprep.formats.sources.listing.image_names import IMAGE_SUFFIXES
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import SPLITS
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -23,12 +24,6 @@ from shardprep.formats.system.foreign_file import foreign_file
 from .ilsvrc_source import Found, IlsvrcSource
 
 CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
-IMAGE_SUFFIXES = (
-    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
-    *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
-    *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # found, to be refused by name
-)
-"""The names by which a folder is taken for a class; the bytes of a file decide whether it is an image."""
 _OTHER_NAMES = {"training": "train", "valid": "val", "validation": "val", "eval": "val", "testing": "test"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,10 @@ from shardprep.formats.sources.annotations.annotation_files import WANTED_FOR_CL
 from shardprep.formats.sources.labelled_list.source import labelled_list
 from shardprep.formats.sources.listing.source import SPLITS, Box, Listing, Source, no_such_split
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.sources.record_files.parquet.source import parquet
+from shardprep.formats.sources.record_files.record_source import RecordSource
+from shardprep.formats.sources.record_files.tfrecord.source import tfrecord
+from shardprep.formats.sources.record_files.webdataset.source import webdataset
 from shardprep.formats.sources.tar.header import BLOCK
 from shardprep.formats.sources.tensorpack.source import tensorpack_lmdb
 from shardprep.formats.system.regular_file import naming
@@ -22,6 +26,12 @@ from .ilsvrc_source import IlsvrcSource
 from .image_tree import class_folders, extracted_tree, kaggle_tree
 from .official_tars import official_tars, single_tar
 
+RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
+    webdataset,
+    tfrecord,
+    parquet,
+)
+
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
     "is not a known source. Give one of: "
@@ -30,6 +40,7 @@ _UNKNOWN_SOURCE = (
     "a folder of class folders; "
     "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb; "
     "a list of images with their labels (.txt, .csv, .tsv, .jsonl); "
+    "tar shards of WebDataset, TFRecord files, or Parquet files with images, or a folder of them; "
     "a converted dataset, or a folder of its splits. "
     f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
 )
@@ -112,6 +123,9 @@ def recognise(
 def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
     if path.is_dir() and (dataset := converted_dataset(path)):
         return _without_list_options(dataset, options)
+    _refuse_compressed(path)
+    if records := _of_records(path, split, options):
+        return _without_list_options(records, options)
     found = _of_folder(path, options, check_md5) if path.is_dir() else _of_file(path, check_md5)
     if not found and (lmdb := tensorpack_lmdb(path, split or "train")):
         return _without_list_options(lmdb, options)
@@ -132,6 +146,21 @@ def _without_list_options(source: Source, options: SourceOptions) -> Source:
     return source
 
 
+def _of_records(path: Path, split: str | None, options: SourceOptions) -> Source | None:
+    """Return the source of files that hold many records each; None if there are none.
+
+    What lies beside the official archives is none.
+    """
+    if path.is_dir() and official_tars(path):
+        return None
+    every = (each(path, split, options) for each in RECORD_FILES)
+    found = [source for source in every if source is not None]
+    if len(found) > 1:
+        names = " and ".join(source.description for source in found)
+        raise UsageError(f"holds {names}; give a folder or a file of one of them", path=path)
+    return found[0] if found else None
+
+
 def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[IlsvrcSource]:
     every = (
         official_tars(path, check_md5=check_md5),
@@ -141,11 +170,13 @@ def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[Ilsv
     return [source for source in every if source is not None]
 
 
-def _of_file(path: Path, check_md5: bool) -> list[IlsvrcSource]:
-    head = _first_block(path)
-    if head.startswith((_GZIP, _ZIP)):
+def _refuse_compressed(path: Path) -> None:
+    if _first_block(path).startswith((_GZIP, _ZIP)):
         raise UsageError("is compressed, and images are read in place; unpack it first", path=path)
-    source = single_tar(path, check_md5=check_md5) if b"ustar" in head else None
+
+
+def _of_file(path: Path, check_md5: bool) -> list[IlsvrcSource]:
+    source = single_tar(path, check_md5=check_md5) if b"ustar" in _first_block(path) else None
     return [source] if source else []
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,12 +67,15 @@ def hash_file(path: Path) -> str:
         return hash_descriptor(file.fileno())
 
 
-def hash_descriptor(descriptor: int) -> str:
-    """Return ``sha256:<hex>`` of an open file from its beginning; does not move its position."""
+def hash_descriptor(descriptor: int, start: int = 0, stop: int | None = None) -> str:
+    """Return ``sha256:<hex>`` of an open file from ``start`` to ``stop``, or its end.
+
+    Does not move its position.
+    """
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(READ_BYTES))
-    position = 0
-    while count := os.preadv(descriptor, [buffer], position):
+    position, end = start, sys.maxsize if stop is None else stop
+    while count := os.preadv(descriptor, [buffer[: end - position]], position):
         digest.update(buffer[:count])
         position += count
     return "sha256:" + digest.hexdigest()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardprep.formats.building.build_shard import ShardJob
 from shardprep.formats.containers.container import Extent
+from shardprep.formats.conversion.building.build_shard import ShardJob
 from shardprep.formats.processes.portable import unpacked
 from shardprep.formats.sources.listing.source import ByteReader, Entries, entry_dtype
 

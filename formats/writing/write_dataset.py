@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.building.build_shard import BuiltShard
-from shardprep.formats.building.plan import Plan, PlanOptions, plan
-from shardprep.formats.building.work_folder import (
+from shardprep.formats.columns.item_form import LAYOUT
+from shardprep.formats.conversion.building.built_shard import BuiltShard
+from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
+from shardprep.formats.conversion.building.work_folder import (
     WorkFolder,
     finished_shards,
     noting_kept,
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.columns.item_form import LAYOUT
 from shardprep.formats.conversion.finalize import finish, verify_finished
 from shardprep.formats.conversion.preflight import (
     check_output,

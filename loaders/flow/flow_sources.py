@@ -66,8 +66,8 @@ class FlowSources(Pipeline):
     ) -> Self:
         """A flow of the records of a converted dataset at ``path``: (image, label), encoded bytes and int.
 
-        Of a dataset that :meth:`.Flow.save` wrote, the items as they were saved; ``with_keys`` and other labels
-        raise UsageError for them.
+        Of a dataset that :meth:`.Flow.save` wrote, the items as they were saved; ``with_keys`` and other
+        labels raise UsageError for them.
 
         ``with_keys`` makes them (key, image, label). ``shuffle``, ``seed`` and ``labels`` are as for
         :class:`.Loader`; pass n has the order of the loader's epoch n. A ``map`` with processes reads in its

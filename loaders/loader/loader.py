@@ -193,7 +193,7 @@ class Loader(Owned, EpochLoader):
         shards = self._plan.shards(epoch)
         if shards is None or not self._read_ahead or not self._work.with_image:
             return nullcontext()
-        stream = ShardStream.of(self.dataset.path, self.dataset.manifest.shards, shards, self._subset.chosen)
+        stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards, self._subset.chosen)
         return closing(ReadAhead(stream, budget=self._read_ahead))
 
     def _items(self, batches: Iterator[Records], epoch: int, ahead: ReadAhead | None) -> Iterator[Wanted]:

@@ -72,7 +72,9 @@ def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -
     classes = len(np.unique(labels))
     mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
     window = shuffle.window_of(records)
-    warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=str(subset.dataset.path))
+    instead = "convert it to shards" if subset.dataset.manifest.archive else "convert without --order key"
+    place = str(subset.dataset.path)
+    warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
 
 
 def layout_of(subset: Subset, transform: Transform | None, *, rows: int, workers: int) -> SlotLayout:

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.blocks import Block
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.owned import Owned
@@ -40,13 +40,15 @@ SHARD_END_BYTES = 1 << 20
 class ShardStream:
     """The shards of an epoch as one stream of bytes, in the order in which they are read.
 
-    ``paths`` and ``ends`` (in bytes) are in that order. The rest is in the order of storage: ``record_ends``
+    ``paths``, ``starts`` (the shards' offsets in these files) and ``ends`` (in bytes) are in that order. A
+    shard is a whole file, or a block of an archive. The rest is in the order of storage: ``record_ends``
     are the ends of the shards' record numbers; ``bases`` and ``slopes`` give a record's estimated position in
     the stream, ``base + number * slope``, as if all records of a shard had the same size. ``chosen`` are the
     record numbers that are read, ascending; None for all.
     """
 
     paths: tuple[Path, ...]
+    starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     record_ends: npt.NDArray[np.int64]
     bases: npt.NDArray[np.float64]
@@ -58,7 +60,7 @@ class ShardStream:
     def of(
         cls,
         folder: Path,
-        shards: Sequence[FileEntry],
+        shards: Sequence[Block],
         order: npt.NDArray[np.int64],
         chosen: Records | None = None,
     ) -> ShardStream:
@@ -71,7 +73,8 @@ class ShardStream:
         slopes = sizes / np.maximum(1, records)
         bases = starts - (record_ends - records) * slopes
         paths = tuple(folder / shards[n].name for n in order)
-        return cls(paths, ends, record_ends, bases, slopes, order, chosen)
+        offsets = np.array([shards[n].start for n in order], np.int64)
+        return cls(paths, offsets, ends, record_ends, bases, slopes, order, chosen)
 
     def span(self, numbers: Records) -> tuple[int, int]:
         """Estimate where in the stream the first of these records begins and the last one ends."""
@@ -86,7 +89,7 @@ class ShardStream:
             number = int(np.searchsorted(self.ends, start, side="right"))
             begin = int(self.ends[number - 1]) if number else 0
             length = min(stop, int(self.ends[number]), start + CHUNK_BYTES) - start
-            yield self.paths[number], start - begin, length
+            yield self.paths[number], int(self.starts[number]) + start - begin, length
             start += length
 
     def is_wanted(self, start: int, length: int) -> bool:

@@ -60,8 +60,8 @@ class Subset:
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
-        """The number of these records in each shard, in stored order."""
-        counts = [shard.records for shard in self.dataset.manifest.shards]
+        """The number of these records in each block of the dataset, in stored order."""
+        counts = [block.records for block in self.dataset.blocks]
         if self.chosen is None:
             return tuple(counts)
         ends = np.searchsorted(self.chosen, np.cumsum(counts))

@@ -184,14 +184,14 @@ def _of_workers(stats: LoaderStats) -> float:
 
 def _cached(loader: Loader) -> float | None:
     """The share of the shards' bytes in memory; of many shards, some that are evenly chosen."""
-    shards = loader.dataset.manifest.shards
-    count = min(len(shards), MAX_CHECKED_SHARDS)
-    some = [shards[number * len(shards) // count] for number in range(count)]
+    names = loader.dataset.manifest.image_files
+    count = min(len(names), MAX_CHECKED_SHARDS)
+    some = [loader.dataset.path / names[number * len(names) // count] for number in range(count)]
     try:
-        shares = [resident_share(loader.dataset.path / shard.name) for shard in some]
+        shares = [resident_share(path) for path in some]
+        sizes = [path.stat().st_size for path in some]
     except OSError:
         return None
-    sizes = [shard.size for shard in some]
     return float(np.average(shares, weights=sizes)) if sum(sizes) else None
 
 

@@ -64,8 +64,13 @@ class ClassMixing:
         return np.asarray(present * (1 - (1 - 1 / present) ** self.batch_size))
 
 
-def warn_of_sorted_classes(mixing: ClassMixing, window: int, *, dataset: str, place: str) -> None:
-    """Warn, once for each ``dataset`` (a root) at ``place``, where the window does not suffice."""
+def warn_of_sorted_classes(
+    mixing: ClassMixing, window: int, *, dataset: str, place: str, instead: str
+) -> None:
+    """Warn, once for each ``dataset`` (a root) at ``place``, where the window does not suffice.
+
+    ``instead`` is what to do with the dataset.
+    """
     if dataset in _warned or mixing.suffices(window):
         return
     _warned.add(dataset)
@@ -74,8 +79,7 @@ def warn_of_sorted_classes(mixing: ClassMixing, window: int, *, dataset: str, pl
     warnings.warn(
         f"{place} is stored class after class: through a window of {window} records a batch of "
         f"{mixing.batch_size} has about {mixing.per_batch(window):.0f} of {mixing.classes} classes, and "
-        f"{mixing.per_batch(mixing.records):.0f} with a GlobalShuffle(). Use that{local}, or convert without "
-        "--order key",
+        f"{mixing.per_batch(mixing.records):.0f} with a GlobalShuffle(). Use that{local}, or {instead}",
         SortedByClass,
         stacklevel=5,  # the line that makes the Loader
     )

@@ -1,8 +1,9 @@
 """From the official archives of an image dataset to verified shards to the training step.
 
 Offline: ``convert`` archives into shards, ``verify`` and ``repair`` them; ``open_dataset`` reads single
-records. Online: a ``Loader`` gives batches of a dataset, decoded in processes by a ``TrainTransform`` or an
-``EvalTransform``, in the order of a ``LocalShuffle`` or ``GlobalShuffle``; a ``Flow`` composes other data.
+records, and ``export`` writes them for other loaders. Online: a ``Loader`` gives batches of a dataset,
+decoded in processes by a ``TrainTransform`` or an ``EvalTransform``, in the order of a ``LocalShuffle`` or
+``GlobalShuffle``; a ``Flow`` composes other data.
 ``shardprep.loaders.tf_inputs`` feeds TensorFlow, ``.torch_data`` and ``.jax_data`` other frameworks, and
 ``shardprep.loaders.remote`` takes batches from other machines.
 

@@ -12,9 +12,11 @@ from shardprep.cli.app import cli
 IN_ORDER = [
     "sample",
     "convert",
+    "index",
     "verify",
     "inspect",
     "repair",
+    "export",
     "bench-disk",
     "bench-loader",
     "serve",
@@ -42,7 +44,8 @@ def test_every_command_has_examples(command: str) -> None:
 def test_an_example_can_be_parsed(
     command: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shards" / "train").mkdir(parents=True)
+    for split in ("train", "val"):
+        (tmp_path / "shards" / split).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
     with cli.commands[command].make_context(command, shlex.split(words)) as context:

@@ -23,9 +23,11 @@ from random import Random
 
 import lmdb
 from mutations import mutated, mutated_json, mutated_png, with_png_sums, with_tar_sums
+from record_sources import frame
 from source_builders import DEVKIT, META, TRAIN, TRUTH, VAL, tar_of
 
 from shardprep.formats import ShardprepError, open_dataset, summarise, verify
+from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.images.decode_check import check_decodes
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
@@ -34,6 +36,8 @@ from shardprep.formats.sources.annotations.boxes import read_boxes
 from shardprep.formats.sources.annotations.devkit import read_devkit
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.record_files.tfrecord.frames import frames, read_frame
+from shardprep.formats.system.regular_file import ArchiveFile
 from shardprep.loaders import EvalTransform, Loader, TrainTransform
 from shardprep.loaders.order.rng import record_rng
 
@@ -69,6 +73,7 @@ def read_source(path: Path, split: str) -> None:
     with listing.reader as reader:
         for entry in listing.entries:
             reader.read(entry)
+            reader.values(entry)
 
 
 MATLAB = [struct.pack("<II", kind, 8) for kind in (1, 5, 6, 9, 14, 15)]
@@ -206,6 +211,35 @@ def write_changed_value(honest: Path, path: Path, rng: Random) -> None:
             writing.put(key, mutated(value, rng, PICKLES) if at == chosen else value)
 
 
+def webdataset(rng: Random, base: Path, scratch: Path) -> None:
+    shards = copied(base / "webdataset", scratch)
+    change_file(rng.choice(sorted(shards.iterdir())), rng, with_tar_sums, NUMBERS)
+    read_source(shards, "train")
+
+
+def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
+    """A damaged file, or one that is whole with a damaged record in it."""
+    path = scratch / "train-00000-of-00001"
+    honest = base / rng.choice(["imagenet.tfrecord", "tfds.tfrecord"])
+    if rng.random() < 0.3:
+        path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
+    else:
+        with ArchiveFile(honest) as file:
+            records = [read_frame(file, each.start, each.length) for each in frames(file)]
+        chosen = rng.randrange(len(records))
+        records[chosen] = mutated(records[chosen], rng, NUMBERS)
+        path.write_bytes(b"".join(map(frame, records)))
+    read_source(path, "train")
+    list(recognise(path).boxes("train") or ())
+
+
+def parquet(rng: Random, base: Path, scratch: Path) -> None:
+    path = scratch / "train.parquet"
+    honest = base / rng.choice(["plain.parquet", "snappy.parquet"])
+    path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
+    read_source(path, "train")
+
+
 def read_image(data: bytes) -> None:
     read_image_header(data)
     check_decodes(data)
@@ -271,7 +305,7 @@ def seal(path: Path, change: Callable[[dict[str, object]], dict[str, object]] = 
 
 
 def dataset_in(rng: Random, base: Path, scratch: Path) -> Path:
-    return copied(base / rng.choice(["lmdb", "hdf5"]), scratch)
+    return copied(base / rng.choice(["lmdb", "hdf5", "tar"]), scratch)
 
 
 def manifest(rng: Random, base: Path, scratch: Path) -> None:
@@ -305,6 +339,16 @@ def hdf5_shard(rng: Random, base: Path, scratch: Path) -> None:
     shard(rng, copied(base / "hdf5", scratch))
 
 
+def tar_shard(rng: Random, base: Path, scratch: Path) -> None:
+    """Change a table, or the archive that it is of."""
+    path = copied(base / "tar", scratch)
+    if rng.random() < 0.3:
+        change_file(path / ARCHIVE_NAME, rng)
+        read_dataset(path)
+    else:
+        shard(rng, path)
+
+
 def verified(rng: Random, base: Path, scratch: Path) -> None:
     """Change any file of a dataset; a crash of a library is a finding of verify, and no crash of it."""
     path = dataset_in(rng, base, scratch)
@@ -316,8 +360,19 @@ def verified(rng: Random, base: Path, scratch: Path) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(devkit, annotation, val_tar, train_tar, lists, image_lists, tensorpack, png, jpeg, image_kind),
-        *(manifest, table, lmdb_shard, hdf5_shard, verified),
+        *(
+            devkit,
+            annotation,
+            val_tar,
+            train_tar,
+            lists,
+            image_lists,
+            tensorpack,
+            webdataset,
+            tfrecord,
+            parquet,
+        ),
+        *(png, jpeg, image_kind, manifest, table, lmdb_shard, hdf5_shard, tar_shard, verified),
     )
 }
 

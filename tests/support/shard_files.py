@@ -1,7 +1,9 @@
 """Shards written, read and damaged without the package, to compare with what the package does."""
 
+import io
 import os
 import struct
+import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import h5py
 import lmdb
 import numpy as np
 
+from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.containers.container import Extent, Stored
 from shardprep.formats.containers.registry import container, open_shard
 from shardprep.formats.containers.table import Rows
@@ -33,10 +36,22 @@ def extent(records: Sequence[Stored]) -> Extent:
 
 
 def write(path: Path, kind: str, records: Sequence[Stored]) -> Path:
+    places = archived(path, records) if kind == "tar" else [0] * len(records)
     with container(kind).write(path, extent(records)) as writer:
-        for record in records:
-            writer.append(record)
+        for record, place in zip(records, places, strict=True):
+            writer.append(record, place)
     return path
+
+
+def archived(path: Path, records: Sequence[Stored]) -> list[int]:
+    """Put the images into the archive beside a table; return where they begin."""
+    with tarfile.open(path.with_name(ARCHIVE_NAME), "w") as archive:
+        for number, record in enumerate(records):
+            member = tarfile.TarInfo(f"{number}.JPEG")
+            member.size = len(record.image)
+            archive.addfile(member, io.BytesIO(record.image))
+    with tarfile.open(path.with_name(ARCHIVE_NAME)) as archive:
+        return [member.offset_data for member in archive]
 
 
 def read(path: Path, kind: str, records: int) -> list[Stored]:
@@ -76,10 +91,22 @@ def write_around(path: Path, kind: str, records: Sequence[Stored]) -> Path:
     """Write a shard with plain calls of its library."""
     if kind == "lmdb":
         return write_lmdb(path, values(records))
+    if kind == "tar":
+        with path.open("wb") as table:
+            np.save(table, places(records, archived(path, records)))
+        return path
     with h5py.File(path, "w") as file:
         for name, column in columns(records).items():
             file[name] = column
     return path
+
+
+def places(records: Sequence[Stored], offsets: Iterable[int]) -> Rows:
+    """The rows of a table, according to its documentation."""
+    columns = {"offset": "<u8", "length": "<u4", "label": "<i4", "crc32c": "<u4"}
+    columns["key"] = f"S{extent(records).key_bytes}"
+    rows = [(at, len(r.image), r.label, r.crc32c, r.key) for at, r in zip(offsets, records, strict=True)]
+    return np.array(rows, [*columns.items()])
 
 
 def write_lmdb(path: Path, pairs: dict[bytes, bytes]) -> Path:
@@ -97,6 +124,10 @@ def read_around(path: Path, kind: str) -> list[Stored]:
             pairs = [(bytes(key), bytes(value)) for key, value in transaction.cursor()]
         assert [key for key, _ in pairs] == [i.to_bytes(8, "big") for i in range(len(pairs))]
         return [_parsed(value) for _, value in pairs]
+    if kind == "tar":
+        archive = path.with_name(ARCHIVE_NAME).read_bytes()
+        rows = [row.item() for row in np.load(path)]
+        return [Stored(key, label, crc, archive[at : at + size]) for at, size, label, crc, key in rows]
     with h5py.File(path, "r") as file:
         data, offsets, labels, keys, crcs = (file[name][()] for name in columns([]))
     return [

@@ -10,12 +10,15 @@ from pathlib import Path
 import cv2
 import fuzz_targets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from datasets import converted
 from fuzz_targets import TARGETS
 from image_files import chunk, encoded, pixels, png, tiff, with_exif
 from image_kinds import KINDS
 from pictures import cmyk_jpeg
+from record_sources import official, tfds, write_shard, write_tfrecord
 from source_builders import Miniature
 from test_boxes import WNID, box_object, xml
 from test_png import TWO
@@ -64,8 +67,22 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         points = [*images.values(), np.frombuffer(images["baseline.jpg"], np.uint8)]
         records = {key_of(at): dumps([image, np.int64(at)]) for at, image in enumerate(points)}
         save(folder / f"{name}.mdb", records, dumps(list(records)), map_size=1 << 20)
+    for number in range(2):
+        stems = [f"{number}{at}" for at in range(3)]
+        parts = {"cls": b"1", "jpg": images["baseline.jpg"], "seg.png": images["still.png"], "json": b"[1]"}
+        write_shard(folder / f"webdataset/train-{number}.tar", dict.fromkeys(stems, parts))
+    write_tfrecord(folder / "imagenet.tfrecord", [official(n, n, boxes=n) for n in range(3)])
+    write_tfrecord(folder / "tfds.tfrecord", [tfds(n, ids=[n] * n, tags=[b"x"], score=0.5) for n in range(3)])
+    for name, compression in (("plain", "none"), ("snappy", "snappy")):
+        rows = [{"bytes": images["baseline.jpg"], "path": f"{n}.jpg"} for n in range(9)]
+        table = pyarrow.table({"image": rows, "label": range(9), "caption": list("abcabcabc")})
+        pyarrow.parquet.write_table(
+            table, folder / f"{name}.parquet", compression=compression, row_group_size=4
+        )
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
+    in_place = {"container": "tar", "order": "archive"}
+    converted(archives, folder / "tar", split="val", shard_size=150_000, **in_place)
     return folder
 
 
@@ -104,6 +121,9 @@ MANY = {
     "lists": 800,
     "image_lists": 2500,
     "tensorpack": 2500,
+    "webdataset": 2500,
+    "tfrecord": 5000,
+    "parquet": 5000,
     "png": 6000,
     "jpeg": 6000,
     "image_kind": 6000,
@@ -111,6 +131,7 @@ MANY = {
     "table": 1500,
     "lmdb_shard": 600,
     "hdf5_shard": 1500,
+    "tar_shard": 1500,
     "verified": 60,
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,13 @@ def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
     )
 
 
+class WholeArchive(NamedTuple):
+    """An archive that has all images of a listing, each as it is, at its ``offset``; ``size`` in bytes."""
+
+    path: Path
+    size: int
+
+
 class ByteReader(AbstractContextManager["ByteReader"]):
     """Reader of an entry's bytes. Entering opens it for this process.
 
@@ -53,6 +60,11 @@ class ByteReader(AbstractContextManager["ByteReader"]):
     @abstractmethod
     def read(self, entry: np.void) -> bytes:
         """Return all bytes of the entry. Raises SourceDamaged if they have changed or are missing."""
+
+    @property
+    def archive(self) -> WholeArchive | None:
+        """The archive in which the images may stay; None if there is none."""
+        return None
 
     @property
     def is_open(self) -> bool:

@@ -33,7 +33,12 @@ class FoundFile(NamedTuple):
 
 def mtime_of(status: os.stat_result) -> int:
     """Return a file's mtime in nanoseconds, modulo 2**64 as an int64, to compare: times after 2262 wrap."""
-    return (status.st_mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
+    return wrapped(status.st_mtime_ns)
+
+
+def wrapped(mtime_ns: int) -> int:
+    """Return nanoseconds modulo 2**64 as an int64."""
+    return (mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.sources.listing.source import ByteReader
+from shardprep.formats.sources.listing.source import ByteReader, WholeArchive
 from shardprep.formats.system.regular_file import ArchiveFile, Identity
 
 
@@ -28,6 +28,10 @@ class TarReader(ByteReader):
         if self._file is not None:
             file, self._file = self._file, None
             file.__exit__(kind)
+
+    @property
+    def archive(self) -> WholeArchive:
+        return WholeArchive(self.path, self.identity.size)
 
     @property
     def is_open(self) -> bool:

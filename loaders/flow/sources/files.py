@@ -12,7 +12,7 @@ from typing import Any, Self
 from zlib import crc32
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.sources.image_tree import IMAGE_SUFFIXES
+from shardprep.formats.sources.listing.image_names import IMAGE_SUFFIXES
 from shardprep.formats.sources.listing.tree_files import FolderWalk
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within

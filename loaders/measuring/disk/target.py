@@ -104,7 +104,7 @@ def _file(path: Path, stack: ExitStack, record_bytes: int | None) -> Target:
 
 def _dataset(path: Path, stack: ExitStack, record_bytes: int | None) -> Target:
     manifest = read_manifest(path)
-    shards = [path / shard.name for shard in manifest.shards if shard.size]
+    shards = [path / name for name in manifest.image_files]
     chosen = _spread(shards)
     remarks = (f"{len(chosen)} of {len(shards)} shards were read",) if len(chosen) < len(shards) else ()
     mean = max(1, round(manifest.image_bytes / manifest.records))

@@ -1,4 +1,4 @@
-"""The contract of a shard, over both containers."""
+"""The contract of a shard, over every container."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ from shard_files import (
 
 from shardprep.formats.containers.container import Memory, ShardReader, Stored
 from shardprep.formats.containers.lmdb_shard import RECORDS_PER_COMMIT
-from shardprep.formats.containers.registry import CONTAINERS, container, open_shard
+from shardprep.formats.containers.registry import ALL_CONTAINERS, container, open_shard
 from shardprep.formats.dataset.shard_check import Checked, ShardCheck, check_shard
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.processes.child_process import isolated
@@ -53,7 +53,7 @@ identity = settings(
 )
 
 
-@pytest.fixture(params=CONTAINERS)
+@pytest.fixture(params=ALL_CONTAINERS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -118,7 +118,7 @@ def test_the_checksums_of_a_record_never_change() -> None:
     assert digest == "98c7f1b68278f0e2ce9fdb69c1983ed1ed7ab771a55a461e33350a6500ad3ff6"
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("step", [23, pytest.param(3, marks=pytest.mark.torture)])
 def test_no_flipped_bit_changes_a_record_unseen(shard: Path, kind: str, tmp_path: Path, step: int) -> None:
     todo = [(position, bit) for position in range(shard.stat().st_size) for bit in range(8)][::step]
     tried, unseen = tmp_path / "tried", tmp_path / "unseen"

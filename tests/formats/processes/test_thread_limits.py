@@ -38,7 +38,7 @@ def loader_that_reads_ahead(path: Path) -> None:
 
 
 def read_ahead(path: Path) -> None:
-    shards = open_dataset(path).manifest.shards
+    shards = open_dataset(path).blocks
     ReadAhead(ShardStream.of(path, shards, np.arange(len(shards))), budget=1)
 
 

@@ -28,9 +28,9 @@ from owners import (
     temporary_folder,
 )
 
-from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.containers.registry import open_shard
 from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.dataset.dataset import open_dataset
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.processes.child_process import Child
@@ -174,7 +174,7 @@ def threads(path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
 
 @contextmanager
 def read_ahead(path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
-    shards = open_dataset(path).manifest.shards
+    shards = open_dataset(path).blocks
     with closing(ReadAhead(ShardStream.of(path, shards, np.arange(len(shards))), budget=1 << 20)) as made:
         yield made, lambda: made.expect(np.arange(20)) is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -13,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.columns.schema import Schema
+from shardprep.formats.containers.archive import Region, spanned
 from shardprep.formats.containers.container import SUFFIXES, Extent
-from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.containers.registry import ALL_CONTAINERS, IN_PLACE
 from shardprep.formats.dataset.manifest import FORMAT_VERSION
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready.jpegtran import jpegtran_version
 from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY, MAX_GROWTH, encoder_version
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.stored_order import (
+    ARCHIVE_ORDER,
     GIVEN,
     ITEM_ORDERS,
     MAX_SEED,
@@ -42,11 +44,12 @@ NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")
 class PlanOptions:
     """Options of a conversion that decide the bytes of its output.
 
-    ``container`` is "lmdb" or "hdf5". ``shard_size`` is the number of image bytes per shard, at most
-    4 GiB. ``order`` is "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key; saved
-    items have "given" or "given-shuffled", their own order or a permutation of it.
-    ``on_bad_image`` is "fail", which raises BadImage, or "skip", which leaves the image out and lists it in
-    quarantine.json. With ``decode_check`` an image that does not decode is a bad image, too.
+    ``container`` is "lmdb" or "hdf5"; or "tar" for images that stay in the official tar, in the ``order``
+    "archive". ``shard_size`` is the number of image bytes per shard, at most 4 GiB. ``order`` is otherwise
+    "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key; saved items have
+    "given" or "given-shuffled". ``on_bad_image`` is
+    "fail", which raises BadImage, or "skip", which leaves the image out and lists it in quarantine.json. With
+    ``decode_check`` an image that does not decode is a bad image, too.
 
     With ``crop_ready`` JPEGs are coded anew, without a loss, with segments of which a crop is decoded alone.
     ``shorter_side`` is a number of pixels: images with more on the shorter side are shrunk to it and encoded
@@ -65,13 +68,15 @@ class PlanOptions:
     quality: int = DEFAULT_QUALITY
 
     def __post_init__(self) -> None:
-        orders = (*ORDERS, *ITEM_ORDERS)
-        choices = {"container": CONTAINERS, "order": orders, "on_bad_image": BAD_IMAGE_POLICIES}
+        orders = (ARCHIVE_ORDER,) if self.container == IN_PLACE else (*ORDERS, *ITEM_ORDERS)
+        choices = {"container": ALL_CONTAINERS, "order": orders, "on_bad_image": BAD_IMAGE_POLICIES}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if not 0 < self.shard_size <= 4 << 30:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
+        if self.container == IN_PLACE and self.transcodes:
+            raise UsageError("images that stay in their archive cannot be coded anew")
         if not 1 <= self.quality <= 100:
             raise UsageError(f"the quality must be between 1 and 100, not {self.quality}")
         if self.shorter_side is not None and not 1 <= self.shorter_side <= MAX_SHORTER_SIDE:
@@ -145,6 +150,11 @@ class Plan:
         """Return a shard's entries in stored order."""
         return self.entries[self.order[shard.first : shard.last]]
 
+    def regions(self, archive_size: int) -> tuple[Region, ...]:
+        """Return the region of each shard in an archive of that size."""
+        last = self.entries[self.order[[shard.last - 1 for shard in self.shards]]]
+        return spanned((last["offset"] + last["length"]).tolist(), archive_size)
+
     def describe(self) -> dict[str, Any]:
         """Return what the manifest keeps of the plan."""
         return self.options.to_json() | {"sha256": self.digest}
@@ -167,7 +177,7 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _flag(option: str) -> str:
-    if option == "transcoder":
+    if option in ("transcoder", "writer"):
         return option
     return "--format" if option == "container" else "--" + option.replace("_", "-")
 
@@ -214,6 +224,8 @@ def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
     if options.order in ITEM_ORDERS:
         numbers = np.arange(len(entries), dtype=np.uint32)
         return numbers if options.order == GIVEN else numbers[permutation(len(entries), options.seed)]
+    if options.order == ARCHIVE_ORDER:
+        return np.argsort(entries["offset"], kind="stable").astype(np.uint32)
     by_key = np.argsort(entries["key"], kind="stable").astype(np.uint32)
     if options.order == "key":
         return by_key
@@ -221,13 +233,6 @@ def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
 
 
 def _shards(lengths: npt.NDArray[np.int64], options: PlanOptions, key_bytes: int) -> tuple[PlannedShard, ...]:
-    """Return the shards, each filled until the next image would exceed ``shard_size``, with at least one."""
-    ends = np.cumsum(lengths)
-    bounds = [0]
-    while bounds[-1] < len(lengths):
-        before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
-        stop = int(np.searchsorted(ends, before + options.shard_size, side="right"))
-        bounds.append(max(stop, bounds[-1] + 1))
     suffix = SUFFIXES[options.container]
     return tuple(
         PlannedShard(
@@ -237,8 +242,22 @@ def _shards(lengths: npt.NDArray[np.int64], options: PlanOptions, key_bytes: int
             last=last,
             extent=Extent(last - first, _most_bytes(lengths[first:last], options), key_bytes),
         )
-        for number, (first, last) in enumerate(pairwise(bounds))
+        for number, (first, last) in enumerate(spans(lengths, options.shard_size))
     )
+
+
+def spans(lengths: npt.NDArray[np.int64], shard_size: int) -> Iterator[tuple[int, int]]:
+    """Return the first record of each shard and the one after its last, given the records' lengths in bytes.
+
+    A shard has at least one record, and is filled until the next would exceed ``shard_size``.
+    """
+    ends = np.cumsum(lengths)
+    bounds = [0]
+    while bounds[-1] < len(lengths):
+        before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
+        stop = int(np.searchsorted(ends, before + shard_size, side="right"))
+        bounds.append(max(stop, bounds[-1] + 1))
+    return pairwise(bounds)
 
 
 def _most_bytes(lengths: npt.NDArray[np.int64], options: PlanOptions) -> int:

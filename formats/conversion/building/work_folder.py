@@ -34,8 +34,9 @@ from .run_folder import (
 )
 
 PLAN_NAME = "plan.json"
+RESTART = ", or add --restart to discard what it did"
 OUTPUT_FILES = re.compile(
-    r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
+    r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
     r"(quarantine|provenance)\.json"
 )
 
@@ -127,12 +128,12 @@ class WorkFolder(Owned):
             self._lock.close()
             self._lock = None
 
-    def claim(self, guard: dict[str, Any]) -> None:
-        """Store the plan of this conversion, or check that it is the one begun here.
+    def claim(self, guard: dict[str, Any], *, work: str = "conversion") -> None:
+        """Store the plan of this work, or check that it is the one begun here.
 
         Raises PlanMismatch, which names what differs.
         """
-        refuse_other_plan(self.output, guard)
+        refuse_other_plan(self.output, guard, work=work)
         path = self.folder / PLAN_NAME
         if not path.exists():
             publish_bytes(path, canonical_json(guard), self.run)
@@ -158,15 +159,18 @@ class WorkFolder(Owned):
                 path.unlink()
 
 
-def refuse_other_plan(output: Path, guard: dict[str, Any]) -> None:
-    """Raise PlanMismatch, which names what differs, if another conversion was begun in the output."""
+def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conversion") -> None:
+    """Raise PlanMismatch, which names what differs, if other work was begun in the output.
+
+    ``work`` names this work; a conversion can be told to restart.
+    """
     path = output / WORK_FOLDER_NAME / PLAN_NAME
     if not path.exists():
         return
     if differing := differences(_parsed(path), guard):
         raise PlanMismatch(
-            f"holds an unfinished conversion: {differing}; repeat the command that began it, choose another "
-            "folder, or add --restart to discard what it did",
+            f"holds an unfinished {work}: {differing}; repeat the command that began it, choose another folder"
+            + (RESTART if work == "conversion" else ""),
             path=output,
         )
 

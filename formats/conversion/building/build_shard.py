@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Schema
+from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region
 from shardprep.formats.containers.container import Extent
-from shardprep.formats.containers.registry import container
+from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.containers.table import Rows, write_table
 from shardprep.formats.dataset.index import index_dtype, index_row
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
@@ -29,21 +29,13 @@ from shardprep.formats.system.atomic_write import (
     publishing,
 )
 
+from .built_shard import BuiltShard, SkippedImage
+from .checked_sample import CheckedSample, checked_sample
 from .column_of_shard import BuiltColumn, ColumnOfShard
 from .plan import Plan, PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
 from .publish_shard import publish_shard
-from .sample import Sample, read_sample
 from .work_folder import WorkFolder
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedImage:
-    """A bad image that was left out on request: its key, its place in the source, and what is wrong."""
-
-    key: str
-    where: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class ShardJob:
 
     ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
     after that. ``crashes`` maps an image's place among the entries to the signal by which it crashes the
-    decoder.
+    decoder. ``region`` is where the images are in the reader's archive, if they stay there.
     """
 
     output: Path
@@ -67,6 +59,7 @@ class ShardJob:
     has_images: bool = True
     expected_sha256: Mapping[str, str] = field(default_factory=dict)
     crashes: Mapping[int, str] = field(default_factory=dict)
+    region: Region | None = None
 
     @property
     def work_folder(self) -> Path:
@@ -80,30 +73,28 @@ class ShardJob:
         """Return the job with all that is known only when its shard is built: here, the same job."""
         return self
 
+    @property
+    def decodes(self) -> bool:
+        return self.options.decode_check
 
-@dataclass(frozen=True)
-class BuiltShard:
-    """A finished shard, as in its commit record."""
+    def build(self) -> BuiltShard:
+        """Build the shard with :func:`build_shard`."""
+        return build_shard(self)
 
-    plan: str
-    name: str
-    size: int
-    sha256: str
-    records: int
-    image_bytes: int
-    rows_sha256: str
-    skipped: tuple[SkippedImage, ...] = ()
-    columns: tuple[BuiltColumn, ...] = ()
+    def key_at(self, place: int) -> str:
+        """Return the key of the entry at that place, or of the last one."""
+        key: bytes = self.entries["key"][min(place, len(self.entries) - 1)]
+        return key.decode()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def decode(self, place: int) -> None:
+        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
+        if place < len(self.entries) and place not in self.crashes:
+            with copy(self.reader) as reader:
+                check_decodes(reader.read(self.entries[place]))
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> BuiltShard:
-        """Return the shard of a commit record; the inverse of ``to_json``."""
-        skipped = tuple(SkippedImage(**s) for s in value["skipped"])
-        columns = tuple(BuiltColumn(**c) for c in value["columns"])
-        return cls(**{**value, "skipped": skipped, "columns": columns})
+    def crashed(self, place: int, signal: str) -> ShardJob:
+        """Return the job with an image that crashes the decoder by that signal."""
+        return replace(self, crashes={**self.crashes, place: signal})
 
 
 def shard_jobs(
@@ -119,6 +110,8 @@ def shard_jobs(
     ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
     published.
     """
+    archive = reader.archive if planned.options.container == IN_PLACE else None
+    regions = planned.regions(archive.size) if archive else ()
     for shard in shards:
         yield ShardJob(
             output=work_folder.output,
@@ -132,6 +125,7 @@ def shard_jobs(
             schema=planned.schema,
             has_images=planned.has_images,
             expected_sha256=expected or {},
+            region=regions[shard.number] if regions else None,
         )
 
 
@@ -193,9 +187,12 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     samples, extent = _samples(job, skipped)
     columns = [ColumnOfShard(field, job.shard.name) for field in job.schema]
     count = 0
+    if job.region and (archive := job.reader.archive):
+        with suppress(FileExistsError):  # of another shard
+            (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
     with container(job.options.container).write(built, extent) as writer:
         for sample in samples:
-            writer.append(sample.stored)
+            writer.append(sample.stored, sample.offset)
             rows[count] = _row(sample, job.shard.number, count)
             for column, value in zip(columns, sample.values, strict=True):
                 column.append(sample.stored.key, value)
@@ -203,7 +200,7 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     return rows[:count], skipped, columns
 
 
-def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Sample], Extent]:
+def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[CheckedSample], Extent]:
     """Return the shard's samples, and the extent of its images.
 
     With columns, the listing's lengths are not those of the images: all samples are read before the first
@@ -217,7 +214,7 @@ def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Sampl
     return known, replace(job.shard.extent, records=len(known), payload_bytes=size)
 
 
-def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
+def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]:
     """Yield the shard's samples in order; bad ones are raised, or appended to ``skipped``."""
     counter = ShardCounter(job.run / COUNTERS_NAME, job.shard.number)
     with closing(counter), copy(job.reader) as reader:  # an open reader would be shared between threads
@@ -226,7 +223,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
             try:
                 if done in job.crashes:
                     raise BadImage(crashes_decoder(job.crashes[done]))
-                yield read_sample(reader, entry, job.options, has_images=job.has_images)
+                yield checked_sample(reader, entry, job.options, has_images=job.has_images)
             except (BadImage, BadValue) as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
@@ -240,18 +237,12 @@ def _with_advice(bad: BadImage) -> BadImage:
     return BadImage(f"{bad.message}; remove it, {advice}", path=bad.path, key=bad.key)
 
 
-def decode_alone(job: ShardJob, place: int) -> None:
-    """Decode one image of the shard, in a process that may crash. Raises BadImage."""
-    with copy(job.reader) as reader:
-        check_decodes(reader.read(job.entries[place]))
-
-
 def _place(entry: np.void) -> str:
     """Return an entry's place relative to the source, as written into a dataset."""
     return entry["path"].decode() or f"at byte {entry['offset']}"
 
 
-def _row(sample: Sample, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
+def _row(sample: CheckedSample, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
     stored = sample.stored
     return index_row(stored, sample.info, shard, ordinal), content_digest(
         stored.key, stored.label, stored.image
@@ -263,6 +254,10 @@ def _commit(
 ) -> BuiltShard:
     with publishing(job.beside(".rows"), job.run) as file:
         write_table(file, rows)
+    region_sha256 = ""
+    if job.region and (archive := job.reader.archive):
+        with copy(job.reader):  # the archive has not changed, and does not
+            region_sha256 = hash_region(archive.path, job.region)
     commit = BuiltShard(
         plan=job.plan,
         name=job.shard.name,
@@ -273,6 +268,7 @@ def _commit(
         rows_sha256=hash_file(job.beside(".rows")),
         skipped=tuple(skipped),
         columns=tuple(columns),
+        region_sha256=region_sha256,
     )
     publish_bytes(job.beside(".commit"), canonical_json(commit.to_json()), job.run)
     return commit

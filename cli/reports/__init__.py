@@ -1,0 +1,1 @@
+"""What commands say about their results, where that takes more than a few lines."""

@@ -1,0 +1,1 @@
+"""From a dataset to the formats of other loaders."""

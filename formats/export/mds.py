@@ -1,0 +1,174 @@
+"""MDS, version 2: the shards of MosaicML's streaming, and their index.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.columns.arrays import ArrayCodec
+from shardprep.formats.columns.schema import Field
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.containers.table import Rows
+from shardprep.formats.errors import UsageError
+from shardprep.formats.system.atomic_write import hash_file, publishing
+
+from .export_format import Exportable, Places, ShardFormat, refuse_taken
+from .export_record import ExportRecord, corners
+
+INDEX = "index.json"
+MOST_BYTES = (1 << 32) - 1  # offsets have 32 bits
+OF_KIND = {
+    "image": "bytes",
+    "bytes": "bytes",
+    "text": "str",
+    "json": "json",
+    "int": "int",
+    "float": "float64",
+    "label": "int",
+    "labels": "ndarray:int32",
+}
+"""The encoding of a column by its kind; those of arrays are made of dtype and shape."""
+SIZES = {"int": 8, "float64": 8}
+OF_IMAGES = "jpeg"  # decoded by Pillow, which finds the kind by itself
+BOXES = "boxes"
+BOX_LABELS = "box_labels"
+COMPLEX = ("complex64", "complex128")
+INSTEAD = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
+"""Elements of arrays that MDS does not have; complex numbers get one more dimension of 2."""
+
+
+@dataclass(frozen=True)
+class MdsColumn:
+    """A column of MDS: name, encoding, and the bytes of each value, None where they differ."""
+
+    name: str
+    encoding: str
+    size: int | None = None
+
+
+class MDSFormat(ShardFormat):
+    """Shards with the columns image, key, label, boxes and those of the dataset, and their index."""
+
+    name = "mds"
+
+    def __init__(self, source: Exportable, index: Rows) -> None:
+        super().__init__(source, index)
+        columns = [MdsColumn("key", "str"), MdsColumn("label", "int", 8)]
+        if source.has_images:
+            columns.append(MdsColumn("image", OF_IMAGES))
+        if source.has_boxes:
+            columns += [MdsColumn(BOXES, "ndarray:float32"), MdsColumn(BOX_LABELS, "ndarray:int32")]
+        taken = {column.name for column in columns}
+        for field in source.schema:
+            refuse_taken(self.name, field, taken)
+            columns.append(_column_of(field))
+        self._columns = sorted(columns, key=lambda column: column.name)
+
+    def unit_name(self, number: int, count: int) -> str:
+        return f"shard.{number:05d}.mds"
+
+    def bytes_beside(self) -> int:
+        return 256 + 32 * len(self.source.schema)
+
+    def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
+        """Write the samples after room for their offsets, then the offsets."""
+        config = json.dumps(self._config(), sort_keys=True).encode()
+        offsets = [4 * (2 + count) + len(config)]
+        file.write(bytes(4 * (2 + count)) + config)
+        for record in records:
+            sample = self._sample(record)
+            file.write(sample)
+            offsets.append(offsets[-1] + len(sample))
+            if offsets[-1] > MOST_BYTES:
+                raise UsageError("a shard of MDS has at most 4 GiB; choose a smaller --shard-size")
+        file.seek(0)
+        file.write(np.array([count, *offsets], "<u4").tobytes())
+
+    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+        index = {"shards": [self._shard(unit) for unit in units], "version": 2}
+        final = places.output / INDEX
+        with publishing(final, places.run) as file:
+            file.write(json.dumps(index, sort_keys=True).encode())
+        return [FileEntry(INDEX, final.stat().st_size, hash_file(final), len(units))]
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "version": 2,
+            "format": "mds",
+            "compression": None,
+            "hashes": ["sha256"],
+            "size_limit": None,
+            "column_names": [column.name for column in self._columns],
+            "column_encodings": [column.encoding for column in self._columns],
+            "column_sizes": [column.size for column in self._columns],
+        }
+
+    def _shard(self, unit: FileEntry) -> dict[str, Any]:
+        hashes = {"sha256": unit.sha256.removeprefix("sha256:")}
+        raw = {"basename": unit.name, "bytes": unit.size, "hashes": hashes}
+        return self._config() | {"samples": unit.records, "raw_data": raw, "zip_data": None}
+
+    def _sample(self, record: ExportRecord) -> bytes:
+        values = {"key": record.key.encode(), "label": _integer(record.label), "image": record.image}
+        if record.boxes is not None:
+            sides = np.array(corners(record.boxes), "<f4").reshape(-1, 4)
+            values |= {BOXES: _shaped(sides), BOX_LABELS: _shaped(record.boxes["label"].astype("<i4"))}
+        for field, column in ((field, _column_of(field)) for field in self.source.schema):
+            values[field.name] = _encoded(field, column, record.columns[field.name])
+        data = [values[column.name] for column in self._columns]
+        sizes = [len(value) for value, column in zip(data, self._columns, strict=True) if column.size is None]
+        return b"".join([np.array(sizes, "<u4").tobytes(), *data])
+
+
+def _column_of(field: Field) -> MdsColumn:
+    codec = field.codec
+    if not isinstance(codec, ArrayCodec):
+        encoding = OF_KIND[field.kind]
+        return MdsColumn(field.name, encoding, SIZES.get(encoding))
+    element = INSTEAD.get(codec.element, codec.element)
+    sizes = (*codec.shape, 2) if codec.element in COMPLEX else codec.shape
+    size = np.dtype(element).itemsize
+    if not sizes:
+        return MdsColumn(field.name, element, size)
+    fixed = [each for each in sizes if each]
+    if len(fixed) < len(sizes):  # a free dimension, or one of size 0, which an encoding does not name
+        return MdsColumn(field.name, f"ndarray:{element}")
+    return MdsColumn(field.name, f"ndarray:{element}:{','.join(map(str, fixed))}", size * math.prod(fixed))
+
+
+def _encoded(field: Field, column: MdsColumn, value: Any) -> bytes:
+    match field.kind:
+        case "bytes" | "image":
+            return bytes(value)
+        case "text":
+            return str(value).encode()
+        case "json":
+            return json.dumps(value).encode()
+        case "int" | "label":
+            return _integer(value)
+        case "float":
+            return np.float64(value).tobytes()
+        case "labels":
+            return _shaped(value)
+    array = np.asarray(value)
+    if array.dtype.kind == "c":
+        array = np.stack([array.real, array.imag], axis=-1)
+    return array.tobytes() if column.size is not None else _shaped(array)
+
+
+def _integer(value: int) -> bytes:
+    return value.to_bytes(8, "little", signed=True)
+
+
+def _shaped(array: npt.NDArray[Any]) -> bytes:
+    """Return an array after its number of dimensions and their sizes, as small as they fit."""
+    most = max(array.shape)
+    width = next(number for number in range(4) if most < 1 << (8 << number))
+    sizes = np.array(array.shape, f"<u{1 << width}")
+    return bytes([array.ndim << 2 | width]) + sizes.tobytes() + np.ascontiguousarray(array).tobytes()

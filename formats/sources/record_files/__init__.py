@@ -1,0 +1,1 @@
+"""Files that hold many records each, as other libraries write them."""

@@ -1,0 +1,1 @@
+"""Parquet files with images, as Hugging Face's datasets have them."""

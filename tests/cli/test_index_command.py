@@ -1,0 +1,75 @@
+"""``prep index``, and what other commands say about its datasets."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from datasets import flip, prep, prep_here
+
+from shardprep.formats import read_manifest
+
+VAL = "ILSVRC2012_img_val.tar"
+
+
+@pytest.fixture
+def own(archives: Path, tmp_path: Path) -> Path:
+    """A copy of the archives, which may be damaged."""
+    return Path(shutil.copytree(archives, tmp_path / "archives"))
+
+
+def test_the_commands_say_where_the_images_are_and_what_to_do(own: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    made = prep_here("index", own, output, "--split", "val", "--workers", 0, "--quiet")
+    seen = prep_here("inspect", output)
+    flip(own / VAL, (own / VAL).stat().st_size // 2)
+    found = prep_here("verify", output)
+    mended = prep_here("repair", output, "--source", own)
+
+    assert "in place, 1 table" in made.stdout
+    assert f"in place in {own / VAL}" in seen.stdout
+    assert "as in the archive" in seen.stdout
+    assert (found.returncode, mended.returncode) == (1, 1)
+    assert "repeat the prep index command" in found.stdout
+    assert "no archive" in mended.stderr
+
+
+@pytest.mark.slow
+def test_a_damaged_table_is_mended_by_the_command_that_verify_names(own: Path, tmp_path: Path) -> None:
+    prep("index", own, "out", "--split", "val", "--quiet", cwd=tmp_path, check=True)
+    root = read_manifest(tmp_path / "out").root
+    flip(tmp_path / "out" / "shard-00000.tar.npy", 300)
+
+    found = prep_here("verify", "out", cwd=tmp_path)
+    mended = prep_here("repair", "out", "--source", "archives", cwd=tmp_path)
+
+    assert found.stdout.splitlines()[-1] == "next: prep repair out --source archives"
+    assert mended.returncode == 0
+    assert read_manifest(tmp_path / "out").root == root
+
+
+def test_what_is_no_official_tar_is_wrong_usage(lmdb_shards: Path, tmp_path: Path) -> None:
+    done = prep_here("index", lmdb_shards, tmp_path / "out")
+
+    assert done.returncode == 2
+    assert "official tars" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_speed_of_such_a_dataset_is_measured(own: Path, tmp_path: Path) -> None:
+    prep_here("index", own, tmp_path / "out", "--split", "train", "--workers", 0, "--quiet")
+
+    words = (
+        "--workers",
+        0,
+        "--batch-size",
+        4,
+        "--seconds",
+        0.2,
+        "--shuffle",
+        "global",
+        "--transform",
+        "none",
+    )
+    done = prep_here("bench-loader", tmp_path / "out", *words)
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,260 @@
+"""An export has the same bytes however it is made, and the same call finishes it after any interruption."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from datasets import is_root, prep, prep_here, tree, writable
+from process_table import text_of
+
+from shardprep.formats import (
+    CorruptRecord,
+    OutputBusy,
+    PlanMismatch,
+    UsageError,
+    convert,
+    export,
+)  # fmt: skip
+from shardprep.formats.conversion.building.work_folder import WorkFolder
+from shardprep.formats.export.planned_export import MARKER
+from shardprep.formats.export.registry import FORMATS
+
+SIZE = 60_000
+STRACE = shutil.which("strace")
+every_format = pytest.mark.parametrize("to", FORMATS)
+one_shard_and_many_files = pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=() if to in ("mds", "folders") else pytest.mark.torture) for to in FORMATS]
+)
+FAULTS = {"rename": "signal=SIGKILL", "write": "error=ENOSPC"}
+ALL_FAULTS = [
+    (name, f) for name in ("write", "fsync", "rename", "chmod") for f in ("signal=SIGKILL", "error=EIO")
+]
+some_faults = pytest.mark.parametrize(
+    "faults",
+    [[*FAULTS.items()], pytest.param(ALL_FAULTS, marks=pytest.mark.torture)],
+    ids=["some faults", "all faults"],
+)
+
+
+@pytest.fixture(scope="module")
+def intact(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dataset")
+    convert(archives, folder, workers=0, split="train")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(intact: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The output of an unbroken export to each format."""
+    folder = tmp_path_factory.mktemp("whole")
+    for to in FORMATS:
+        export(intact, folder / to, to=to, shard_size=SIZE, workers=0)
+    return {to: folder / to for to in FORMATS}
+
+
+@pytest.mark.slow
+@every_format
+def test_the_bytes_do_not_depend_on_the_number_of_workers(
+    intact: Path, whole: dict[str, Path], to: str, tmp_path: Path
+) -> None:
+    export(intact, tmp_path, to=to, shard_size=SIZE, workers=3)
+
+    assert tree(tmp_path) == tree(whole[to])
+    assert len(tree(tmp_path)) > 5
+
+
+@every_format
+def test_a_finished_export_is_recognised_and_what_is_damaged_is_built_again(
+    intact: Path, whole: dict[str, Path], to: str, tmp_path: Path
+) -> None:
+    shutil.copytree(whole[to], tmp_path / "out")
+    (again,) = export(intact, tmp_path / "out", to=to, shard_size=SIZE, workers=0)
+    files = [p for p in sorted((tmp_path / "out").rglob("*")) if p.is_file() and p.name != MARKER]
+    writable(files[0]).write_bytes(b"damaged")
+    files[-1].unlink()
+
+    (mended,) = export(intact, tmp_path / "out", to=to, shard_size=SIZE, workers=0)
+
+    assert (again.already_complete, mended.already_complete) == (True, False)
+    assert again.files == mended.files
+    assert tree(tmp_path / "out") == tree(whole[to])
+
+
+def test_a_folder_with_anything_else_is_refused_and_left_alone(
+    intact: Path, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_text("text")
+
+    with pytest.raises(UsageError, match="not empty, and not an export begun here"):
+        export(intact, tmp_path, to="mds", workers=0)
+    with pytest.raises(PlanMismatch, match="finished export: --to was folders, is now mds"):
+        export(intact, whole["folders"], to="mds", shard_size=SIZE, workers=0)
+    with pytest.raises(UsageError, match="lies in the source"):
+        export(intact, intact / "tars", to="webdataset", workers=0)
+    with pytest.raises(UsageError, match="not a folder"):
+        export(intact, tmp_path / "mine", to="mds", workers=0)
+    with pytest.raises(UsageError, match="known are webdataset, tfrecord, mds, parquet, folders"):
+        export(intact, tmp_path / "out", to="zip", workers=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_output_that_another_process_works_on_is_refused(intact: Path, tmp_path: Path) -> None:
+    with WorkFolder(tmp_path), pytest.raises(OutputBusy):
+        export(intact, tmp_path, to="mds", workers=0)
+
+
+def test_a_damaged_record_ends_the_export_and_is_named(dataset: Path, tmp_path: Path) -> None:
+    (shard,) = dataset.glob("*.lmdb")
+    data = bytearray(shard.read_bytes())
+    at = data.index(b"\xff\xd8\xff", len(data) // 2) + 200
+    data[at] ^= 1
+    writable(shard).write_bytes(data)
+
+    with pytest.raises(CorruptRecord) as caught:
+        export(dataset, tmp_path / "out", to="webdataset", workers=0)
+
+    assert caught.value.key
+    assert not (tmp_path / "out" / MARKER).exists()
+
+
+def test_the_command_says_what_it_wrote(intact: Path, tmp_path: Path) -> None:
+    words = ("export", intact, tmp_path / "out", "--to", "webdataset", "--workers", 0, "--quiet")
+
+    first, second = prep_here(*words), prep_here(*words)
+    machine = prep_here(*words, "--json")
+
+    assert re.fullmatch(r"\S+out: 24 images, [\d.]+ KB in 1 file of webdataset\n", first.stdout)
+    assert second.stdout == first.stdout.replace("\n", " (was complete, and is intact)\n")
+    assert '"train-000000.tar"' in machine.stdout
+
+
+def arguments(dataset: Path, output: Path, to: str, workers: int = 0) -> list[object]:
+    return ["export", dataset, output, "--to", to, "--shard-size", SIZE, "--workers", workers, "--quiet"]
+
+
+def points(log: str, output: Path, names: tuple[str, ...]) -> list[tuple[str, int]]:
+    """The middle call of each name that changes the output, and its number among the calls of that name."""
+    calls = [match for line in log.splitlines() if (match := re.match(r"\d+ +(\w+)\((.*)", line))]
+    found = []
+    for name in names:
+        own = [
+            number
+            for number, call in enumerate((c for c in calls if c[1] == name), 1)
+            if str(output) in call[2]
+        ]
+        assert own, name
+        found.append((name, own[len(own) // 2]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not STRACE, reason="strace is not installed")
+@some_faults
+@one_shard_and_many_files
+def test_killed_or_failing_at_a_system_call_it_finishes_byte_identical(
+    intact: Path, whole: dict[str, Path], to: str, faults: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    log, traced = tmp_path / "log", tmp_path / "traced"
+    trace = [str(STRACE), "-f", "--seccomp-bpf", "-y", f"-etrace={','.join(dict(faults))}", f"-o{log}"]
+    prep(*arguments(intact, traced, to), prefix=trace, check=True)
+    numbers = dict(points(log.read_text(errors="replace"), traced, tuple(dict(faults))))
+
+    for at, (name, fault) in enumerate(faults):
+        output, inject = tmp_path / f"out{at}", f"-einject={name}:{fault}:when={numbers[name]}"
+        prefix = [str(STRACE), "-f", "-qq", "-o/dev/null", f"-etrace={name}", inject]
+        done = prep(*arguments(intact, output, to), prefix=prefix)
+        assert (done.returncode == 3) == ("error" in fault), done.stderr
+        assert not (output / MARKER).exists()
+        assert "Traceback" not in done.stderr
+        export(intact, output, to=to, shard_size=SIZE, workers=0)
+        assert tree(output) == tree(whole[to])
+
+
+@pytest.fixture
+def running(intact: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """An export with two workers that has published its first file."""
+    command = [
+        sys.executable,
+        "-m",
+        "shardprep.cli",
+        *map(str, arguments(intact, tmp_path / "out", "webdataset", 2)),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not list((tmp_path / "out").glob("*.tar")) and process.poll() is None:
+        time.sleep(0.002)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_killed_with_its_workers_it_finishes_byte_identical(
+    running: subprocess.Popen[str], intact: Path, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+
+    export(intact, tmp_path / "out", to="webdataset", shard_size=SIZE, workers=2)
+
+    assert tree(tmp_path / "out") == tree(whole["webdataset"])
+    assert not (tmp_path / "out" / ".prep").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced(
+    running: subprocess.Popen[str], whole: dict[str, Path], tmp_path: Path
+) -> None:
+    tasks = Path(f"/proc/{running.pid}/task").glob("*/children")
+    for pid in [int(pid) for task in tasks for pid in text_of(task).split()][:1]:
+        os.kill(pid, signal.SIGKILL)
+
+    _, errors = running.communicate(timeout=120)
+
+    assert running.returncode == 0, errors
+    assert tree(tmp_path / "out") == tree(whole["webdataset"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
+@one_shard_and_many_files
+def test_a_full_or_read_only_disk_is_reported_and_a_later_run_finishes(
+    intact: Path, whole: dict[str, Path], to: str, tmp_path: Path
+) -> None:
+    disk, keep = tmp_path / "disk", tmp_path / "keep"
+    disk.mkdir()
+    line = " ".join(map(str, arguments(intact, disk / "out", to)))
+    unchecked = tmp_path / "unchecked.py"
+    unchecked.write_text(
+        "import sys\nfrom shardprep.cli.app import run\n"
+        "sys.modules['shardprep.formats.export.export'].check_room = lambda *a: None\n"
+        f"sys.exit(run({line!r}.split()))\n"
+    )
+    script = f"""
+        mount -t tmpfs -o size=300k tmpfs {disk}
+        {sys.executable} -m shardprep.cli {line}; echo checked $?
+        {sys.executable} {unchecked}; echo full $?
+        mount -o remount,ro {disk}
+        {sys.executable} {unchecked}; echo forbidden $?
+        mount -o remount,rw,size=16m {disk}
+        {sys.executable} -m shardprep.cli {line} >/dev/null; echo finished $?
+        cp -r {disk}/out {keep}
+    """
+
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+
+    assert done.stdout.split() == ["checked", "3", "full", "3", "forbidden", "3", "finished", "0"], (
+        done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    assert "make room" in done.stderr
+    assert "Read-only file system" in done.stderr
+    assert tree(keep) == tree(whole[to])

@@ -1,0 +1,99 @@
+"""Names of files are safe and unique, whatever the keys and classes are."""
+
+import unicodedata
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from datasets import converted
+from exports import expected, from_folders
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import JPEG
+from source_builders import write
+
+from shardprep.formats import UsageError, export
+from shardprep.formats.columns.schema import Schema
+from shardprep.formats.dataset.index import index_dtype
+from shardprep.formats.export.export_format import Exportable
+from shardprep.formats.export.folders import FoldersFormat
+from shardprep.formats.export.webdataset import WebDatasetFormat
+from shardprep.formats.records.labels import LabelSpace
+
+LETTERS = st.sampled_from(
+    ["a", "A", "b", ".", "..", "/", "%", " ", ".jpg", ".JPG", "%2E", "ä", "a\u0308", "\\", "\n"]
+)
+KEYS = st.lists(LETTERS, min_size=1, max_size=5).map("".join)
+CLASSES = ("A", "a", "a.jpg", "b")
+
+
+def source(classes: tuple[str, ...] = CLASSES) -> Exportable:
+    return Exportable(
+        path=Path("dataset"), split="train", labels=LabelSpace.of(classes), schema=Schema(), kinds=frozenset(["JPEG"]),
+        has_images=True, has_labels=True, has_boxes=False,
+    )  # fmt: skip
+
+
+def index_of(keys: list[str], labels: list[int]) -> np.ndarray:
+    rows = np.zeros(len(keys), index_dtype(max(len(key.encode()) for key in keys)))
+    rows["key"], rows["label"] = [key.encode() for key in keys], labels
+    return rows
+
+
+def folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name.casefold())
+
+
+@given(st.dictionaries(KEYS, st.integers(-1, len(CLASSES) - 1), min_size=1, max_size=8))
+def test_files_have_different_safe_names_on_any_file_system(records: dict[str, int]) -> None:
+    index = index_of(list(records), list(records.values()))
+
+    names = FoldersFormat(source(), index).names(index)
+
+    assert len({folded(name) for name in names}) == len(names)
+    folders = {folded(str(parent)) for name in names for parent in Path(name).parents}
+    assert not folders & {folded(name) for name in names}
+    for name, label in zip(names, records.values(), strict=True):
+        parts = name.split("/")
+        assert all(part and not part.startswith(".") and part == part.rstrip(". ") for part in parts)
+        assert not set(name) & set('\\:*?"<>|\n')
+        assert len(parts) == 1 if label < 0 else len(parts) > 1
+
+
+@given(st.sets(KEYS, min_size=1, max_size=8))
+def test_stems_are_unique_have_no_dot_and_have_the_key_in_them(keys: set[str]) -> None:
+    index = index_of(sorted(keys), [0] * len(keys))
+
+    stems = WebDatasetFormat(source(), index).names(index)
+
+    assert len(set(stems)) == len(stems)
+    for stem, key in zip(stems, sorted(keys), strict=True):
+        assert stem.isascii()
+        assert not set(stem) & set(". \n\\")
+        assert all(stem.split("/"))
+        assert key.startswith(unquote(stem))
+
+
+def test_names_that_differ_in_case_only_are_told_apart(tmp_path: Path) -> None:
+    names = ["a/x.jpg", "a/X.jpg", "a/x.JPG", "A/x.jpg", "b/y/z.jpg", "b/z.jpg"]
+    for name in names:
+        write(tmp_path / "source" / name, JPEG)
+    converted(tmp_path / "source", tmp_path / "dataset")
+
+    export(tmp_path / "dataset", tmp_path / "out", to="folders", workers=0)
+
+    paths = [str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.jpg")]
+    assert len({path.lower() for path in paths}) == len(names)
+    assert sorted(read.label for read in from_folders(tmp_path / "out")) == sorted(
+        one.label for one in expected(tmp_path / "dataset")
+    )
+
+
+def test_a_key_that_is_too_long_for_a_file_is_refused_by_name() -> None:
+    index = index_of(["%" * 100], [0])
+
+    with pytest.raises(UsageError, match="more than 255 bytes") as caught:
+        FoldersFormat(source(), index)
+
+    assert caught.value.key == "%" * 100

@@ -1,0 +1,214 @@
+"""What is exported is read back by the libraries that it is for, record by record."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections import Counter
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from datasets import converted
+from exports import READERS, Read, expected, files, mds_samples, tfrecord_features, webdataset_samples
+from image_files import JPEG
+from image_kinds import KINDS
+from PIL import Image
+from source_builders import write
+
+from shardprep.formats import convert, export, open_dataset
+from shardprep.formats.export.registry import FORMATS
+
+SLOW = {"tfrecord": [pytest.mark.slow]}
+every_format = pytest.mark.parametrize("to", [pytest.param(to, marks=SLOW.get(to, ())) for to in FORMATS])
+
+
+@pytest.fixture(scope="module")
+def splits(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train and val with boxes, test without labels."""
+    folder = tmp_path_factory.mktemp("splits")
+    convert(archives, folder, workers=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of every kind in two classes, named as they are."""
+    folder = tmp_path_factory.mktemp("kinds")
+    for at, (name, (image, _)) in enumerate(sorted(KINDS.items())):
+        write(folder / "source" / f"class{at % 2}" / name, image)
+    converted(folder / "source", folder / "out")
+    return folder / "out"
+
+
+def assert_read(to: str, found: list[Read], dataset: Path) -> None:
+    wanted = expected(dataset)
+    if to == "folders":
+        found, wanted = sorted(found), sorted(wanted)
+    if to in ("webdataset", "folders"):  # of what has no metadata, the key may lack or have a suffix
+        assert [one[1:] for one in found] == [one[1:] for one in wanted]
+        assert all(
+            mine.key.startswith(one.key) or one.key.startswith(mine.key)
+            for mine, one in zip(found, wanted, strict=True)
+        )
+    else:
+        assert found == wanted
+
+
+@every_format
+def test_every_record_of_every_split_is_read_back(splits: Path, to: str, tmp_path: Path) -> None:
+    done = export(splits, tmp_path, to=to, shard_size=150_000, workers=0)
+
+    assert [one.split for one in done] == ["train", "val", "test"]
+    for one in done:
+        assert_read(to, list(READERS[to](one.path)), splits / one.split)
+        assert len(one.files) > (one.split == "train")
+
+
+@every_format
+def test_images_of_every_kind_are_read_back(kinds: Path, to: str, tmp_path: Path) -> None:
+    export(kinds, tmp_path, to=to, shard_size=4000, workers=0)
+
+    assert_read(to, list(READERS[to](tmp_path)), kinds)
+
+
+def test_a_tar_has_whole_samples_in_order_and_members_that_say_nothing_of_the_machine(
+    splits: Path, tmp_path: Path
+) -> None:
+    export(splits / "train", tmp_path, to="webdataset", shard_size=150_000, workers=0)
+
+    stems = []
+    for path in sorted(tmp_path.glob("*.tar")):
+        assert path.stat().st_size % 512 == 0
+        with tarfile.open(path, "r:") as tar:
+            members = tar.getmembers()
+        assert {(m.mode, m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {
+            (0o444, 0, 0, 0, "", "")
+        }
+        names = [member.name.partition(".") for member in members]
+        ends = ["jpg" if end == "png" else end for _, _, end in names]  # one PNG is among them
+        assert ends == ["jpg", "cls", "boxes.json"] * (len(names) // 3)
+        stems += [stem for stem, _, _ in names[::3]]
+    assert [unquote(stem) for stem in stems] == [record.key for record in expected(splits / "train")]
+    assert files(tmp_path, "*.tar")[1].endswith("train-000001.tar")
+
+
+def test_a_long_key_is_a_name_in_a_tar(tmp_path: Path) -> None:
+    name = "Ä." * 60
+    write(
+        tmp_path / "source" / "a" / f"{name}.jpg",
+        JPEG,
+    )
+    converted(tmp_path / "source", tmp_path / "dataset")
+
+    export(tmp_path / "dataset", tmp_path / "out", to="webdataset", workers=0)
+
+    (sample,) = webdataset_samples(tmp_path / "out")
+    assert unquote(sample["__key__"]) == f"a/{name}"
+
+
+@pytest.mark.slow
+def test_the_official_parser_of_imagenet_reads_the_records(splits: Path, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    export(splits, tmp_path, to="tfrecord", shard_size=150_000, workers=0)
+    wanted = expected(splits / "val")
+    spec = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string, ""),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64, -1),
+        "image/class/text": tf.io.FixedLenFeature([], tf.string, ""),
+        **{f"image/object/bbox/{side}": tf.io.VarLenFeature(tf.float32) for side in ("xmin", "ymax")},
+    }
+    names = files(tmp_path / "val", "validation-0000?-of-0000?")
+
+    parsed = [tf.io.parse_single_example(message, spec) for message in tf.data.TFRecordDataset(names)]
+
+    assert [int(one["image/class/label"]) - 1 for one in parsed] == [one.label for one in wanted]
+    assert all(one["image/class/text"].numpy() for one in parsed)
+    shapes = [tuple(tf.io.decode_jpeg(one["image/encoded"], channels=3).shape) for one in parsed]
+    features = list(tfrecord_features(tmp_path / "val"))
+    sides = [[f[f"image/{n}"].int64_list.value[0] for n in ("height", "width")] for f in features]
+    assert [list(shape[:2]) for shape in shapes] == sides
+    assert {f["image/format"].bytes_list.value[0] for f in features} == {b"JPEG"}
+
+
+def test_the_index_of_mds_has_each_shard_with_its_hash(splits: Path, tmp_path: Path) -> None:
+    export(splits / "train", tmp_path, to="mds", shard_size=150_000, workers=0)
+
+    shards = json.loads((tmp_path / "index.json").read_bytes())["shards"]
+
+    assert [shard["raw_data"]["basename"] for shard in shards[:2]] == ["shard.00000.mds", "shard.00001.mds"]
+    for shard in shards:
+        data = (tmp_path / shard["raw_data"]["basename"]).read_bytes()
+        assert shard["raw_data"]["hashes"] == {"sha256": hashlib.sha256(data).hexdigest()}
+    sample = next(mds_samples(tmp_path))
+    assert {name: encoding for name, (encoding, _) in sample.items()} == {
+        "image": "jpeg", "key": "str", "label": "int", "boxes": "ndarray:float32", "box_labels": "ndarray:int32",
+    }  # fmt: skip
+
+
+def test_streaming_reads_the_shards(splits: Path, tmp_path: Path) -> None:
+    streaming = pytest.importorskip("streaming")
+    export(splits / "train", tmp_path, to="mds", shard_size=150_000, workers=0)
+
+    found = list(streaming.StreamingDataset(local=str(tmp_path), shuffle=False, batch_size=1))
+
+    assert [(one["key"], one["label"]) for one in found] == [one[:2] for one in expected(splits / "train")]
+
+
+def test_parquet_has_small_row_groups_and_the_features_of_hugging_face(splits: Path, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    export(splits / "train", tmp_path, to="parquet", workers=0)
+
+    (path,) = files(tmp_path, "train-00000-of-00001.parquet")
+    file = pq.ParquetFile(path)
+    features = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
+
+    with open_dataset(splits / "train") as opened:
+        assert features["label"] == {"_type": "ClassLabel", "names": list(opened.classes)}
+    assert features["image"] == {"_type": "Image"}
+    assert file.metadata.num_rows == 24
+    assert max(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)) <= 100
+
+
+def test_image_folder_finds_the_labels(splits: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("torchvision.datasets")
+    export(splits / "train", tmp_path, to="folders", workers=0)
+
+    found = datasets.ImageFolder(str(tmp_path))
+
+    assert Counter(label for _, label in found.samples) == Counter(
+        one.label for one in expected(splits / "train")
+    )
+
+
+def test_files_of_folders_are_opened_by_pillow(splits: Path, tmp_path: Path) -> None:
+    export(splits, tmp_path, to="folders", workers=0)
+
+    sizes = {}
+    for record in expected(splits / "test"):
+        with (
+            Image.open(tmp_path / "test" / f"{record.key}.jpg") as one,
+            Image.open(io.BytesIO(record.image)) as other,
+        ):
+            sizes[one.size] = other.size
+    assert sizes
+    assert all(mine == other for mine, other in sizes.items())
+
+
+def test_crop_ready_images_are_exported_as_they_are(splits: Path, tmp_path: Path) -> None:
+    from shardprep.formats.images.crop_ready.jpegtran import jpegtran_version
+
+    try:
+        jpegtran_version()
+    except Exception as error:
+        pytest.skip(str(error))
+    converted(splits / "val", tmp_path / "ready", split="val", crop_ready=True)
+
+    export(tmp_path / "ready", tmp_path / "out", to="webdataset", workers=0)
+
+    found = list(READERS["webdataset"](tmp_path / "out"))
+    assert_read("webdataset", found, tmp_path / "ready")
+    for record in found:
+        with Image.open(io.BytesIO(record.image)) as image:
+            image.load()

@@ -1,0 +1,271 @@
+"""Parquet files: what the library datasets wrote comes out, and a hostile file is only an error."""
+
+import copy
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import converted
+from image_files import JPEG, encoded, pixels
+from mutations import mutated
+from record_sources import IMAGES, records
+
+from shardprep.formats import SourceDamaged, UsageError, open_dataset
+from shardprep.formats.columns.codec import BadValue
+from shardprep.formats.errors import ShardprepError
+from shardprep.formats.sources.recognise import recognise
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+PNG = encoded(pixels(5, 4, 3), ".png")
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def write(
+    path: Path,
+    columns: dict[str, Any],
+    *,
+    names: list[str] | None = None,
+    label: str = "label",
+    **options: Any,
+) -> Path:
+    """Write a file as Hugging Face has it; columns are values, or values and their type."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {
+        name: pa.array(*values) if isinstance(values, tuple) else pa.array(values)
+        for name, values in columns.items()
+    }
+    table = pa.table(arrays)
+    if names is not None:
+        features = {label: {"names": names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path, **options)
+    return path
+
+
+def images(*numbers: int, path: str = "{}.jpg") -> tuple[list[dict[str, Any]], Any]:
+    return [{"bytes": IMAGES[n], "path": path.format(n)} for n in numbers], IMAGE
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A dataset as it is on the hub: two files of train and one of validation, in row groups."""
+    for name, numbers in {
+        "train-00000-of-00002": range(5),
+        "train-00001-of-00002-a09b": range(5, 8),
+        "validation-00000-of-00001": range(8, 10),
+    }.items():
+        labels = [n % 2 for n in numbers]
+        columns = {"image": images(*numbers), "label": labels}
+        write(tmp_path / f"hub/data/{name}.parquet", columns, names=["ant", "bee"], row_group_size=2)
+    (tmp_path / "hub/README.md").write_text("---\n")
+    return tmp_path / "hub"
+
+
+def test_files_of_the_hub_are_splits_with_their_classes(hub: Path) -> None:
+    source = recognise(hub)
+
+    assert source.description == "parquet: train in 2 files, val in 1 file"
+    assert {split: records(source.listing(split)) for split in source.splits} == {
+        split: {f"{n}.jpg": {"label": n % 2, "image": IMAGES[n]} for n in numbers}
+        for split, numbers in {"train": range(8), "val": range(8, 10)}.items()
+    }
+    assert [each.name for each in source.listing("val").labels.classes] == ["ant", "bee"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["shuffled", "key"])
+def test_the_rows_are_converted(order: str, hub: Path, tmp_path: Path) -> None:
+    assert converted(hub, tmp_path / "out", order=order, workers=2).records == 8
+    with open_dataset(tmp_path / "out") as dataset:
+        assert {record.key: record.image for record in dataset} == {f"{n}.jpg": IMAGES[n] for n in range(8)}
+
+
+def test_names_in_another_order_than_the_labels_are_words_of_numbered_classes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": images(0), "label": [1]}, names=["zebra", "ant"])
+    classes = recognise(path).listing("train").labels.classes
+
+    assert [(each.name, each.words) for each in classes] == [("00000", "zebra"), ("00001", "ant")]
+
+
+def test_the_usual_other_names_and_kinds_of_columns_are_found(tmp_path: Path) -> None:
+    columns = {"img": images(0, 1), "coarse": [1, 0]}
+    listing = recognise(write(tmp_path / "a.parquet", columns, names=["a", "b"], label="coarse")).listing(
+        "train"
+    )
+
+    assert [record["label"] for record in records(listing).values()] == [1, 0]
+    plain = recognise(write(tmp_path / "b.parquet", {"image": [JPEG]}))
+    assert records(plain.listing("train")) == {"b.parquet/00000000": {"label": -1, "image": JPEG}}
+
+
+def test_other_columns_keep_their_values(tmp_path: Path) -> None:
+    when = datetime.datetime(2024, 5, 6, 7, 8, 9)
+    columns = {
+        "image": images(0),
+        "label": ([None], pa.int64()),
+        "caption": ["ein Käfer"],
+        "count": ([7], pa.uint8()),
+        "score": ([0.5], pa.float32()),
+        "raw": [b"\0\xff"],
+        "ids": [[1, 2, 3]],
+        "box": ([[0.5, 1.0]], pa.list_(pa.float32(), 2)),
+        "tags": [["a", None]],
+        "objects": [{"area": [1, 2], "name": "x"}],
+        "seg": ([{"bytes": PNG, "path": None}], IMAGE),
+        "crowd": [True],
+        "maybe": ([None], pa.int64()),
+        "when": [when],
+    }
+    listing = recognise(write(tmp_path / "a.parquet", columns)).listing("train")
+    assert {field.name: field.kind for field in listing.schema} == {
+        "caption": "text",
+        "count": "int",
+        "score": "float",
+        "raw": "bytes",
+        "ids": "int64[*]",
+        "box": "float32[2]",
+        "tags": "json",
+        "objects": "json",
+        "seg": "image",
+        "crowd": "bool[]",
+        "maybe": "json",
+        "when": "text",
+    }
+
+    record = records(listing)["0.jpg"]
+    assert [record.pop(name).tolist() for name in ("ids", "box", "crowd")] == [[1, 2, 3], [0.5, 1.0], True]
+    assert record == {
+        "label": -1,
+        "image": IMAGES[0],
+        "caption": "ein Käfer",
+        "count": 7,
+        "score": 0.5,
+        "raw": b"\0\xff",
+        "tags": ["a", None],
+        "objects": {"area": [1, 2], "name": "x"},
+        "seg": PNG,
+        "maybe": None,
+        "when": "2024-05-06 07:08:09",
+    }
+
+
+def test_paths_that_are_not_unique_give_keys_of_file_and_row(hub: Path) -> None:
+    write(
+        hub / "data/train-00001-of-00002-a09b.parquet",
+        {"image": images(0, 1), "label": [0, 0]},
+        names=["ant", "bee"],
+    )
+
+    assert recognise(hub).listing("train").entries["key"].tolist()[-1] == (
+        b"data/train-00001-of-00002-a09b.parquet/00000001"
+    )
+
+
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "no bytes": (
+        {"image": ([{"bytes": JPEG, "path": "a"}, {"bytes": None, "path": "cat.jpg"}], IMAGE)},
+        r"row 1: has no bytes of the image, only its path 'cat\.jpg'",
+    ),
+    "no image": (
+        {"image": ([None, {"bytes": JPEG, "path": "a"}], IMAGE)},
+        "row 0: has no bytes of the image",
+    ),
+    "a label of no class": ({"image": images(0, 1), "label": [0, 2]}, "row 1: has the label 2 of 2 classes"),
+    "a negative label": ({"image": images(0, 1), "label": [-2, 0]}, "row 0: it has the label -2"),
+}
+
+
+@pytest.mark.parametrize(("columns", "message"), ODD.values(), ids=ODD)
+def test_an_odd_row_is_named(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", columns, names=["ant", "bee"])
+
+    with pytest.raises(SourceDamaged, match=rf"a\.parquet, {message}"):
+        recognise(path).listing("train")
+
+
+def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
+    columns = {"image": images(0, 1), "big": ([1, 1 << 63], pa.uint64()), "ids": [[1], [None]]}
+    listing = recognise(write(tmp_path / "a.parquet", columns)).listing("train")
+
+    with listing.reader as reader, pytest.raises(BadValue, match=r"row 1: 1\.jpg: the column big"):
+        reader.values(listing.entries[1])
+    assert listing.entries["length"].tolist() >= [len(IMAGES[0]), len(IMAGES[1])]
+
+
+def test_files_with_other_columns_are_named(hub: Path) -> None:
+    write(hub / "data/train-00001-of-00002-a09b.parquet", {"image": images(7), "labels": [0]})
+
+    with pytest.raises(
+        SourceDamaged, match=r"a09b\.parquet: has other columns than data/train-00000-of-00002"
+    ):
+        recognise(hub).listing("train")
+
+
+def test_a_file_that_changes_after_its_listing_is_not_read(hub: Path) -> None:
+    listing = recognise(hub).listing("train")
+    write(hub / "data/train-00000-of-00002.parquet", {"image": images(*range(5)), "label": [0] * 5})
+
+    with pytest.raises(SourceDamaged, match="changed while it was read"):
+        records(listing)
+
+
+def test_copies_of_a_reader_share_nothing(hub: Path) -> None:
+    listing = recognise(hub).listing("train")
+
+    with listing.reader as reader:
+        assert reader.read(listing.entries[0]) == IMAGES[0]
+        other = recognise(hub).listing("train").reader
+        with copy.copy(other) as one, other:
+            assert one.read(listing.entries[7]) == other.read(listing.entries[7]) == IMAGES[7]
+        assert reader.read(listing.entries[1]) == IMAGES[1]
+
+
+@pytest.mark.slow
+def test_without_pyarrow_the_extra_is_named(hub: Path) -> None:
+    program = """
+import sys
+sys.modules["pyarrow"] = None
+from pathlib import Path
+from shardprep.formats.sources.recognise import recognise
+try:
+    recognise(Path(sys.argv[1]))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(hub)], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("UsageError")
+    assert "pip install 'shardprep[parquet]'" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_mutated_files_are_read_or_refused(compression: str, tmp_path: Path) -> None:
+    columns = {"image": images(0, 1, 2), "label": [0, 1, 0], "caption": ["a", "b", "c"]}
+    honest = write(tmp_path / "honest.parquet", columns, compression=compression).read_bytes()
+    path = tmp_path / "a.parquet"
+
+    for seed in range(150):
+        path.write_bytes(mutated(honest, Random(seed)))
+        try:
+            found = str(len(records(recognise(path).listing("train"))))
+        except ShardprepError as error:
+            found = str(error)
+        assert found in ("0", "1", "2", "3", "4") or "a.parquet" in found
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    for data in (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", np.arange(99).tobytes()):
+        (tmp_path / "a.parquet").write_bytes(data)
+        with pytest.raises((SourceDamaged, UsageError), match=r"a\.parquet"):
+            recognise(tmp_path / "a.parquet").listing("train")

@@ -1,0 +1,335 @@
+"""TFRecord files: what TensorFlow wrote comes out, and a hostile file is only an error."""
+
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import converted, flip
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from image_files import JPEG
+from record_sources import (
+    IMAGES,
+    WNIDS,
+    Feature,
+    example,
+    frame,
+    message,
+    official,
+    records,
+    tfds,
+    varint,
+    write_tfrecord,
+)
+
+from shardprep.formats import SourceDamaged, SourceIncomplete, UsageError, convert, open_dataset
+from shardprep.formats.errors import ShardprepError
+from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.record_files.tfrecord.example import features
+from shardprep.formats.sources.record_files.tfrecord.frames import masked_crc
+from shardprep.formats.sources.record_files.tfrecord.wire import integers, window_of
+
+
+@pytest.fixture
+def imagenet(tmp_path: Path) -> Path:
+    """Two of two files of train, and one of val."""
+    folder = tmp_path / "imagenet"
+    write_tfrecord(folder / "train-00000-of-00002", [official(0, 5, boxes=2), official(1, 999)])
+    write_tfrecord(folder / "train-00001-of-00002", [official(2, 5)])
+    write_tfrecord(folder / "validation-00000-of-00001", [official(3, 0)])
+    return folder
+
+
+def test_records_of_the_official_scripts_have_the_classes_and_keys_of_the_official_archives(
+    imagenet: Path,
+) -> None:
+    source = recognise(imagenet)
+    listing = source.listing("train")
+
+    assert source.description == "tfrecord: train in 2 files, val in 1 file, labels from 1 stored from 0"
+    assert listing.labels.is_official
+    found = records(listing)
+    assert {key: (record["label"], record["image"]) for key, record in found.items()} == {
+        f"{WNIDS[label]}/{WNIDS[label]}_{number}": (label, IMAGES[number])
+        for number, label in enumerate([5, 999, 5])
+    }
+    assert found[f"{WNIDS[999]}/{WNIDS[999]}_1"]["image.height"] == 4
+    assert {field.name: field.kind for field in listing.schema} == {
+        "image.class.text": "bytes",
+        "image.filename": "bytes",
+        "image.format": "bytes",
+        "image.height": "int",
+    }
+
+
+def test_boxes_of_the_records_are_the_datasets(imagenet: Path) -> None:
+    boxes = list(recognise(imagenet).boxes("train") or ())
+
+    assert [(box.key, box.name) for box in boxes] == 2 * [(f"{WNIDS[5]}/{WNIDS[5]}_0", WNIDS[5])]
+    sides = [[box.x_min, box.y_min, box.x_max, box.y_max] for box in boxes]
+    assert np.allclose(sides, [[0.1, 0.1, 0.35, 1], [0.2, 0.2, 0.45, 1]])
+
+
+@pytest.mark.slow
+def test_the_records_are_converted_with_their_boxes(imagenet: Path, tmp_path: Path) -> None:
+    assert converted(imagenet, tmp_path / "train", workers=2).records == 3
+    with open_dataset(tmp_path / "train") as dataset:
+        assert dataset.boxes is not None
+        assert len(dataset.boxes) == 2
+        assert {record.image for record in dataset} == set(IMAGES[:3])
+
+
+def test_a_missing_file_of_a_series_is_told_and_can_be_accepted(imagenet: Path, tmp_path: Path) -> None:
+    (imagenet / "train-00000-of-00002").unlink()
+
+    with pytest.raises(SourceIncomplete, match="1 of 2 files are missing, the first is train-00000-of-00002"):
+        convert(imagenet, tmp_path / "out", split="train", workers=0)
+    with pytest.raises(SourceIncomplete, match="the first is train-00000-of-00002"):
+        converted(imagenet, tmp_path / "out")
+
+
+def test_records_of_tensorflow_datasets_keep_their_labels(tmp_path: Path) -> None:
+    write_tfrecord(tmp_path / "beans-train.tfrecord-00000-of-00001", map(tfds, range(4)))
+    listing = recognise(tmp_path).listing("train")
+
+    assert records(listing) == {
+        str(n): {"label": n, "image": IMAGES[n], "file_name": f"{n}.jpeg".encode()} for n in range(4)
+    }
+    assert [each.name for each in listing.labels.classes] == ["00000", "00001", "00002", "00003"]
+
+
+def test_names_that_tensorflow_datasets_writes_beside_the_files_are_the_classes(tmp_path: Path) -> None:
+    (tmp_path / "label.labels.txt").write_text("ant\nbee\ncat\n")
+    write_tfrecord(tmp_path / "train.tfrecord", map(tfds, range(2)))
+
+    assert [each.name for each in recognise(tmp_path).listing("train").labels.classes] == [
+        "ant",
+        "bee",
+        "cat",
+    ]
+
+
+def test_other_features_are_columns_of_their_values(tmp_path: Path) -> None:
+    rows: list[dict[str, Feature]] = [
+        tfds(0, score=0.5, ids=[-1, 1 << 62], points=[0.5, 1.5], tags=["ä".encode(), b""], count=-7),
+        tfds(1, score=1.5, ids=[], points=[2.5], tags=[b"b"], count=1 << 40),
+        {**tfds(2, score=-0.0, count=0), "points": []},
+    ]
+    listing = recognise(write_tfrecord(tmp_path / "a.tfrecord", rows)).listing("train")
+
+    kinds = {field.name: field.kind for field in listing.schema}
+    assert kinds == {
+        "count": "int",
+        "file_name": "bytes",
+        "ids": "int64[*]",
+        "points": "float32[*]",
+        "score": "float",
+        "tags": "json",
+    }
+    found = records(listing)
+    assert [found[key]["tags"] for key in "012"] == [["ä", ""], ["b"], []]
+    assert [found[key]["ids"].tolist() for key in "012"] == [[-1, 1 << 62], [], []]
+    assert [found[key]["points"].tolist() for key in "012"] == [[0.5, 1.5], [2.5], []]
+    assert [(found[key]["score"], found[key]["count"]) for key in "012"] == [
+        (0.5, -7),
+        (1.5, 1 << 40),
+        (0, 0),
+    ]
+
+
+@pytest.mark.parametrize("name", [b"same.jpg", b"", b"\xff.jpg", b"x" * 2000])
+def test_without_names_of_their_own_records_are_numbered(name: bytes, tmp_path: Path) -> None:
+    if name != b"same.jpg":
+        name = name[:1500]
+    rows = [
+        {"image": JPEG, "label": 0, "file_name": name},
+        {"image": JPEG, "label": 0, "file_name": b"same.jpg"},
+    ]
+    for number in range(2):
+        write_tfrecord(tmp_path / f"train/{number}.tfrecord", rows)
+
+    assert sorted(recognise(tmp_path).listing("train").entries["key"].tolist()) == [
+        f"train/{file}.tfrecord/{row:08d}".encode() for file in range(2) for row in range(2)
+    ]
+
+
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "no label": ({"image": JPEG}, "lacks the feature 'label', which the first record has"),
+    "a label of bytes": ({"image": JPEG, "label": b"1"}, "has bytes, not integers"),
+    "two labels": ({"image": JPEG, "label": [1, 2]}, "it has 2 labels, not one"),
+    "a huge label": ({"image": JPEG, "label": 1 << 40}, "not one from 0 to 99999"),
+    "no image": ({"label": 1}, "no image, or several, in the feature 'image'"),
+    "two images": ({"image": [JPEG, JPEG], "label": 1}, "no image, or several"),
+    "an image of floats": ({"image": [0.5], "label": 1}, "no image, or several"),
+    "another kind": (
+        {"image": JPEG, "label": 1, "more": 0.5},
+        "'more' has floats, but integers in other records",
+    ),
+}
+
+
+@pytest.mark.parametrize(("row", "message"), ODD.values(), ids=ODD)
+def test_an_odd_record_is_named_with_its_place(row: dict[str, Feature], message: str, tmp_path: Path) -> None:
+    first = {"image": JPEG, "label": 1, "more": 1}
+    path = write_tfrecord(tmp_path / "a.tfrecord", [first, row])
+    start = len(frame(example(first)))
+
+    with pytest.raises(SourceDamaged, match=rf"a\.tfrecord, byte {start}: .*{message}.*write the file again"):
+        recognise(path).listing("train")
+
+
+def test_a_label_that_is_none_of_the_official_ones_is_named(tmp_path: Path) -> None:
+    rows = [official(0, 5), {**official(1, 5), "image/class/label": 0}]
+
+    with pytest.raises(SourceDamaged, match="label is 0, but labels beside image/class/synset begin with 1"):
+        recognise(write_tfrecord(tmp_path / "a.tfrecord", rows)).listing("train")
+
+
+def test_each_checksum_is_checked(tmp_path: Path) -> None:
+    path = write_tfrecord(tmp_path / "a.tfrecord", map(tfds, range(3)))
+    second = len(frame(example(tfds(0))))
+    data = example(tfds(1))
+    listing = recognise(path).listing("train")
+    with listing.reader as reader:
+        assert reader.read(listing.entries[1]) == IMAGES[1]
+
+    for at, message_ in (
+        (0, "length is wrong"),
+        (9, "length is wrong"),
+        (12 + data.index(IMAGES[1]) + 50, "data is wrong"),
+    ):
+        flip(path, second + at)
+        with pytest.raises(SourceDamaged, match=rf"byte {second}: the checksum of a record's {message_}"):
+            records(recognise(path).listing("train"))
+        flip(path, second + at)
+    flip(path, second + 12 + len(data))
+    with pytest.raises(SourceDamaged, match="data is wrong"):
+        records(recognise(path).listing("train"))
+
+
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    path = write_tfrecord(tmp_path / "a.tfrecord", map(tfds, range(2)))
+    whole, first = path.read_bytes(), len(frame(example(tfds(0))))
+
+    for end in (first + 3, first + 12, first + 100, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        with pytest.raises(SourceDamaged, match=rf"byte {first}: the file is cut off within"):
+            recognise(path).listing("train")
+
+
+def test_a_compressed_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + bytes(100))
+
+    with pytest.raises(SourceDamaged, match="is compressed"):
+        recognise(tmp_path).listing("train")
+
+
+def test_files_of_a_series_that_are_no_records_are_no_source(tmp_path: Path) -> None:
+    (tmp_path / "model-00000-of-00001").write_bytes(bytes(range(100)))
+
+    with pytest.raises(UsageError, match="is not a known source"):
+        recognise(tmp_path)
+
+
+def absurd(length: int) -> bytes:
+    head = struct.pack("<Q", length)
+    return head + struct.pack("<I", masked_crc(head)) + bytes(50)
+
+
+HOSTILE = {
+    "a length of all bits": absurd((1 << 64) - 1),
+    "a length of a terabyte": absurd(1 << 40),
+    "a value of a terabyte": frame(b"\x0a" + varint(1 << 40)),
+    "an endless number": frame(b"\xff" * 100),
+    "a group": frame(b"\x0b" + bytes(9)),
+    "field 0": frame(b"\x02\x00"),
+    "a name of a megabyte": frame(message(1, message(1, message(1, b"n" * (1 << 20))))),
+    "many features": frame(example({str(n): 1 for n in range(300)})),
+    "a feature twice": frame(message(1, 2 * message(1, message(1, b"a") + message(2, b"")))),
+    "a list of two kinds": frame(message(1, message(1, message(2, message(1, b"") + message(2, b""))))),
+    "another message": frame(message(2, b"x")),
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_records_are_refused_without_much_memory(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(data)
+    source = recognise(tmp_path)
+
+    tracemalloc.start()
+    with pytest.raises(SourceDamaged, match=r"a\.tfrecord, byte 0"):
+        source.listing("train")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+@given(numbers=st.lists(st.integers(-(1 << 63), (1 << 63) - 1)))
+def test_packed_numbers_are_read_as_they_were_written(numbers: list[int]) -> None:
+    assert integers(b"".join(map(varint, numbers))).tolist() == numbers
+
+
+@given(data=st.binary())
+def test_any_bytes_are_numbers_or_refused(data: bytes) -> None:
+    try:
+        found = integers(data)
+    except ValueError:
+        found = np.zeros(0, np.int64)
+    assert len(found) <= len(data)
+
+
+ROWS = [tfds(0, ids=[1, 2], tags=[b"x"]), tfds(1, ids=[3], tags=[])]
+
+
+@given(at=st.integers(0), byte=st.integers(0, 255), cut=st.booleans(), sealed=st.booleans())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_mutated_file_is_read_or_refused(
+    at: int, byte: int, cut: bool, sealed: bool, tmp_path: Path
+) -> None:
+    parts = [bytearray(example(row) if sealed else frame(example(row))) for row in ROWS]
+    chosen = parts[at % 2]
+    chosen[at % 150 if at % 3 else -(at % 150) - 1] = byte
+    if cut:
+        del chosen[at % len(chosen) :]
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(b"".join(frame(bytes(part)) if sealed else bytes(part) for part in parts))
+
+    try:
+        found = str(len(records(recognise(path).listing("train"))))
+    except ShardprepError as error:
+        found = str(error)
+    assert found in ("0", "1", "2") or str(path) in found
+
+
+@pytest.mark.slow
+def test_what_tensorflow_writes_is_read(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def feature(value: Feature) -> Any:
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            return tf.train.Feature(float_list=tf.train.FloatList(value=[]))
+        if isinstance(values[0], bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+        if isinstance(values[0], float):
+            return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    rows = [official(n, 3 * n, boxes=n % 3) for n in range(9)]
+    with tf.io.TFRecordWriter(str(tmp_path / "train-00000-of-00001")) as writer:
+        for row in rows:
+            named = {name: feature(value) for name, value in row.items()}
+            writer.write(tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString())
+    ours = write_tfrecord(tmp_path / "ours" / "train-00000-of-00001", rows)
+
+    source, same = recognise(tmp_path / "train-00000-of-00001"), recognise(ours)
+    assert records(source.listing("train")) == records(same.listing("train"))
+    assert list(source.boxes("train") or ()) == list(same.boxes("train") or ()) != []
+    raw = next(iter(tf.data.TFRecordDataset(str(ours)))).numpy()
+    assert (
+        tf.train.Example.FromString(raw).features.feature.keys()
+        == features(window_of(raw), 0, len(raw)).keys()
+    )
