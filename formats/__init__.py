@@ -6,6 +6,7 @@ from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conv
 from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
+from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Finding, Report
@@ -18,7 +19,6 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
 from shardprep.formats.sample.make_sample import make_sample
 from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.writing.write_dataset import write_dataset
 
 from .errors import (
     BadImage,

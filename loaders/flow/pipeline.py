@@ -8,11 +8,11 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
+from shardprep.formats.conversion.writing.first_items import GivenSchema
+from shardprep.formats.conversion.writing.write_dataset import DEFAULT_SHARD_SIZE, write_dataset
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.errors import UsageError
 from shardprep.formats.progress import Progress
-from shardprep.formats.writing.first_items import GivenSchema
-from shardprep.formats.writing.write_dataset import DEFAULT_SHARD_SIZE, write_dataset
 from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import checked_int

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from shardprep.formats.writing.numbered_items import NumberedItems
+from shardprep.formats.conversion.writing.numbered_items import NumberedItems
 from shardprep.loaders.flow.core.node import Node
 from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
 from shardprep.loaders.flow.map.components import MapComponent

@@ -22,8 +22,8 @@ from saved_items import NUMBER, are_same, made
 
 from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
 from shardprep.formats.columns.arrays import DTYPES
+from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
-from shardprep.formats.writing.item_coder import BadItem
 from shardprep.loaders import Flow
 
 JSON = st.recursive(

@@ -118,7 +118,7 @@ class ItemCoder:
         return [places[name] for name in self.classes]
 
     def labels(self, largest: int) -> LabelSpace:
-        """Return the label space of a dataset whose largest label is ``largest``."""
+        """Return the label space of a dataset in which ``largest`` is the largest label."""
         numbers = (f"{label:0{LABEL_DIGITS}d}" for label in range(largest + 1))
         return LabelSpace.of(self.classes or numbers)
 
