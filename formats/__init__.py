@@ -6,6 +6,7 @@ from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conv
 from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
+from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.summary import Summary, summarise
@@ -85,4 +86,5 @@ __all__ = [
     "repair",
     "summarise",
     "verify",
+    "write_dataset",
 ]

@@ -25,7 +25,7 @@ from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.system.user_path import user_path
 
-from .finalize import finish
+from .finalize import finish, verify_finished
 from .job_runner import run_jobs
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
 from .skipped import SkippedImages, sum_up
@@ -171,12 +171,7 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
         with WorkFolder(output) as work_folder:
             link_archive(link, archive.path, work_folder.run)
             work_folder.remove()
-    progress.note(f"{output} is complete already; verifying it")
-    report = verify(output, level="full", progress=progress)
-    report.raise_for_findings()
-    if (output / WORK_FOLDER_NAME).exists():
-        with WorkFolder(output) as work_folder:
-            work_folder.remove()
+    verify_finished(output, progress)
     return Converted(
         output,
         manifest,
