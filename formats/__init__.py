@@ -20,6 +20,7 @@ from shardprep.formats.sources.listing.source_options import SourceOptions
 
 from .errors import (
     BadImage,
+    BadTarget,
     CorruptRecord,
     DataError,
     LabelConflict,
@@ -40,6 +41,7 @@ from .progress import Progress
 
 __all__ = [
     "BadImage",
+    "BadTarget",
     "ConvertOptions",
     "Converted",
     "CorruptRecord",

@@ -19,7 +19,7 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.table import Rows
-from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.processes.one_thread import use_one_thread
 from shardprep.formats.records.record import CropReadyRecord, Record
@@ -151,7 +151,7 @@ class _ShardWorkspace:
             reader = self._shards[item.shard] if self._work.with_image else None
             try:
                 outcome = self._outcome(reader, item, arrays, row, room)
-            except (BadImage, CorruptRecord, ShardDamaged) as error:
+            except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
                 outcome = Skipped(str(error))
