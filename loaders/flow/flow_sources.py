@@ -63,15 +63,21 @@ class FlowSources(Pipeline):
         seed: int = 0,
         labels: str = "sorted_wnid0",
         with_keys: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> Self:
         """A flow of the records of a converted dataset at ``path``: (image, label), encoded bytes and int.
 
-        ``with_keys`` makes them (key, image, label). ``shuffle``, ``seed`` and ``labels`` are as for
-        :class:`.Loader`; pass n has the order of the loader's epoch n. A ``map`` with processes reads in its
-        workers. Raises ManifestDamaged, UnknownVersion, UsageError and OSError when the dataset is opened. A
-        pass checks each record against its CRC-32C, and raises CorruptRecord and ShardDamaged.
+        ``with_keys`` makes them (key, image, label). If the dataset has columns, or some are named, items are
+        dicts of ``key``, the ``columns``, by default ``image`` and all columns, and ``label``. ``shuffle``,
+        ``seed``, ``labels`` and ``columns`` are as for :class:`.Loader`; pass n has the order of the loader's
+        epoch n. A ``map`` with processes reads in its workers. Raises ManifestDamaged, UnknownVersion,
+        UsageError and OSError when the dataset is opened. A pass checks each record against its CRC-32C, and
+        raises CorruptRecord and ShardDamaged.
         """
-        return cls(FromDataset.of(path, shuffle=shuffle, seed=seed, label_space=labels, with_keys=with_keys))
+        source = FromDataset.of(
+            path, shuffle=shuffle, seed=seed, label_space=labels, with_keys=with_keys, columns=columns
+        )
+        return cls(source)
 
     @classmethod
     def from_files(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardprep.formats.columns.box_table import BoxTable, OpenBoxes
 from shardprep.formats.columns.column_entry import ColumnEntry
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import OpenColumns
@@ -87,7 +88,8 @@ class ShardWork:
     ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record, or one
     that does not decode, is skipped; a shard that cannot be opened is still an error. ``one_thread`` limits
     OpenCV and PyTorch to one thread, for work in several processes. ``columns`` are those that a transform
-    is given; without ``with_image`` it is given no image.
+    is given, with those of ``boxes`` by the names ``box_columns``; without ``with_image`` it is given no
+    image.
     """
 
     folder: Path
@@ -100,6 +102,8 @@ class ShardWork:
     skip_bad: bool
     one_thread: bool
     columns: tuple[ColumnEntry, ...] = ()
+    boxes: BoxTable | None = None
+    box_columns: tuple[str, ...] = ()
     with_image: bool = True
 
     @property
@@ -116,9 +120,10 @@ class ShardWork:
         if self.one_thread:
             use_one_thread()
             keep_freed_memory()
+        others = OpenBoxes(self.boxes).columns(self.box_columns) if self.boxes else {}
         with (
             closing(OpenShards(self.folder, self.container, self.shards)) as shards,
-            closing(OpenColumns(self.folder, self.columns, self.container)) as columns,
+            closing(OpenColumns(self.folder, self.columns, self.container, others)) as columns,
         ):
             yield _ShardWorkspace(self, shards, columns, clock).fill
 

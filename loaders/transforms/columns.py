@@ -22,4 +22,8 @@ class AsColumns:
     names: tuple[str, ...]
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> dict[str, Any]:
+        return self.values(record)
+
+    def values(self, record: TransformInput) -> dict[str, Any]:
+        """Return a record's values by name."""
         return {name: record.image if name == IMAGE else record.columns[name] for name in self.names}
