@@ -1,6 +1,6 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
-from shardprep.formats.building.plan import PlanOptions
+from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.convert import Converted, convert
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.preparation import ConvertOptions

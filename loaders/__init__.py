@@ -4,8 +4,8 @@
 from shardprep.loaders.buffers.slots import SlotsHeld
 from shardprep.loaders.engine.protocol.worker_errors import WorkFailed
 from shardprep.loaders.engine.stats import EngineStats
+from shardprep.loaders.fake.fake_data import FakeData
 from shardprep.loaders.loader.bottleneck import StageLoad, Verdict
-from shardprep.loaders.loader.fake_data import FakeData
 from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.order.class_mixing import SortedByClass

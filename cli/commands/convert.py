@@ -21,8 +21,8 @@ from shardprep.cli.console.output import count_of, print_fields, print_json, say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions, plan_conversion
 from shardprep.formats import convert as convert_source
-from shardprep.formats.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.conversion.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY
 from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.source import SPLITS

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardprep.formats import OperationError
-from shardprep.formats.sizes import parse_bytes
+from shardprep.formats.system.sizes import parse_bytes
 from shardprep.formats.system.user_path import user_path
 
 from .progress import FORMS, form_of

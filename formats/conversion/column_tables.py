@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardprep.formats.building.build_shard import BuiltShard
-from shardprep.formats.building.column_of_shard import built_row
-from shardprep.formats.building.plan import Plan
-from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.columns.column_entry import ColumnEntry, DatasetColumns, column_row, table_name
 from shardprep.formats.columns.schema import Field
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows, read_table, table_header, write_rows
+from shardprep.formats.conversion.building.build_shard import BuiltShard
+from shardprep.formats.conversion.building.column_of_shard import built_row
+from shardprep.formats.conversion.building.plan import Plan
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import flush_file, hash_file
 from shardprep.formats.system.regular_file import naming

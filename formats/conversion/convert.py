@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.building.build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
-from shardprep.formats.building.plan import Plan, PlanOptions
-from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
-from shardprep.formats.building.work_folder import WorkFolder, finished_shards, noting_kept
+from shardprep.formats.conversion.building.build_shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
+from shardprep.formats.conversion.building.plan import Plan, PlanOptions
+from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
 from shardprep.formats.dataset.manifest_claims import quarantined
 from shardprep.formats.dataset.verify import verify

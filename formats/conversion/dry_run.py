@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.building.plan import PlannedShard, PlanOptions
+from shardprep.formats.conversion.building.plan import PlannedShard, PlanOptions
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.building.build_shard import BuiltShard
-from shardprep.formats.building.plan import Plan
-from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
+from shardprep.formats.conversion.building.build_shard import BuiltShard
+from shardprep.formats.conversion.building.plan import Plan
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 from shardprep.formats.errors import DataError, OperationError

@@ -7,8 +7,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import replace
 from itertools import chain, islice
 
-from shardprep.formats.building.build_shard import BuiltShard, ShardJob, build_shard, decode_alone
-from shardprep.formats.building.progress_counters import ProgressCounters
+from shardprep.formats.conversion.building.build_shard import BuiltShard, ShardJob, build_shard, decode_alone
+from shardprep.formats.conversion.building.progress_counters import ProgressCounters
 from shardprep.formats.errors import ShardprepError, WorkerDied
 from shardprep.formats.processes.child_process import ChildDied, ChildLost, isolated
 from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shardprep.formats.building.plan import Plan, PlannedShard
-from shardprep.formats.building.run_folder import bytes_in_run_folders
 from shardprep.formats.containers.registry import container
+from shardprep.formats.conversion.building.plan import Plan, PlannedShard
+from shardprep.formats.conversion.building.run_folder import bytes_in_run_folders
 from shardprep.formats.dataset.index import index_dtype
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import NoSpace, UsageError

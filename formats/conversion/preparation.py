@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.building.plan import Plan, PlanOptions, differences, plan
-from shardprep.formats.building.work_folder import refuse_busy, refuse_other_plan
+from shardprep.formats.conversion.building.plan import Plan, PlanOptions, differences, plan
+from shardprep.formats.conversion.building.work_folder import refuse_busy, refuse_other_plan
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete
 from shardprep.formats.progress import Progress

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.building.build_shard import BuiltShard, shard_jobs
-from shardprep.formats.building.plan import Plan, PlanOptions, plan
-from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
-from shardprep.formats.building.work_folder import WorkFolder, finished_shards, noting_kept
+from shardprep.formats.conversion.building.build_shard import BuiltShard, shard_jobs
+from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
+from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.report import Report
 from shardprep.formats.dataset.verify import verify

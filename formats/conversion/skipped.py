@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardprep.formats.building.build_shard import SkippedImage
+from shardprep.formats.conversion.building.build_shard import SkippedImage
 from shardprep.formats.images.causes import cause_of
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.listing.source import Entries

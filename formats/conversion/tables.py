@@ -12,12 +12,12 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.building.build_shard import BuiltShard, row_dtype
-from shardprep.formats.building.plan import Plan
-from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.columns.box_table import BOX_DTYPE, SIDES
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows, read_table, write_table
+from shardprep.formats.conversion.building.build_shard import BuiltShard, row_dtype
+from shardprep.formats.conversion.building.plan import Plan
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.dataset.index import BOXES_NAME, INDEX_NAME, index_dtype
 from shardprep.formats.dataset.manifest import QUARANTINE_NAME
 from shardprep.formats.records.canonical_json import canonical_json

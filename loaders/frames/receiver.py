@@ -11,8 +11,8 @@ from typing import Any, Self
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.sizes import byte_count
 from shardprep.formats.system.owned import Owned
+from shardprep.formats.system.sizes import byte_count
 from shardprep.loaders.engine.protocol.worker_errors import reported
 
 from .codec import (

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.sizes import byte_count
+from shardprep.formats.system.sizes import byte_count
 
 from .rng import Purpose, keyed_bits
 

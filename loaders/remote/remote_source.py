@@ -11,8 +11,8 @@ from typing import Any, Self
 import zmq
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.sizes import byte_count
 from shardprep.formats.system.owned import Owned
+from shardprep.formats.system.sizes import byte_count
 from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.frames.codec import DEFAULT_LIMIT, PIECE
 from shardprep.loaders.frames.exclusive_use import ExclusiveUse

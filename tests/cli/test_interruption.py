@@ -14,7 +14,7 @@ import pytest
 from datasets import converted, flip, prep
 
 from shardprep.formats import PlanOptions, convert
-from shardprep.formats.building.work_folder import finished_shards
+from shardprep.formats.conversion.building.work_folder import finished_shards
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
+from shardprep.loaders.fake.fake_data import FakeData
 from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
 from shardprep.loaders.flow.core.user_function import Function
 from shardprep.loaders.flow.sources.fake import FromFakeData
 from shardprep.loaders.flow.sources.python import FromCallable, FromIterable, FromSequence, from_iterable
-from shardprep.loaders.loader.fake_data import FakeData
 
 
 class Squares:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flow_functions import named, pair
 from flow_members import plain
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
@@ -64,9 +64,11 @@ def passes(flow: Flow, count: int) -> list[Any]:
 
 @settings(max_examples=60)
 @given(steps=pipelines, stop=st.integers(0, 3 * ITEMS), again=st.integers(0, 5))
+@example(steps=["batch", "batch", "batch"], stop=0, again=5)
 def test_a_resumed_flow_delivers_the_rest_exactly(steps: list[str], stop: int, again: int) -> None:
     length = len(made(steps))
     stop %= 2 * length + 1
+    again %= 4 * length - stop + 1
     whole = passes(made(steps), 4)
     resumed = made(steps)
     resumed.load_state_dict(left_after(made(steps), stop))

@@ -40,6 +40,7 @@ from remote_ends import (
     slow_numbers,
     wired,
 )
+from sampling import torture_except
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders import EvalTransform, Loader
@@ -69,8 +70,8 @@ def made_by(name: str, path: Path) -> Callable[[], Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("senders", [1, 2, 3])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("senders", torture_except([1, 2, 3], 1, 3))
+@pytest.mark.parametrize("name", torture_except(ALL, "loader", "numbers", "joined", "odd_ones"))
 def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_shards: Path) -> None:
     expected = locally(name, lmdb_shards, passes=2)
     with wired(made_by(name, lmdb_shards), senders=senders) as source:
@@ -261,7 +262,7 @@ def busiest(source: RemoteSource, senders: list[subprocess.Popen[str]]) -> subpr
     return found
 
 
-@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones"])
+@pytest.mark.parametrize("name", torture_except(["slow_numbers", "slow_odd_ones"], "slow_odd_ones"))
 def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
     (expected,) = locally(name, lmdb_shards)
     with (
@@ -296,7 +297,7 @@ def test_a_sender_killed_in_the_middle_of_a_batch_loses_none(lmdb_shards: Path) 
         assert source.stats().rejected == 0
 
 
-@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones"])
+@pytest.mark.parametrize("name", torture_except(["slow_numbers", "slow_odd_ones"], "slow_numbers"))
 def test_a_stopped_sender_is_replaced_and_may_continue(name: str, lmdb_shards: Path) -> None:
     (expected,) = locally(name, lmdb_shards)
     with (
@@ -438,7 +439,9 @@ def test_a_sender_that_comes_later_takes_part(lmdb_shards: Path) -> None:
             assert {s.name: s.batches > 5 for s in source.stats().senders}["late"]
 
 
-@pytest.mark.parametrize("name", ["slow_numbers", "slow_odd_ones", "loader"])
+@pytest.mark.parametrize(
+    "name", torture_except(["slow_numbers", "slow_odd_ones", "loader"], "slow_numbers", "loader")
+)
 def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_shards: Path) -> None:
     expected = locally(name, lmdb_shards, passes=2)
     with RemoteSource(ANY_PORT) as first:

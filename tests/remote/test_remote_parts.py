@@ -45,7 +45,7 @@ def test_two_processes_make_a_pass_together() -> None:
     assert min(sent) > sum(sent) / 4
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_sender_that_is_killed_leaves_its_parts_to_others() -> None:
     with (
         RemoteSource(ANY_PORT, lease_seconds=2) as source,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from image_files import JPEG
 
-from shardprep.formats.building.build_shard import build_shard, shard_jobs
-from shardprep.formats.building.plan import PlanOptions, plan
-from shardprep.formats.building.progress_counters import COUNTERS_NAME, ProgressCounters
-from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.columns.schema import Field, Schema
+from shardprep.formats.conversion.building.build_shard import build_shard, shard_jobs
+from shardprep.formats.conversion.building.plan import PlanOptions, plan
+from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.conversion.finalize import finish
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.records.labels import LabelSpace

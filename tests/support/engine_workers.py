@@ -15,7 +15,7 @@ import numpy as np
 
 from shardprep.formats.containers.container import Room
 from shardprep.loaders.buffers.pickling import unpickled
-from shardprep.loaders.buffers.slots import INPUTS, Arrays, Field, SlotLayout
+from shardprep.loaders.buffers.slots import INPUTS, Arrays, SlotField, SlotLayout
 from shardprep.loaders.engine.protocol.task import AsObject, Clock, Fill, Items, Skipped
 
 Action = Callable[[int], object]
@@ -25,7 +25,7 @@ PLACE = np.dtype([("at", "<u8"), ("size", "<u8")])
 
 def layout(rows: int, *, width: int = 64, spare: int = 0) -> SlotLayout:
     """Rows that contain their item twice: once small, once in every one of ``width`` pixels."""
-    fields = Field("number", (), np.int64), Field("pixels", (width,), np.int32)
+    fields = SlotField("number", (), np.int64), SlotField("pixels", (width,), np.int32)
     return SlotLayout(rows, fields, spare=spare)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -28,3 +29,8 @@ def pair_but_17(number: int) -> tuple[npt.NDArray[np.float32], np.int64]:
     if number == 17:
         raise OwnError("this one not")
     return np.zeros((2, 3), np.float32), np.int64(number)
+
+
+def slow_item(number: int) -> tuple[npt.NDArray[np.uint8], int]:
+    time.sleep(0.005)
+    return np.zeros(8, np.uint8), number

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from loader_workers import OwnError, Tagging
 from repository import SUPPORT
+from sampling import torture_except
 from tf_devices import tf
 from tf_members import Numbered, arrays, assert_whole, by_function, first, gather, numbers_of
 
@@ -138,7 +139,7 @@ def test_the_plain_variant_of_a_dataset_that_is_gone_says_so() -> None:
         next(iter(tf.data.experimental.from_variant(variant, spec)))
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", torture_except([2, 3], 3))
 def test_a_strategy_distributes_it_exactly(replicas: int, lmdb_shards: Path) -> None:
     strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])
     with Loader(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from repository import SUPPORT
+from sampling import torture_except
 from scripts import Start, scripts, session_of
 from tensorflow_log import without_tensorflow_log
 
@@ -100,47 +101,50 @@ session.run(batch)
 """,
 }
 QUICK = ["feeder waits for room", "dataset of a queue"]
+OTHERS = [state for state in STATES if state not in QUICK]
+PAIRS = [QUICK, *(OTHERS[n : n + 2] for n in range(0, len(OTHERS), 2))]
 
 
-@pytest.mark.parametrize(
-    "states",
-    [QUICK, *(pytest.param([state], marks=pytest.mark.torture) for state in STATES if state not in QUICK)],
-    ids=", ".join,
-)
+def in_pairs(pairs: list[list[str]]) -> pytest.MarkDecorator:
+    """Give a test two states at a time, to run at once: importing TensorFlow takes most of the time."""
+    return pytest.mark.parametrize("states", pairs, ids=", ".join)
+
+
+@in_pairs(torture_except(PAIRS, QUICK))
 def test_an_interpreter_ends_quietly(start: Start, states: list[str]) -> None:
-    processes = [
-        start(STATES[state]) for state in states
-    ]  # in parallel, because importing TensorFlow takes most of the time
+    processes = [start(STATES[state]) for state in states]
     assert [outcome(process) for process in processes] == [(0, "")] * len(states)
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("state", STATES)
-def test_an_interpreter_ends_quietly_after_closing(start: Start, state: str) -> None:
-    assert outcome(start(STATES[state] + "\neach.close()")) == (0, "")
+@in_pairs(PAIRS)
+def test_an_interpreter_ends_quietly_after_closing(start: Start, states: list[str]) -> None:
+    processes = [start(STATES[state] + "\neach.close()") for state in states]
+    assert [outcome(process) for process in processes] == [(0, "")] * len(states)
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("state", STATES)
-def test_a_program_that_fails_shows_its_own_error_only(start: Start, state: str) -> None:
-    code, said = outcome(start(STATES[state] + "\n1 / 0"))
-
-    assert code == 1
-    assert said.count("Traceback") == 1
-    assert said.endswith("ZeroDivisionError: division by zero\n")
+@in_pairs(PAIRS)
+def test_a_program_that_fails_shows_its_own_error_only(start: Start, states: list[str]) -> None:
+    for code, said in map(outcome, [start(STATES[state] + "\n1 / 0") for state in states]):
+        assert code == 1
+        assert said.count("Traceback") == 1
+        assert said.endswith("ZeroDivisionError: division by zero\n")
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("state", STATES)
-def test_a_terminated_program_leaves_nothing(start: Start, state: str) -> None:
-    process = start(STATES[state] + "\nprint('now', flush=True)\ntime.sleep(3600)")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "now\n"
-    process.terminate()
+@in_pairs(PAIRS)
+def test_a_terminated_program_leaves_nothing(start: Start, states: list[str]) -> None:
+    for process in [
+        start(STATES[state] + "\nprint('now', flush=True)\ntime.sleep(3600)") for state in states
+    ]:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        process.terminate()
+        assert outcome(process)[0] == -signal.SIGTERM
 
-    assert outcome(process)[0] == -signal.SIGTERM
 
-
+@pytest.mark.torture
 def test_sys_exit_within_fit_is_its_exit_code(start: Start) -> None:
     script = """
 class Leave(tf.keras.callbacks.Callback):
@@ -186,6 +190,7 @@ def test_ctrl_c_is_heard(start: Start, loop: str) -> None:
     assert said.endswith("KeyboardInterrupt\n")
 
 
+@pytest.mark.torture
 def test_ctrl_c_leaves_an_input_that_goes_on(start: Start) -> None:
     script = """
 made = loader(with_numbers=True, drop_last=False, transform=Tagging({"": nap}))

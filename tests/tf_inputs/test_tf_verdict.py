@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flow_functions import slow_item
 from tf_devices import tf
 from verdict_workers import Nothing, Sleeping
 
@@ -98,11 +99,6 @@ def test_a_flow_with_processes_is_not_told_to_work_in_processes() -> None:
     assert stats.verdict
     assert stats.verdict.limit not in ("training step", "TensorFlow queue")
     assert "a Loader works" not in str(stats)
-
-
-def slow_item(number: int) -> tuple[Any, int]:
-    time.sleep(0.005)
-    return np.zeros(8, np.uint8), number
 
 
 class Timed:

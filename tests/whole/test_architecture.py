@@ -1,6 +1,7 @@
 """The folders import in one direction, and some things are done nowhere."""
 
 import ast
+import gc
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,11 +26,20 @@ FORBIDDEN_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj", "extract", "extra
 MAY_PICKLE = {"loaders/buffers/pickling.py"}  # a parent and its own child
 
 
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once() -> None:
+    """Parse all files, and exempt the trees from garbage collection, which would take long at each test."""
+    for path in FILES:
+        tree_of(path)
+    gc.freeze()
+
+
 def places_and_nodes() -> Iterator[tuple[str, ast.AST]]:
     """All that is in any file, and where."""
     for path in FILES:
+        name = path.relative_to(ROOT)
         for node in ast.walk(tree_of(path)):
-            yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", node
+            yield f"{name}:{getattr(node, 'lineno', 1)}", node
 
 
 def file_of(place: str) -> str:

@@ -22,9 +22,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The index and manifest of a dataset of ImageNet's size; its shards are not there."""
     import numpy as np
 
-    from shardprep.formats.building.plan import PlanOptions
     from shardprep.formats.containers.published_file import FileEntry
     from shardprep.formats.containers.table import write_table
+    from shardprep.formats.conversion.building.plan import PlanOptions
     from shardprep.formats.dataset.index import index_dtype
     from shardprep.formats.dataset.manifest import Manifest
     from shardprep.formats.records.labels import LabelSpace, official_words

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
+from shardprep.loaders.fake.fake_data import FakeData
 from shardprep.loaders.flow.core.checks import checked_int, seconds_of, seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
 from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
-from shardprep.loaders.loader.fake_data import FakeData
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.sizes import byte_count
+from shardprep.formats.system.sizes import byte_count
 from shardprep.loaders.batching.passes import Passes
 
 from .framework import tf

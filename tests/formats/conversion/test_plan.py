@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardprep.formats.building.plan import Plan, PlanOptions, plan
+from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.stored_order import permutation
@@ -217,7 +217,7 @@ ALL_OF_TRAIN = """
 import re
 import numpy as np
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.building.plan import PlanOptions, plan
+from shardprep.formats.conversion.building.plan import PlanOptions, plan
 from shardprep.formats.sources.listing.source import Listing, entry_dtype
 
 rows = np.zeros(1_281_167, entry_dtype(28, 0))

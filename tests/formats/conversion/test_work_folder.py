@@ -20,9 +20,9 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.building.build_shard import BuiltShard
-from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.containers.shard_cache import MAX_OPEN
+from shardprep.formats.conversion.building.build_shard import BuiltShard
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.conversion.job_runner import in_order
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardprep.formats.building.plan import PlanOptions
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.dataset.manifest import KNOWN_KEYS, MAX_MANIFEST_BYTES, Manifest, read_manifest
 from shardprep.formats.dataset.manifest_checks import CRITICAL_KEYS
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion

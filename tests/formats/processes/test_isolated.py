@@ -88,7 +88,7 @@ def test_a_process_that_was_stopped_is_ended() -> None:
         isolated(1, killed_by, signal.SIGSTOP)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_threads_do_not_take_each_others_processes() -> None:
     main = sys.modules["__main__"]
     before = getattr(main, "__file__", None), main.__spec__

@@ -27,6 +27,7 @@ from forking_work import (
 )
 from process_table import text_of
 from repository import SUPPORT
+from sampling import torture_except
 from scripts import Start, scripts, session_of
 from waiting import until
 
@@ -80,7 +81,7 @@ def check_all(engine: Engine, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_watched_by")
 @pytest.mark.parametrize("end", [engine_workers.kill, engine_workers.crash, engine_workers.leave])
-@pytest.mark.parametrize("deadline", [None, 30.0])
+@pytest.mark.parametrize("deadline", torture_except([None, 30.0], None))
 def test_a_worker_that_forked_and_died_is_replaced_while_what_it_forked_lives(
     end: engine_workers.Action, deadline: float | None, forked: Path
 ) -> None:
@@ -115,7 +116,7 @@ def in_one_other_process(flow: Flow, function: Callable[[int], object]) -> Flow:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_watched_by")
-@pytest.mark.parametrize("step", [in_a_map, in_one_other_process])
+@pytest.mark.parametrize("step", torture_except([in_a_map, in_one_other_process], in_a_map))
 def test_a_flow_goes_on_where_its_process_forked_and_died(
     step: Callable[[Flow, Callable[[int], object]], Flow], forked: Path
 ) -> None:
@@ -261,7 +262,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
         return code, ""
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_program_that_forks_while_workers_start_sees_them_die(start: Start) -> None:
     script = """
 started, forks = threading.Event(), 0

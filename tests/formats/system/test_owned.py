@@ -28,9 +28,9 @@ from owners import (
     temporary_folder,
 )
 
-from shardprep.formats.building.work_folder import WorkFolder
 from shardprep.formats.containers.registry import open_shard
 from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.dataset.dataset import open_dataset
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.processes.child_process import Child

@@ -21,6 +21,7 @@ import pytest
 from engine_workers import Note, Once, Roomy, Uneven, Writing, layout
 from process_table import text_of
 from repository import SUPPORT
+from sampling import torture_except
 from scripts import session_of
 from waiting import until
 
@@ -382,7 +383,7 @@ def test_an_error_of_the_plans_comes_after_the_batches_before_it(count: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.parametrize("after", torture_except([0, 1, 7], 1))
 def test_a_full_pass_after_an_early_break_is_exact(after: int) -> None:
     plans = plans_of(300, 10)
     with Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2, slots=5) as engine:
@@ -571,10 +572,15 @@ if __name__ == "__main__":
     assert run_script(script) == (0, "")
 
 
+IN_A_CYCLE = "cycle = [run]; cycle.append(cycle)"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "ending",
-    ["", "sys.exit()", "del engine", "import multiprocessing.util", "cycle = [run]; cycle.append(cycle)"],
+    torture_except(
+        ["", "sys.exit()", "del engine", "import multiprocessing.util", IN_A_CYCLE], "", IN_A_CYCLE
+    ),
 )
 def test_an_interpreter_ends_quietly_with_an_engine_in_the_middle_of_a_run(ending: str) -> None:
     script = f"""
@@ -649,7 +655,7 @@ def named_files(pid: int) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["starting", "working"])
-@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("forked", torture_except([False, True], True))
 def test_a_killed_process_leaves_no_worker_and_no_file(moment: str, forked: bool) -> None:
     copy = "if not os.fork(): time.sleep(1)" if forked else ""
     process = start_script(f"""

@@ -15,7 +15,7 @@ from loaded import assert_same, epoch_of
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, TrainTransform, decode_rgb
-from shardprep.loaders.loader.fake_data import FakeData
+from shardprep.loaders.fake.fake_data import FakeData
 
 
 def test_a_batch_is_as_a_loaders(lmdb_shards: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from loader_workers import OwnError, Tagging, fail
 from process_table import children, text_of
 from repository import SUPPORT
+from sampling import torture_except
 from scripts import Start, scripts, session_of
 from waiting import until
 
@@ -77,7 +78,7 @@ ENDINGS = [
 
 @pytest.mark.slow
 @LINUX
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", torture_except(ENDINGS, leave_early, drop_in_a_cycle, never_start))
 def test_processes_threads_and_descriptors_return_to_where_they_were(
     lmdb_shards: Path, ending: Callable[[Loader], None]
 ) -> None:
@@ -114,7 +115,7 @@ def with_everything_imported(path: Path) -> None:
         iter(loader)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @LINUX
 def test_opening_and_closing_many_times_costs_nothing(lmdb_shards: Path) -> None:
     with_everything_imported(lmdb_shards)
@@ -185,7 +186,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_script_needs_no_main_guard_and_its_workers_no_tensorflow(start: Start) -> None:
     script = """
 import tensorflow
@@ -217,14 +218,18 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "ending"),
-    [
+    torture_except(
+        [
+            (0, ""),
+            (2, ""),
+            (2, "sys.exit()"),
+            (2, "del loader"),
+            (2, "cycle = [batches]; cycle.append(cycle)"),
+            (0, "loader.close()"),
+        ],
         (0, ""),
-        (2, ""),
         (2, "sys.exit()"),
-        (2, "del loader"),
-        (2, "cycle = [batches]; cycle.append(cycle)"),
-        (0, "loader.close()"),
-    ],
+    ),
 )
 def test_an_interpreter_ends_quietly_in_the_middle_of_an_epoch(
     start: Start, ending: str, workers: int

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loaded import assert_same, epoch_of, loader_on
+from sampling import torture_except
 
 from shardprep.formats.errors import UsageError
 
@@ -59,7 +60,9 @@ def run(how: str, path: Path, folder: Path, program: str) -> subprocess.Complete
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["a script", "standard input", "an interactive session"])
+@pytest.mark.parametrize(
+    "how", torture_except(["a script", "standard input", "an interactive session"], "an interactive session")
+)
 def test_a_function_of_a_notebooks_cell_goes_to_the_workers(
     lmdb_shards: Path, tmp_path: Path, how: str
 ) -> None:

@@ -90,7 +90,7 @@ def test_what_was_made_slow_is_named_in_every_run(name: str, loaders: int, shard
         assert case.advice in str(verdict) or BUSY in str(verdict)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_with_one_worker_more_it_is_faster_as_the_verdict_said(shards: Path) -> None:
     cases = [replace(BOTTLENECKS["one worker too few"], workers=workers) for workers in (1, 2)]
 

@@ -463,7 +463,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     ("during", "times"),
     [
         ("reading", 1),
-        ("small files", 3),
+        pytest.param("small files", 3, marks=pytest.mark.torture),
         pytest.param("reading", 3, marks=pytest.mark.torture),
         pytest.param("small files", 1, marks=pytest.mark.torture),
     ],

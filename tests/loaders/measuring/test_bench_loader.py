@@ -82,7 +82,7 @@ EPOCH = 24  # images in the dataset
 MOST = partial(Loader, batch_size=EPOCH - 2, drop_last=False, workers=2)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_figures_agree_where_a_batch_is_nearly_an_epoch(dataset: Path) -> None:
     speed = measure(partial(MOST, dataset, transform=Sleeping(0.004)), seconds=1)
 
@@ -128,7 +128,7 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     assert "Too short to tell which is fastest" in lines[2]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_probe_that_is_too_short_says_nothing(dataset: Path) -> None:
     transform = Sleeping(0.0)
     make = partial(MOST, dataset, transform=transform)

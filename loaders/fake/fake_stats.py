@@ -6,9 +6,8 @@ import threading
 from dataclasses import dataclass, field, replace
 
 from shardprep.formats.processes.worker_pool import usable_cpus
-
-from .bottleneck import Verdict
-from .stats import LoaderStats
+from shardprep.loaders.loader.bottleneck import Verdict
+from shardprep.loaders.loader.stats import LoaderStats
 
 DELAY = "delay"
 ADVICE = "FakeData itself takes this time, with seconds= for each record"

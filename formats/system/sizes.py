@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from .errors import UsageError
+from shardprep.formats.errors import UsageError
 
 UNITS = {"": 1, "B": 1} | {
     f"{prefix}{infix}".upper(): base ** (power + 1)

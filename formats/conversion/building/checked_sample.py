@@ -19,7 +19,7 @@ from .plan import PlanOptions
 NO_IMAGE = ImageInfo(0, 0, 0, ImageFlag(0))
 
 
-class Sample(NamedTuple):
+class CheckedSample(NamedTuple):
     """A record to store, the properties of its image, and the encoded values of its columns."""
 
     stored: Stored
@@ -27,14 +27,16 @@ class Sample(NamedTuple):
     values: tuple[bytes, ...]
 
 
-def read_sample(reader: ByteReader, entry: np.void, options: PlanOptions, *, has_images: bool) -> Sample:
+def checked_sample(
+    reader: ByteReader, entry: np.void, options: PlanOptions, *, has_images: bool
+) -> CheckedSample:
     """Read a sample of a source, and make of its image what the options ask for.
 
     Raises BadImage, BadValue, SourceDamaged, OperationError and OSError.
     """
     image, info = _image(reader.read(entry), options) if has_images else (b"", NO_IMAGE)
     key, label = entry["key"].item(), int(entry["label"])
-    return Sample(Stored(key, label, record_crc(key, label, image), image), info, reader.values(entry))
+    return CheckedSample(Stored(key, label, record_crc(key, label, image), image), info, reader.values(entry))
 
 
 def _image(image: bytes, options: PlanOptions) -> tuple[bytes, ImageInfo]:

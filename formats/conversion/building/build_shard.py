@@ -29,11 +29,11 @@ from shardprep.formats.system.atomic_write import (
     publishing,
 )
 
+from .checked_sample import CheckedSample, checked_sample
 from .column_of_shard import BuiltColumn, ColumnOfShard
 from .plan import Plan, PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
 from .publish_shard import publish_shard
-from .sample import Sample, read_sample
 from .work_folder import WorkFolder
 
 
@@ -198,7 +198,7 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     return rows[:count], skipped, columns
 
 
-def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Sample], Extent]:
+def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[CheckedSample], Extent]:
     """Return the shard's samples, and the extent of its images.
 
     With columns, the listing's lengths are not those of the images: all samples are read before the first
@@ -212,7 +212,7 @@ def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Sampl
     return known, replace(job.shard.extent, records=len(known), payload_bytes=size)
 
 
-def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
+def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]:
     """Yield the shard's samples in order; bad ones are raised, or appended to ``skipped``."""
     counter = ShardCounter(job.run / COUNTERS_NAME, job.shard.number)
     with closing(counter), copy(job.reader) as reader:  # an open reader would be shared between threads
@@ -221,7 +221,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
             try:
                 if done in job.crashes:
                     raise BadImage(crashes_decoder(job.crashes[done]))
-                yield read_sample(reader, entry, job.options, has_images=job.has_images)
+                yield checked_sample(reader, entry, job.options, has_images=job.has_images)
             except (BadImage, BadValue) as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
@@ -246,7 +246,7 @@ def _place(entry: np.void) -> str:
     return entry["path"].decode() or f"at byte {entry['offset']}"
 
 
-def _row(sample: Sample, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
+def _row(sample: CheckedSample, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
     stored = sample.stored
     return index_row(stored, sample.info, shard, ordinal), content_digest(
         stored.key, stored.label, stored.image

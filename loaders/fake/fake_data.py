@@ -15,14 +15,14 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.spec import BatchSpec
 from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
+from shardprep.loaders.loader.epoch_loader import EpochLoader
+from shardprep.loaders.loader.identity import digest_of
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep
 from shardprep.loaders.order.epoch_order import Records
 
-from .epoch_loader import EpochLoader
 from .fake_dataset import FakeDataset
 from .fake_files import fake_files
 from .fake_stats import FakeMeter, FakeStats
-from .identity import digest_of
 
 Labels = npt.NDArray[np.int64]
 

@@ -1,0 +1,27 @@
+"""A few of many cases, where all of them take too long."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+Case = TypeVar("Case")
+
+
+def sampled(cases: Sequence[Case], count: int) -> list[Case]:
+    """The first case, the last one and ``count - 2`` of those between, in order; the same in each run."""
+    between = range(1, len(cases) - 1)
+    chosen = sorted(random.Random(count).sample(between, min(len(between), count - 2)))
+    return [cases[0], *(cases[n] for n in chosen), cases[-1]]
+
+
+def torture_except(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """The cases as parameters of a test; only those that are kept are in the default suite."""
+    return [case if case in kept else marked(case) for case in cases]
+
+
+def marked(case: Any) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.torture)
