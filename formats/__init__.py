@@ -17,6 +17,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
 from shardprep.formats.sample.make_sample import make_sample
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.writing.write_dataset import write_dataset
 
 from .errors import (
     BadImage,
@@ -84,4 +85,5 @@ __all__ = [
     "repair",
     "summarise",
     "verify",
+    "write_dataset",
 ]

@@ -15,6 +15,7 @@ from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
 from shardprep.formats.dataset.summary import ClassCount, CropReadySummary, class_counts
 from shardprep.formats.printable import printable
+from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
 
 
 @click.command(
@@ -117,7 +118,9 @@ def _crop_ready(found: CropReadySummary) -> str:
 
 
 def _order(summary: Summary) -> str:
-    order = f"shuffled, seed {summary.seed}" if summary.order == "shuffled" else "by key"
+    shuffled = f"shuffled, seed {summary.seed}"
+    orders = {"shuffled": shuffled, GIVEN_SHUFFLED: shuffled, GIVEN: "as the items were given"}
+    order = orders.get(summary.order, "by key")
     if summary.class_sorted:
         order += " (class after class: read in this order it trains badly)"
     return order

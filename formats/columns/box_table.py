@@ -57,7 +57,7 @@ class BoxTable:
                 yield f"it has boxes with {low} and {high} that are not fractions in order"
 
 
-class _Rows(NamedTuple):
+class _BoxArrays(NamedTuple):
     """The columns of the table, each contiguous: they are searched and cut for each record."""
 
     records: npt.NDArray[np.uint32]
@@ -74,7 +74,7 @@ class OpenBoxes:
 
     def __init__(self, table: BoxTable) -> None:
         self._table = table
-        self._read: _Rows | None = None
+        self._read: _BoxArrays | None = None
 
     def columns(self, names: Iterable[str]) -> Mapping[str, Callable[[RecordPlace], Any]]:
         """Return for each of these names of BOX_COLUMNS the function from a record's place to its value."""
@@ -85,12 +85,12 @@ class OpenBoxes:
         first, last = np.searchsorted(records, np.array([place.number, place.number + 1], np.uint32))
         return (boxes if name == BOX_COLUMNS[0] else labels)[first:last]
 
-    def _rows(self) -> _Rows:
+    def _rows(self) -> _BoxArrays:
         if self._read is None:
             rows = self._table.rows()
             boxes = np.stack([rows[side] for side in SIDES], axis=1)
             labels = np.array(self._table.label_map, np.int32)[rows["label"]]
             for array in (boxes, labels):
                 array.flags.writeable = False
-            self._read = _Rows(np.ascontiguousarray(rows["record"]), boxes, labels)
+            self._read = _BoxArrays(np.ascontiguousarray(rows["record"]), boxes, labels)
         return self._read

@@ -13,16 +13,15 @@ from shardprep.formats.conversion.building.build_shard import BuiltShard, ShardJ
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
-from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
+from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.dataset.manifest_claims import quarantined
-from shardprep.formats.dataset.verify import verify
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.system.user_path import user_path
 
-from .finalize import finish
+from .finalize import finish, verify_finished
 from .job_runner import run_jobs
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
 from .skipped import SkippedImages, sum_up
@@ -161,12 +160,7 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
     """Verify a finished output. Raises PlanMismatch if it has another plan, DataError if it is damaged."""
     output = prepared.output
     manifest = prepared.finished_manifest()
-    progress.note(f"{output} is complete already; verifying it")
-    report = verify(output, level="full", progress=progress)
-    report.raise_for_findings()
-    if (output / WORK_FOLDER_NAME).exists():
-        with WorkFolder(output) as work_folder:
-            work_folder.remove()
+    verify_finished(output, progress)
     return Converted(
         output,
         manifest,

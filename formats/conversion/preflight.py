@@ -14,7 +14,7 @@ from shardprep.formats.conversion.building.run_folder import bytes_in_run_folder
 from shardprep.formats.dataset.index import index_dtype
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import NoSpace, UsageError
-from shardprep.formats.sources.listing.source import SPLITS, Source
+from shardprep.formats.sources.listing.source import SPLITS
 from shardprep.formats.system.filesystem import NETWORK_FILESYSTEMS, existing_folder, filesystem_type
 
 
@@ -86,13 +86,13 @@ def refuse_network(output: Path, kind: str) -> None:
         )
 
 
-def check_output(output: Path, source: Source) -> None:
-    """Raise UsageError for a folder in the source, or with other contents than an unfinished conversion.
+def check_output(output: Path, folders: Iterable[Path] = ()) -> None:
+    """Raise UsageError for a folder in one of the source's, or with more than an unfinished conversion.
 
     Raises OSError for a place that cannot be written to.
     """
     _check_writable(existing_folder(output))
-    for folder in source.folders:
+    for folder in folders:
         if output.resolve().is_relative_to(folder):
             raise UsageError(
                 "lies in the source, where the next run would find it; choose another", path=output

@@ -13,8 +13,9 @@ import numpy as np
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions, differences, plan
 from shardprep.formats.conversion.building.work_folder import refuse_busy, refuse_other_plan
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
-from shardprep.formats.errors import PlanMismatch, SourceIncomplete
+from shardprep.formats.errors import PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.progress import Progress
+from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -51,6 +52,12 @@ class Request:
     plan_options: PlanOptions
     options: ConvertOptions
     source_options: SourceOptions
+
+    def __post_init__(self) -> None:
+        if self.plan_options.order not in ORDERS:
+            raise UsageError(
+                f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
+            )
 
     def recognised(self) -> Source:
         """Return the source. Raises UsageError, DataError, OSError."""
@@ -189,7 +196,7 @@ def _check_output(one: Prepared, source: Source, options: ConvertOptions, proble
             one.finished_manifest()
         return
     with problems.collected():
-        check_output(one.output, source)
+        check_output(one.output, source.folders)
         if not options.restart:
             refuse_other_plan(one.output, one.guard())
     if not options.allow_network_fs:

@@ -20,7 +20,14 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready.jpegtran import jpegtran_version
 from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY, MAX_GROWTH, encoder_version
 from shardprep.formats.records.canonical_json import canonical_json
-from shardprep.formats.records.stored_order import MAX_SEED, ORDERS, is_class_sorted, permutation
+from shardprep.formats.records.stored_order import (
+    GIVEN,
+    ITEM_ORDERS,
+    MAX_SEED,
+    ORDERS,
+    is_class_sorted,
+    permutation,
+)
 from shardprep.formats.sources.listing.source import Entries, Listing
 
 BAD_IMAGE_POLICIES = ("fail", "skip")
@@ -36,7 +43,8 @@ class PlanOptions:
     """Options of a conversion that decide the bytes of its output.
 
     ``container`` is "lmdb" or "hdf5". ``shard_size`` is the number of image bytes per shard, at most
-    4 GiB. ``order`` is "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key.
+    4 GiB. ``order`` is "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key; saved
+    items have "given" or "given-shuffled", their own order or a permutation of it.
     ``on_bad_image`` is "fail", which raises BadImage, or "skip", which leaves the image out and lists it in
     quarantine.json. With ``decode_check`` an image that does not decode is a bad image, too.
 
@@ -57,7 +65,8 @@ class PlanOptions:
     quality: int = DEFAULT_QUALITY
 
     def __post_init__(self) -> None:
-        choices = {"container": CONTAINERS, "order": ORDERS, "on_bad_image": BAD_IMAGE_POLICIES}
+        orders = (*ORDERS, *ITEM_ORDERS)
+        choices = {"container": CONTAINERS, "order": orders, "on_bad_image": BAD_IMAGE_POLICIES}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
@@ -202,6 +211,9 @@ def plan(listing: Listing, options: PlanOptions) -> Plan:
 
 
 def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
+    if options.order in ITEM_ORDERS:
+        numbers = np.arange(len(entries), dtype=np.uint32)
+        return numbers if options.order == GIVEN else numbers[permutation(len(entries), options.seed)]
     by_key = np.argsort(entries["key"], kind="stable").astype(np.uint32)
     if options.order == "key":
         return by_key

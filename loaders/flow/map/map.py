@@ -141,10 +141,14 @@ class Transforming:
 
 
 def _record_of(item: Any) -> Record:
+    if isinstance(item, Record):
+        return item
     if isinstance(item, dict):
         columns = {name: value for name, value in item.items() if name not in RESERVED}
-        label = int(item.get("label", UNLABELLED))
-        return ColumnRecord.of(Record(item.get("key", ""), label, item.get("image", b"")), columns)
+        label = item.get("label", UNLABELLED)
+        if isinstance(label, str):
+            raise UsageError("a transform needs labels as numbers: from_dataset(path, columns=...) has them")
+        return ColumnRecord.of(Record(item.get("key", ""), int(label), item.get("image", b"")), columns)
     if not (isinstance(item, tuple | list) and len(item) == 2):
         raise UsageError(
             f"a transform is for items of (image, label), or for dicts, not for a {type(item).__name__}"
