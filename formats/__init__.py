@@ -1,5 +1,6 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
+from shardprep.formats.columns.schema import Field, Schema
 from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.convert import Converted, convert
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
@@ -49,6 +50,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "DryRun",
+    "Field",
     "Finding",
     "ImageFlag",
     "ImageInfo",
@@ -65,6 +67,7 @@ __all__ = [
     "Progress",
     "Record",
     "Report",
+    "Schema",
     "ShardDamaged",
     "ShardprepError",
     "SkippedCause",

@@ -122,8 +122,8 @@ LABEL = ArraySpec("label", (), "int64")
 class Transforming:
     """Makes (what the transform returns, label) from (encoded image, label). Picklable if the transform is.
 
-    The record that the transform gets has an empty key. A dict is a record, too: its values other than key,
-    image and label are the columns. The note of an error has the item's number.
+    The record that the transform gets has an empty key. A dict in place of the image has the image and the
+    columns; in place of the item it may have key and label, too. The note of an error has the item's number.
     """
 
     transform: Transform
@@ -141,17 +141,25 @@ class Transforming:
 
 
 def _record_of(item: Any) -> Record:
+    """Return the record that a transform is given for an item."""
     if isinstance(item, Record):
         return item
     if isinstance(item, dict):
-        columns = {name: value for name, value in item.items() if name not in RESERVED}
-        label = item.get("label", UNLABELLED)
-        if isinstance(label, str):
-            raise UsageError("a transform needs labels as numbers: from_dataset(path, columns=...) has them")
-        return ColumnRecord.of(Record(item.get("key", ""), int(label), item.get("image", b"")), columns)
-    if not (isinstance(item, tuple | list) and len(item) == 2):
-        raise UsageError(
-            f"a transform is for items of (image, label), or for dicts, not for a {type(item).__name__}"
-        )
-    image, label = item
-    return Record("", int(label), image)
+        return _record_of_values(item)
+    if isinstance(item, tuple | list) and len(item) == 2:
+        image, label = item
+        if isinstance(image, dict):
+            return _record_of_values(image | {"label": label})
+        return Record("", int(label), image)
+    raise UsageError(
+        f"a transform is for items of (image, label), or for dicts, not for a {type(item).__name__}"
+    )
+
+
+def _record_of_values(values: dict[str, Any]) -> Record:
+    label = values.get("label", UNLABELLED)
+    if isinstance(label, str):
+        raise UsageError("a transform needs labels as numbers: from_dataset(path, columns=...) has them")
+    columns = {name: value for name, value in values.items() if name not in RESERVED}
+    record = Record(values.get("key", ""), int(label), values.get("image", b""))
+    return ColumnRecord.of(record, columns) if columns else record

@@ -43,7 +43,7 @@ class FromDataset(Fetched):
     dataset: Dataset
     plan: EpochPlan
     with_keys: bool
-    wanted: WantedColumns
+    columns: WantedColumns
 
     @classmethod
     def of(
@@ -91,7 +91,7 @@ class FromDataset(Fetched):
             f"shuffle={self.plan.shuffle}",
             f"seed={self.plan.seed}",
             f"with_keys={self.with_keys}",
-            *((f"columns={self.wanted.names}",) if self.wanted.are_chosen else ()),
+            *((f"columns={self.columns.names}",) if self.columns.are_chosen else ()),
         )
 
     @property
@@ -105,7 +105,7 @@ class FromDataset(Fetched):
     def fetch(self) -> RecordFetch:
         manifest = self.dataset.manifest
         labels = tuple(manifest.labels.mapping(self.dataset.label_space).tolist())
-        if not self.wanted.are_chosen:
+        if not self.columns.are_chosen:
             return RecordFetch(self.dataset.path, manifest.container, manifest.shards, labels, self.with_keys)
         return ColumnFetch(
             self.dataset.path,
@@ -113,14 +113,14 @@ class FromDataset(Fetched):
             manifest.shards,
             labels,
             self.with_keys,
-            self.wanted,
-            box_table(self.dataset.path, manifest, self.dataset.label_space) if self.wanted.boxes else None,
+            self.columns,
+            box_table(self.dataset.path, manifest, self.dataset.label_space) if self.columns.boxes else None,
         )
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
         order, shards = self.plan.order(now.number), self.plan.shards(now.number)
         numbers = within(numbers, self.length)
-        if shards is None or not self.wanted.with_image:
+        if shards is None or not self.columns.with_image:
             yield from map(self._key, map(order.item, numbers))
             return
         stream = ShardStream.of(self.dataset.path, self.dataset.manifest.shards, shards)

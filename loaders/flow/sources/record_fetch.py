@@ -44,7 +44,7 @@ class RecordFetch:
 
 @dataclass(frozen=True)
 class ColumnFetch(RecordFetch):
-    """Reads records with their columns, as dicts. Pickles to few bytes for each column."""
+    """Reads records with a dict of columns in place of the image. Pickles to few bytes for each column."""
 
     wanted: WantedColumns
     boxes: BoxTable | None
@@ -58,11 +58,11 @@ class ColumnFetch(RecordFetch):
         ):
             yield partial(self._values, shards, columns)
 
-    def _values(self, shards: OpenShards, columns: OpenColumns, key: Key) -> dict[str, Any]:
+    def _values(self, shards: OpenShards, columns: OpenColumns, key: Key) -> tuple[Any, ...]:
         shard, ordinal, name, label, _, number = key
         record = Record(name.decode(), self.label_map[label], b"")
         if self.wanted.with_image:
             record = record._replace(image=shards[shard].read(ordinal, indexed=key[2:5]).image)
         found = columns.of(record, RecordPlace(number, shard, ordinal, name))
         values = AsColumns(self.wanted.names).values(found)
-        return {"key": record.key, **values, "label": record.label}
+        return (record.key, values, record.label) if self.with_keys else (values, record.label)

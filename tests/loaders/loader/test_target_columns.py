@@ -87,7 +87,10 @@ def test_a_flow_of_a_dataset_is_transformed_as_a_loader_does_it(dataset: Path) -
     expected = list(Loader(dataset, batch_size=5, transform=transform, workers=0, drop_last=False))
     flow = Flow.from_dataset(dataset)
 
-    assert set(next(iter(flow))) == {"key", "image", *SEGMENTED.names, "label"}
+    values, label = next(iter(flow))
+    assert (list(values), label) == (["image", *SEGMENTED.names], 0)
+    dicts = flow.map(lambda item: item[0] | {"label": item[1], "key": "k"})
+    np.testing.assert_equal(list(dicts.transform(transform).batch(5)), expected)
     np.testing.assert_equal(list(flow.transform(transform).batch(5)), expected)
     with flow.transform(transform, processes=2).batch(5) as in_processes:
         np.testing.assert_equal(list(in_processes), expected)
@@ -164,8 +167,8 @@ def test_a_loader_without_a_transform_gives_boxes_only_if_they_are_named(boxed: 
     with open_dataset(boxed, labels="ilsvrc2012_id") as ds:
         for name in values:
             assert [each.tolist() for each in values[name]] == [ds[n][name].tolist() for n in range(8)]
-    item = next(iter(Flow.from_dataset(boxed, columns=("image", "boxes"))))
-    assert list(item) == ["key", "image", "boxes", "label"]
+    key, item, _ = next(iter(Flow.from_dataset(boxed, columns=("image", "boxes"), with_keys=True)))
+    assert (key, list(item)) == (ds.index["key"][0].decode(), ["image", "boxes"])
     np.testing.assert_array_equal(item["boxes"], values["boxes"][0])
 
 
