@@ -21,7 +21,7 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   ├── CorruptRecord  a record's bytes do not match its checksum
     │   ├── BadValue (formats/columns/codec.py)  a value that its column cannot hold
     │   ├── BadItem (formats/writing/item_coder.py)  an item to save that does not fit the others
-    │   └── FrameDamaged (loaders/frames/codec.py)  a message that is not a frame
+    │   └── FrameDamaged (loaders/frames/bounds.py)  a message that is not a frame
     ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
     │   ├── OutputBusy  another process works on the same output
     │   ├── NoSpace  the disk is, or would get, full

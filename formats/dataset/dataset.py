@@ -20,6 +20,7 @@ from shardprep.formats.containers.container import ShardReader
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.images.kinds.image_info import ImageFlag
+from shardprep.formats.printable import printable
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.system.user_path import user_path
 
@@ -88,7 +89,12 @@ class Dataset(AbstractContextManager["Dataset"]):
         found = kind(record.key, self._label_map[record.label], record.image)
         if not len(self.columns):
             return found
-        return self.columns.of(found, RecordPlace(number % len(self), shard, ordinal, key))
+        return self.columns.of(found, self.place(number % len(self)))
+
+    def place(self, number: int) -> RecordPlace:
+        """Return the place of a record by its number, to read its columns."""
+        row = self.index[number]
+        return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))
@@ -109,7 +115,8 @@ class Dataset(AbstractContextManager["Dataset"]):
         return _reopen, (self.path, self.label_space)
 
     def __repr__(self) -> str:
-        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}>"
+        columns = f", columns {printable(', '.join(self.schema.names), 40)}" if len(self.schema) else ""
+        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}{columns}>"
 
 
 def _reopen(path: Path, labels: str) -> Dataset:

@@ -26,7 +26,6 @@ from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Records, Shuffle
 from shardprep.loaders.order.ranks import refuse_other_rank
-from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
 from .epoch_loader import EpochLoader
@@ -62,8 +61,9 @@ class Loader(Owned, EpochLoader):
 
     ``columns`` are names of the dataset's columns, and "image", in the order of a batch; None is all. Others
     are not read. "boxes" and "box_labels" of a table of boxes are in a batch only if they are named; a
-    transform has them. Without a transform, a batch of a dataset with columns begins with a dict: stacked
-    arrays where dtypes and shapes agree, else lists.
+    transform has them. Without a transform, a batch of a dataset with columns begins with a dict: arrays of
+    numbers and labels (int64), lists of text, JSON and bytes; arrays of free sizes are stacked where shapes
+    agree.
 
     ``workers`` are processes (``"auto"``: one per usable CPU; 0: the calling thread). ``rank`` and
     ``world_size`` default to what an initialised framework or the launcher says. ``on_bad_record="skip"``
@@ -116,13 +116,14 @@ class Loader(Owned, EpochLoader):
         EpochLoader.__init__(self, plan)
         wanted = WantedColumns.of(self.dataset.manifest, columns)
         if transform is None and wanted.are_chosen:
-            transform = AsColumns(wanted.names)
+            transform = wanted.as_columns
         self._rank_is_given = rank is not None
         self._labels = self.dataset.manifest.labels.mapping(labels)
         self._has_transform = transform is not None
         self._outputs = outputs_of(transform) if transform is not None else None
         self._with_numbers = with_numbers
-        layout = layout_of(self._subset, transform, rows=plan.batch_size, workers=count)
+        mean = wanted.mean_bytes + (self._subset.mean_image if wanted.with_image else 0)
+        layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=count)
         self._results = results_of(transform, room=layout.inputs)
         self._constant_rows = drop_last and on_bad_record == "raise"
         self._read_ahead = read_ahead

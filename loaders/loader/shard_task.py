@@ -204,6 +204,8 @@ class _ShardWorkspace:
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
     ) -> object:
+        if isinstance(transform, AsColumns):
+            return transform.write(record, arrays, row)
         rng = self._random(item.epoch, item.number)
         if self._outputs is not None:
             fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from image_files import JPEG
 
+from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Field, Schema
 from shardprep.formats.conversion.building.build_shard import build_shard, shard_jobs
 from shardprep.formats.conversion.building.plan import PlanOptions, plan
@@ -42,11 +44,14 @@ class ListReader(ByteReader):
 
     images: tuple[bytes, ...]
     encoded: tuple[tuple[bytes, ...], ...]
+    bad: int = -1
 
     def read(self, entry: np.void) -> bytes:
         return self.images[entry["offset"]]
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
+        if entry["offset"] == self.bad:
+            raise BadValue("the column caption is not text")
         return self.encoded[entry["offset"]]
 
     def where(self, entry: np.void) -> str:
@@ -79,16 +84,27 @@ def write_columns(
     *,
     image: bytes | None = JPEG,
     options: PlanOptions | None = None,
+    instead: Mapping[str, bytes] | None = None,
+    bad: int = -1,
 ) -> Manifest:
-    """Write a dataset of so many records with the values of :func:`every_kind`."""
+    """Write a dataset of so many records with the values of :func:`every_kind`.
+
+    The encoded values of the record ``k0003`` are those of ``instead`` where it has any.
+    """
     own = {} if image is None else {"image": image}
     samples = [every_kind(number) | own for number in range(records)]
     options = options or PlanOptions(shard_size=4 * (len(image or b"") + 1000))
-    return write_samples(output, samples, schema, options=options)
+    return write_samples(output, samples, schema, options=options, bad=bad, instead=instead)
 
 
 def write_samples(
-    output: Path, samples: list[dict[str, Any]], schema: Schema, *, options: PlanOptions | None = None
+    output: Path,
+    samples: list[dict[str, Any]],
+    schema: Schema,
+    *,
+    options: PlanOptions | None = None,
+    instead: Mapping[str, bytes] | None = None,
+    bad: int = -1,
 ) -> Manifest:
     """Write a dataset of dicts of an image, if there are images, and of the values of the schema.
 
@@ -96,13 +112,15 @@ def write_samples(
     """
     encoded = [tuple(f.codec.encode(s[f.name]) for f in schema) for s in samples]
     images = tuple(sample.get("image", b"") for sample in samples)
+    if instead:
+        encoded[3] = tuple(instead.get(f.name, value) for f, value in zip(schema, encoded[3], strict=True))
     table = EntryTable(output)
     for number, values in enumerate(encoded):
         size = sum(map(len, (*values, images[number])))
         table.append(f"k{number:04}", number % 2, length=size, offset=number)
     listing = Listing(
-        "train", "memory", table.finish(), LabelSpace.of(["a", "b"]), ListReader(images, tuple(encoded)),
-        schema=schema, has_images=any(images),
+        "train", "memory", table.finish(), LabelSpace.of(["a", "b"]),
+        ListReader(images, tuple(encoded), bad), schema=schema, has_images=any(images),
     )  # fmt: skip
     planned = plan(listing, options or PlanOptions(order="key"))
     with WorkFolder(output) as work_folder:

@@ -11,6 +11,7 @@ import cv2
 import fuzz_targets
 import numpy as np
 import pytest
+from column_datasets import write_columns
 from datasets import converted
 from fuzz_targets import TARGETS
 from image_files import chunk, encoded, pixels, png, tiff, with_exif
@@ -66,6 +67,7 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         save(folder / f"{name}.mdb", records, dumps(list(records)), map_size=1 << 20)
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
+    write_columns(folder / "columns")
     return folder
 
 
@@ -109,6 +111,7 @@ MANY = {
     "image_kind": 6000,
     "manifest": 1500,
     "table": 1500,
+    "column_table": 1500,
     "lmdb_shard": 600,
     "hdf5_shard": 1500,
     "verified": 60,

@@ -16,7 +16,7 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.records.record import Record
 from shardprep.loaders.loader.wanted_columns import WantedColumns
-from shardprep.loaders.transforms.columns import AsColumns
+from shardprep.loaders.transforms.columns import IMAGE
 
 Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-32C from the index; number
 
@@ -64,5 +64,5 @@ class ColumnFetch(RecordFetch):
         if self.wanted.with_image:
             record = record._replace(image=shards[shard].read(ordinal, indexed=key[2:5]).image)
         found = columns.of(record, RecordPlace(number, shard, ordinal, name))
-        values = AsColumns(self.wanted.names).values(found)
+        values = {each: found.image if each == IMAGE else found.columns[each] for each in self.wanted.names}
         return (record.key, values, record.label) if self.with_keys else (values, record.label)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.printable import printable
-
-from .manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
