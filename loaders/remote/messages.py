@@ -14,7 +14,6 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.frames.bounds import FrameDamaged
 from shardprep.loaders.frames.codec import (
     Buffer,
-    FrameDamaged,
     FrameKind,
     Head,
     Memory,
