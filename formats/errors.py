@@ -14,6 +14,7 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   ├── SourceIncomplete  the source has another number of images than it should
     │   ├── LabelConflict  two authorities disagree about a label
     │   ├── BadImage  bytes that are not an intact image
+    │   ├── BadTarget  a mask or boxes that do not fit their image
     │   ├── ManifestDamaged  manifest.json, or a table that it lists, is not what was published
     │   ├── ShardDamaged  a shard's container cannot be read
     │   │   └── ChildDied (formats/processes/child_process.py)  reading or decoding crashed a process
@@ -116,6 +117,10 @@ class LabelConflict(DataError):
 
 class BadImage(DataError):
     """Bytes that are not an intact image of a supported kind."""
+
+
+class BadTarget(DataError):
+    """A mask or boxes that a transform cannot use: of another kind or size than the image asks for."""
 
 
 class ManifestDamaged(DataError):

@@ -123,7 +123,7 @@ class FromDataset(Fetched):
         if shards is None or not self.columns.with_image:
             yield from map(self._key, map(order.item, numbers))
             return
-        stream = ShardStream.of(self.dataset.path, self.dataset.manifest.shards, shards)
+        stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards)
         with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
             yield from map(self._key, _announced(ahead, order, numbers))
 
