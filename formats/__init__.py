@@ -1,5 +1,6 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
+from shardprep.formats.columns.schema import Field, Schema
 from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.convert import Converted, convert
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
@@ -7,6 +8,7 @@ from shardprep.formats.conversion.joining.join import Joined, join
 from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
+from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.summary import Summary, summarise
@@ -22,6 +24,7 @@ from shardprep.formats.sources.listing.source_options import SourceOptions
 
 from .errors import (
     BadImage,
+    BadTarget,
     CorruptRecord,
     DataError,
     LabelConflict,
@@ -42,6 +45,7 @@ from .progress import Progress
 
 __all__ = [
     "BadImage",
+    "BadTarget",
     "ConvertOptions",
     "Converted",
     "CorruptRecord",
@@ -49,6 +53,7 @@ __all__ = [
     "Dataset",
     "DryRun",
     "Exported",
+    "Field",
     "Finding",
     "ImageFlag",
     "ImageInfo",
@@ -66,6 +71,7 @@ __all__ = [
     "Progress",
     "Record",
     "Report",
+    "Schema",
     "ShardDamaged",
     "ShardprepError",
     "SkippedCause",
@@ -88,4 +94,5 @@ __all__ = [
     "repair",
     "summarise",
     "verify",
+    "write_dataset",
 ]

@@ -16,6 +16,7 @@ from shardprep.formats import Summary, open_dataset, summarise
 from shardprep.formats.dataset.column_summary import ColumnSummary
 from shardprep.formats.dataset.summary import ClassCount, CropReadySummary, class_counts
 from shardprep.formats.printable import printable
+from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
 
 
 @click.command(
@@ -146,7 +147,13 @@ def _crop_ready(found: CropReadySummary) -> str:
 
 
 def _order(summary: Summary) -> str:
-    orders = {"shuffled": f"shuffled, seed {summary.seed}", "archive": "as in the archive"}
+    shuffled = f"shuffled, seed {summary.seed}"
+    orders = {
+        "shuffled": shuffled,
+        GIVEN_SHUFFLED: shuffled,
+        GIVEN: "as the items were given",
+        "archive": "as in the archive",
+    }
     order = orders.get(summary.order, "by key")
     if summary.class_sorted:
         order += " (class after class: read in this order it trains badly)"

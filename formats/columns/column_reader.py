@@ -18,6 +18,8 @@ from shardprep.formats.system.owned import Owned
 from .codec import BadValue
 from .column_entry import ColumnEntry, column_row
 
+ROWS_BYTES = 4096  # of a table that are read at once
+
 
 class RecordPlace(NamedTuple):
     """A record's place: its number in the dataset, its shard and ordinal there, and its key."""
@@ -44,6 +46,8 @@ class ColumnReader(Owned):
         self._codec = entry.field.codec
         self._row = column_row(entry.field)
         self._start = len(table_header(self._row, entry.table.records))
+        self._rows_at_once = max(1, ROWS_BYTES // self._row.itemsize)
+        self._block = -1, b""
         self._table: ShardFile | None = None
         self._shards = OpenShards(folder, container, entry.shards)
 
@@ -81,8 +85,14 @@ class ColumnReader(Owned):
         return np.frombuffer(data, self._row)
 
     def _read_row(self, place: RecordPlace) -> bytes:
+        """Return the bytes of a record's row; the rows around it are kept for the next records."""
         size = self._row.itemsize
-        row = self._opened().read_at(size, self._start + place.number * size)
+        first = place.number - place.number % self._rows_at_once
+        if (block := self._block)[0] != first:
+            length = self._rows_at_once * size
+            self._block = block = first, self._opened().read_at(length, self._start + first * size)
+        start = (place.number - first) * size
+        row = block[1][start : start + size]
         if len(row) != size:
             raise ManifestDamaged("ends too early; prep repair rebuilds it", path=self._path)
         return row
@@ -109,7 +119,7 @@ class ColumnReader(Owned):
 
     def close(self) -> None:
         """Close the files; the next read opens them again. No other thread may be reading."""
-        table, self._table = self._table, None
+        table, self._table, self._block = self._table, None, (-1, b"")
         if table is not None:
             table.close()
         self._shards.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import struct
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ class IntegerCodec(Codec):
     dtype = np.dtype("<i8")
 
     def encode(self, value: Any) -> bytes:
-        if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+        if not is_whole(value):
             raise refused(value, "an integer")
         number = operator.index(value)
         if not INT64.min <= number <= INT64.max:
@@ -104,12 +104,19 @@ def number_of(value: object, classes: tuple[str, ...], *, least: int = 0) -> int
             return classes.index(value)
         except ValueError as error:
             raise refused(value, f"one of {len(classes)} classes") from error
-    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+    if not is_whole(value):
         raise refused(value, "a label")
     number = operator.index(value)
     if not least <= number < len(classes):
         raise refused(value, f"a label of {len(classes)} classes")
     return number
+
+
+def is_whole(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether the value is a whole number of Python or numpy, and no bool."""
+    if type(value) is int:  # asked first: SupportsIndex takes 10 us
+        return True
+    return not isinstance(value, bool | np.bool_) and isinstance(value, SupportsIndex)
 
 
 def _sized(data: bytes, size: int) -> bytes:

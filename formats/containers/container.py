@@ -161,9 +161,13 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
 
         The checksum is computed from the copy. ``room`` is called at most once, and must not use this reader.
         """
+        return self.checked_in(ordinal, room, indexed=indexed).image
+
+    def checked_in(self, ordinal: int, room: Room, *, indexed: Indexed | None = None) -> Placed:
+        """Return the record at an ordinal, its image in the memory of ``room(size)``, checked likewise."""
         placed = self.placed(ordinal, room)
         self._check(ordinal, placed, indexed)
-        return placed.image
+        return placed
 
     def _check(self, ordinal: int, found: Stored | Placed, indexed: Indexed | None) -> None:
         if record_crc(found.key, found.label, found.image) != found.crc32c:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.columns.unlisted_columns import remove_unlisted_columns
 from shardprep.formats.containers.archive import ARCHIVE_NAME, is_linked, link_archive
 from shardprep.formats.containers.registry import IN_PLACE
 from shardprep.formats.conversion.building.build_shard import ShardJob, shard_jobs
@@ -17,16 +16,15 @@ from shardprep.formats.conversion.building.built_shard import BuiltShard, Skippe
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
-from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
+from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.dataset.verification.manifest_claims import quarantined
-from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.system.user_path import user_path
 
-from .finalize import finish
+from .finalize import finish, verify_finished
 from .job_runner import run_jobs
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
 from .skipped import SkippedImages, sum_up
@@ -172,13 +170,7 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
         with WorkFolder(output) as work_folder:
             link_archive(link, archive.path, work_folder.run)
             work_folder.remove()
-    progress.note(f"{output} is complete already; verifying it")
-    report = verify(output, level="full", progress=progress)
-    report.raise_for_findings()
-    if (output / WORK_FOLDER_NAME).exists():
-        with WorkFolder(output) as work_folder:
-            remove_unlisted_columns(output, {file.name for file in manifest.files})
-            work_folder.remove()
+    verify_finished(output, progress)
     return Converted(
         output,
         manifest,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.columns.unlisted_columns import remove_unlisted_columns
 from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive, link_archive
 from shardprep.formats.containers.blocks import BLOCK_BYTES
 from shardprep.formats.containers.published_file import FileEntry
@@ -20,9 +21,11 @@ from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.plan import Plan
 from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.dataset.index import kinds_in
-from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.kinds.image_info import ImageFlag
+from shardprep.formats.progress import Progress
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.record import content_root
 from shardprep.formats.sources.listing.source import Listing
@@ -63,6 +66,21 @@ def finish(
     publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
     work_folder.remove()
     return manifest
+
+
+def verify_finished(output: Path, progress: Progress) -> None:
+    """Verify a dataset that was found finished, and remove a work folder that is left of it.
+
+    Raises DataError if it is damaged, OutputBusy, OSError.
+    """
+    progress.note(f"{output} is complete already; verifying it")
+    report = verify(output, level="full", progress=progress)
+    report.raise_for_findings()
+    if (output / WORK_FOLDER_NAME).exists():
+        with WorkFolder(output) as work_folder:
+            if report.manifest:
+                remove_unlisted_columns(output, {file.name for file in report.manifest.files})
+            work_folder.remove()
 
 
 def _manifest(

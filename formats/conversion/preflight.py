@@ -91,7 +91,7 @@ def refuse_network(output: Path, kind: str) -> None:
         )
 
 
-def check_output(output: Path, source_folders: Iterable[Path], *, work: str = "a conversion") -> None:
+def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str = "a conversion") -> None:
     """Raise UsageError for a folder in the source, or with other contents than unfinished work.
 
     ``work`` names this work in the error. Raises OSError for a place that cannot be written to.

@@ -16,6 +16,7 @@ from shardprep.formats.conversion.building.work_folder import refuse_busy, refus
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.progress import Progress
+from shardprep.formats.records.stored_order import ITEM_ORDERS, ORDERS
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -53,6 +54,12 @@ class Request:
     plan_options: PlanOptions
     options: ConvertOptions
     source_options: SourceOptions
+
+    def __post_init__(self) -> None:
+        if self.plan_options.order in ITEM_ORDERS:
+            raise UsageError(
+                f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
+            )
 
     def recognised(self) -> Source:
         """Return the source. Raises UsageError, DataError, OSError."""

@@ -1,4 +1,4 @@
-"""The stored order of records: by key, or shuffled by a seed."""
+"""The stored order of records: by key, shuffled by a seed, or that of the items that were saved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 ORDERS = ("shuffled", "key")
+GIVEN = "given"  # of items that were saved: as they were given
+GIVEN_SHUFFLED = "given-shuffled"  # as they were given, shuffled by the seed
+ITEM_ORDERS = (GIVEN, GIVEN_SHUFFLED)
 ARCHIVE_ORDER = "archive"  # of images that stay in their archive
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
+from shardprep.formats.conversion.writing.first_items import GivenSchema
+from shardprep.formats.conversion.writing.write_dataset import DEFAULT_SHARD_SIZE, write_dataset
+from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.errors import UsageError
+from shardprep.formats.progress import Progress
 from shardprep.loaders.batching.keras_hint import KerasHint
+from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import checked_int
 from shardprep.loaders.flow.core.length import Length
 from shardprep.loaders.flow.core.meter import PassMeter
@@ -18,6 +24,7 @@ from shardprep.loaders.flow.sources.parts import FromParts
 
 from .flow_meter import FlowMeter
 from .measure import FlowSpeed, makes_batches, measure
+from .saving import FlowItems
 from .state import FlowPlace, PassProgress, place_from, state_of
 from .stats import FlowStats
 
@@ -102,6 +109,53 @@ class Pipeline(KerasHint):
         if not isinstance(numbers, Iterable):
             raise UsageError(f"items are picked by several numbers: give a list, not {numbers!r}")
         return self.node.pick(self._pass(pass_number), numbers)
+
+    def by_number(self) -> FlowItems | None:
+        """Return the items of pass 0 by number, for :func:`.write_dataset`; None where they have none."""
+        return FlowItems(self.node, self._kept) if self.can_pick and self.length.is_exact else None
+
+    def save(
+        self,
+        output: str | os.PathLike[str],
+        *,
+        schema: GivenSchema | None = None,
+        classes: Sequence[str] | None = None,
+        split: str = "train",
+        container: str = "lmdb",
+        shard_size: int = DEFAULT_SHARD_SIZE,
+        order: str = "given",
+        seed: int = 0,
+        workers: int | None = None,
+        progress: Progress | None = None,
+        restart: bool = False,
+    ) -> Manifest:
+        """Write the items of pass 0 as a dataset into ``output``: ``Flow.from_dataset(output)`` yields them.
+
+        The arguments, the result and the errors are those of :func:`.write_dataset`. Where the items have
+        numbers (:attr:`can_pick`), the writing workers make them, in place of the processes of a ``map``.
+        Raises UsageError for an infinite flow.
+        """
+        if self.length.is_infinite:
+            raise UsageError("an infinite flow cannot be saved; use take(n), or leave out repeat()")
+        numbered = self.by_number()
+        items = self.at_pass(0) if numbered is None else iter(())
+        try:
+            return write_dataset(
+                items if numbered is None else numbered,
+                output,
+                schema=schema,
+                classes=classes,
+                split=split,
+                container=container,
+                shard_size=shard_size,
+                order=order,
+                seed=seed,
+                workers=workers,
+                progress=progress,
+                restart=restart,
+            )
+        finally:
+            end(items)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the pass that was begun last by iteration, as plain JSON values.

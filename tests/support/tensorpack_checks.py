@@ -16,11 +16,11 @@ ALL, FIRST_50 = list(range(100)), list(range(50))  # the labels of the page's tw
 Check = Callable[[Ran], None]
 
 
-def of(row: str) -> Callable[[Check], Check]:
-    """Mark the check of the row that begins with this name."""
+def of(*rows: str) -> Callable[[Check], Check]:
+    """Mark the check of the rows that begin with these names."""
 
     def marked(check: Check) -> Check:
-        check.row = row  # type: ignore[attr-defined]
+        check.rows = rows  # type: ignore[attr-defined]
         return check
 
     return marked
@@ -29,7 +29,7 @@ def of(row: str) -> Callable[[Check], Check]:
 def checks_in(*modules: ModuleType) -> list[tuple[str, Check]]:
     """The marked checks, with the names of their rows."""
     found = (check for module in modules for check in vars(module).values())
-    return [(check.row, check) for check in found if hasattr(check, "row")]
+    return [(row, check) for check in found for row in getattr(check, "rows", ())]
 
 
 def labels_of(flow: Any, *, scale: float = 1) -> list[int]:

@@ -75,6 +75,10 @@ class ShardJob:
         """Return the path of the shard's file with that suffix in the work folder."""
         return self.work_folder / (self.shard.name + suffix)
 
+    def loaded(self) -> ShardJob:
+        """Return the job with all that is known only when its shard is built: here, the same job."""
+        return self
+
     @property
     def decodes(self) -> bool:
         return self.options.decode_check
@@ -147,6 +151,7 @@ def build_shard(job: ShardJob) -> BuiltShard:
     finished = trusted_commit(job)
     if finished is not None:
         return finished
+    job = job.loaded()
     built = job.run / (job.shard.name + ".tmp")
     built.unlink(missing_ok=True)
     rows, skipped, columns = _write(job, built)

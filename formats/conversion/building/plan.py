@@ -23,6 +23,8 @@ from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY, MAX_GRO
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.stored_order import (
     ARCHIVE_ORDER,
+    GIVEN,
+    ITEM_ORDERS,
     MAX_SEED,
     ORDERS,
     is_class_sorted,
@@ -44,7 +46,8 @@ class PlanOptions:
 
     ``container`` is "lmdb" or "hdf5"; or "tar" for images that stay in the official tar, in the ``order``
     "archive". ``shard_size`` is the number of image bytes per shard, at most 4 GiB. ``order`` is otherwise
-    "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key. ``on_bad_image`` is
+    "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key; saved items have
+    "given" or "given-shuffled". ``on_bad_image`` is
     "fail", which raises BadImage, or "skip", which leaves the image out and lists it in quarantine.json. With
     ``decode_check`` an image that does not decode is a bad image, too.
 
@@ -65,7 +68,7 @@ class PlanOptions:
     quality: int = DEFAULT_QUALITY
 
     def __post_init__(self) -> None:
-        orders = (ARCHIVE_ORDER,) if self.container == IN_PLACE else ORDERS
+        orders = (ARCHIVE_ORDER,) if self.container == IN_PLACE else (*ORDERS, *ITEM_ORDERS)
         choices = {"container": ALL_CONTAINERS, "order": orders, "on_bad_image": BAD_IMAGE_POLICIES}
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -218,6 +221,9 @@ def plan(listing: Listing, options: PlanOptions) -> Plan:
 
 
 def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
+    if options.order in ITEM_ORDERS:
+        numbers = np.arange(len(entries), dtype=np.uint32)
+        return numbers if options.order == GIVEN else numbers[permutation(len(entries), options.seed)]
     if options.order == ARCHIVE_ORDER:
         return np.argsort(entries["offset"], kind="stable").astype(np.uint32)
     by_key = np.argsort(entries["key"], kind="stable").astype(np.uint32)

@@ -28,7 +28,7 @@ MAX_LABELS = 100_000
 
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")
 _ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and arrays
-_MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
+MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
 _MOST_PARTS = 256  # opcodes or items; the longest pickle of an array and a numpy scalar has 105
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
 _LEAST_BYTES_OF_A_PART = 3  # on average over a list of keys, which is all that this bounds
@@ -39,7 +39,13 @@ class Decode(Protocol):
     """A reader of values of one serializer. Raises ValueError for damage, and for more than plain data."""
 
     def __call__(
-        self, value: Value, *, most: int, new_list: NewList = list, element: Element = unchanged
+        self,
+        value: Value,
+        *,
+        most: int,
+        new_list: NewList = list,
+        element: Element = unchanged,
+        dicts: bool = False,
     ) -> Any: ...
 
 
@@ -67,13 +73,25 @@ def decoder_of(value: Value) -> Decode:
 
 def read_datapoint(value: Value, decode: Decode) -> Datapoint:
     """Read a datapoint. Raises ValueError for anything but an encoded image and its label."""
-    if value.length > _MOST_BYTES:
+    if value.length > MOST_BYTES:
         raise ValueError(f"it has {value.length} bytes, more than an image may have")
     found = decode(value, most=_MOST_PARTS)
     match found:
         case [image, label]:
             return Datapoint(_image(image), _label(value, label))
     raise ValueError(f"it is {kind_of(found)}, and not [image, label]")
+
+
+def is_pair(value: Value, decode: Decode) -> bool:
+    """Whether a datapoint is some bytes and an integer, though perhaps no image with its label."""
+    try:
+        found = decode(value, most=_MOST_PARTS)
+    except ValueError:
+        return False
+    match found:
+        case [ByteRange(), int()]:
+            return True
+    return False
 
 
 def _image(item: object) -> ByteRange:

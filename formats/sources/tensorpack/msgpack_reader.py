@@ -29,12 +29,19 @@ _NUMBERS = dict(zip((*range(0xCA, 0xD0), *range(0xD0, 0xD4)), "fdBHIQbhiq", stri
 _ARRAY = {"nd", "type", "kind", "shape", "data"}
 
 
-def unpack(value: Value, *, most: int, new_list: NewList = list, element: Element = unchanged) -> Plain:
-    """Return the plain data of the value, which has at most ``most`` items.
+def unpack(
+    value: Value,
+    *,
+    most: int,
+    new_list: NewList = list,
+    element: Element = unchanged,
+    dicts: bool = False,
+) -> Plain:
+    """Return the plain data of the value, which has at most ``most`` items; ``dicts`` are read or refused.
 
     Raises ValueError, with what was found, if it is damaged or describes more than plain data.
     """
-    reader = _Reader(value, most, new_list, element)
+    reader = _Reader(value, most, new_list, element, dicts)
     plain: Plain = reader.item(0)
     if reader.at != value.length:
         raise ValueError("it is damaged: something follows its end")
@@ -42,8 +49,8 @@ def unpack(value: Value, *, most: int, new_list: NewList = list, element: Elemen
 
 
 class _Reader:
-    def __init__(self, value: Value, most: int, new_list: NewList, element: Element) -> None:
-        self.at = 0
+    def __init__(self, value: Value, most: int, new_list: NewList, element: Element, dicts: bool) -> None:
+        self.at, self._dicts = 0, dicts
         self._value, self._left = value, most
         self._new_list, self._element = new_list, element
 
@@ -88,12 +95,14 @@ class _Reader:
         made.extend(self._element(self.item(depth + 1)) for _ in range(count))
         return made
 
-    def _map(self, count: int, depth: int) -> Array:
-        """Read a map, which must be an array or a scalar of numpy."""
+    def _map(self, count: int, depth: int) -> Array | dict[str, Any]:
+        """Read a map: an array or a scalar of numpy, or a dict with names as keys."""
         parts: dict[str, Any] = {}
         for _ in range(count):
             name = self._value.name(self.item(depth + 1))
             parts[name] = self.item(depth + 1)
+        if self._dicts and "nd" not in parts:
+            return parts
         if not {"nd", "type", "data"} <= parts.keys() <= _ARRAY:
             raise ValueError("it holds a dict")
         match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts["data"]:

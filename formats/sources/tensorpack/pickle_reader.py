@@ -40,17 +40,25 @@ _REFUSED = {
 }
 
 
-def unpickle(value: Value, *, most: int, new_list: NewList = list, element: Element = unchanged) -> Plain:
-    """Return the plain data of the pickle, which has at most ``most`` opcodes.
+def unpickle(
+    value: Value,
+    *,
+    most: int,
+    new_list: NewList = list,
+    element: Element = unchanged,
+    dicts: bool = False,
+) -> Plain:
+    """Return the plain data of the pickle, which has at most ``most`` opcodes; ``dicts`` are read or refused.
 
     Raises ValueError, with what was found, if it is damaged or describes more than plain data.
     """
-    return _Machine(value, new_list, element).run(most)
+    return _Machine(value, new_list, element, dicts).run(most)
 
 
 class _Machine:
-    def __init__(self, value: Value, new_list: NewList, element: Element) -> None:
+    def __init__(self, value: Value, new_list: NewList, element: Element, dicts: bool) -> None:
         self._value, self._at = value, 0
+        self._opcodes = _OPCODES | _OF_DICTS if dicts else _OPCODES
         self._new_list, self._element = new_list, element
         self._list_type = type(new_list())
         self._stack: list[Any] = []
@@ -64,9 +72,9 @@ class _Machine:
             self._at += 1
             if code == _STOP:
                 return self._result()
-            if code not in _OPCODES:
+            if code not in self._opcodes:
                 raise self._refused(code)
-            operation, argument = _OPCODES[code]
+            operation, argument = self._opcodes[code]
             operation(self, argument)
             if len(self._stack) + len(self._marks) > _MAX_STACK:
                 raise ValueError("its pickle has more items on the stack than a pickler uses")
@@ -172,6 +180,30 @@ class _Machine:
         into.extend(map(self._element, items))
         self._push(into)
 
+    def _empty_dict(self, _: None) -> None:
+        self._push({})
+
+    def _set(self, _: None) -> None:
+        item, name = self._pop(), self._pop()
+        self._update([name, item])
+
+    def _set_to_mark(self, _: None) -> None:
+        self._update(self._pop_to_mark())
+
+    def _dict_to_mark(self, _: None) -> None:
+        items = self._pop_to_mark()
+        self._push({})
+        self._update(items)
+
+    def _update(self, items: list[Any]) -> None:
+        into = self._pop()
+        if type(into) is not dict or len(items) % 2:
+            raise ValueError("its pickle is damaged: it sets what is no part of a dict")
+        into.update(
+            (self._value.name(name), item) for name, item in zip(items[::2], items[1::2], strict=True)
+        )
+        self._push(into)
+
     def _put(self, size: int) -> None:
         """Store the top item in the memo; picklers count up, so any other number is damage."""
         number = self._count(size)
@@ -252,4 +284,11 @@ _OPCODES: dict[int, tuple[Callable[[_Machine, Any], None], Any]] = {
     0x93: (_Machine._stack_global, None),
     ord("R"): (_Machine._call, None),  # REDUCE, BUILD
     ord("b"): (_Machine._build, None),
+}
+
+_OF_DICTS: dict[int, tuple[Callable[[_Machine, Any], None], Any]] = {
+    ord("}"): (_Machine._empty_dict, None),
+    ord("s"): (_Machine._set, None),
+    ord("u"): (_Machine._set_to_mark, None),
+    ord("d"): (_Machine._dict_to_mark, None),
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.columns.schema import Schema
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.listing.archive_md5 import archive_of
@@ -15,7 +16,7 @@ from shardprep.formats.sources.listing.entry_table import EntryTable
 from shardprep.formats.sources.listing.source import Entries, Listing, Source, no_such_split
 from shardprep.formats.sources.tar.reader import TarReader
 from shardprep.formats.system.foreign_file import foreign_file
-from shardprep.formats.system.regular_file import ArchiveFile
+from shardprep.formats.system.regular_file import ArchiveFile, Identity
 
 from .datapoint import (
     DIGITS,
@@ -25,9 +26,11 @@ from .datapoint import (
     check_key,
     decoder_of,
     is_key,
+    is_pair,
     read_datapoint,
     read_keys,
 )
+from .items import ItemContents, ItemReader, begun_items, read_item
 from .lmdb_file import LmdbRecords, is_lmdb
 from .value import Value, from_latin1
 
@@ -75,7 +78,7 @@ def tensorpack_lmdb(path: Path, split: str) -> TensorpackLmdb | None:
 
 @dataclass(frozen=True)
 class TensorpackLmdb(Source):
-    """An LMDB of tensorpack.
+    """An LMDB of tensorpack, with datapoints [image, label], or with any plain data, which become columns.
 
     The classes are named for the labels in the file, such as ``00042``, so each label stays the same. A
     record's key is the file's, with leading zeros if others have more digits.
@@ -102,16 +105,18 @@ class TensorpackLmdb(Source):
                 contents.add(key, value)
         entries = contents.entries()
         expected, shortfall = contents.completeness(entries)
-        reader = TextReader if contents.as_text else TarReader
         return Listing(
             split=split,
             layout=LAYOUT,
             entries=entries,
             labels=LabelSpace.of(f"{label:05d}" for label in range(contents.classes)),
-            reader=reader(self.path, archive.identity),
+            reader=contents.reader(archive.identity),
             archives=(archive_of(self.path),),
             expected=expected,
             shortfall=shortfall,
+            options=contents.items.form.to_json() if contents.items else {},
+            schema=contents.schema,
+            has_images=contents.items is None or "image" in contents.items.form.own,
         )
 
 
@@ -121,9 +126,12 @@ class _Contents:
     def __init__(self, path: Path) -> None:
         self.as_text: bool | None = None
         self.classes = 0
+        self.items: ItemContents | None = None
+        self.schema = Schema()
         self._path = path
         self._table = EntryTable(path)
         self._decode: Decode | None = None
+        self._is_begun = False
         self._listed: npt.NDArray[np.int64] | None = None
 
     def add(self, key: bytes, value: Value) -> None:
@@ -132,7 +140,22 @@ class _Contents:
             if key == KEYS:
                 self._listed = read_keys(value, self._decode)
             else:
-                self._add(check_key(key), value.offset, read_datapoint(value, self._decode))
+                self._add_value(check_key(key), value, self._decode)
+
+    def _add_value(self, key: str, value: Value, decode: Decode) -> None:
+        """Add a datapoint: [image, label], or any plain data if the first one is that."""
+        if self.items is None:
+            try:
+                self._add(key, value.offset, read_datapoint(value, decode))
+            except ValueError:
+                if self._is_begun or is_pair(value, decode):
+                    raise
+                self.items = begun_items(read_item(value, decode))
+        if self.items is not None:
+            label = self.items.label(read_item(value, decode))
+            self._table.append(key, label, length=value.length, offset=value.offset)
+            self.classes = max(self.classes, label + 1)
+        self._is_begun = True
 
     def _add(self, key: str, offset: int, point: Datapoint) -> None:
         image, label = point
@@ -144,12 +167,21 @@ class _Contents:
         self.classes = max(self.classes, label + 1)
 
     def entries(self) -> Entries:
-        """Return all entries; leading zeros make keys of different lengths sort as numbers."""
+        """Return all entries, and find the schema; leading zeros make keys sort as numbers."""
+        if self.items is not None:
+            with foreign_file(self._path, _ADVICE):
+                self.schema = self.items.schema
         entries = self._table.finish()
         digits = entries["key"].dtype.itemsize
         if digits > DIGITS:
             entries["key"] = np.char.zfill(entries["key"], digits)
         return entries
+
+    def reader(self, identity: Identity) -> TarReader:
+        """Return the reader of the entries."""
+        if self.items is not None:
+            return ItemReader(self._path, identity, self._decode, self.items.form, self.schema)
+        return (TextReader if self.as_text else TarReader)(self._path, identity)
 
     def completeness(self, entries: Entries) -> tuple[int, str]:
         """Return the number of records in the file's own list, and a phrase about what is missing."""

@@ -68,7 +68,9 @@ def unchanged(item: Any) -> Any:
     return item
 
 
-Plain: TypeAlias = bool | int | float | Text | ByteRange | Array | list[Any] | tuple[Any, ...] | None
+Plain: TypeAlias = (
+    bool | int | float | Text | ByteRange | Array | list[Any] | tuple[Any, ...] | dict[str, Any] | None
+)
 """The types that a value can have."""
 
 
@@ -140,6 +142,8 @@ def kind_of(item: object) -> str:
             return "text"
         case list() | tuple() | array():
             return f"a {type(item).__name__} of {len(item)}"
+        case dict():
+            return f"a dict of {', '.join(item)}"
         case None | bool():
             return str(item)
         case int() | float():

@@ -38,7 +38,8 @@ def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
     """
     count = length.items
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+        is_int = type(number) is int  # asked first: SupportsIndex takes 10 us
+        if not is_int and (isinstance(number, bool) or not isinstance(number, SupportsIndex)):
             raise UsageError(f"items are picked by whole numbers, not by {number!r}")
         if not 0 <= number < count:
             raise IndexError(f"item {number} of {count}")

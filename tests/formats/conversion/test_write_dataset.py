@@ -1,0 +1,313 @@
+"""Any items as a dataset: they come back equal, for any form, interruption and number of workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from image_files import JPEG
+from saved_items import NUMBER, are_same, made
+
+from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
+from shardprep.formats.columns.arrays import DTYPES
+from shardprep.formats.conversion.writing.item_coder import BadItem
+from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
+from shardprep.loaders import Flow
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+SHAPES = arrays.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=3)
+OF_ARRAYS = st.sampled_from(DTYPES).map(np.dtype)
+COLUMNS: st.SearchStrategy[st.SearchStrategy[Any]] = st.one_of(
+    st.sampled_from(
+        [st.binary(max_size=40), st.text(max_size=20), st.integers(-(1 << 63), (1 << 63) - 1), st.integers()]
+    ),
+    st.sampled_from([st.floats(), JSON]),
+    OF_ARRAYS.map(arrays.from_dtype),
+    OF_ARRAYS.map(lambda dtype: arrays.arrays(dtype, SHAPES)),
+    OF_ARRAYS.map(lambda dtype: arrays.arrays(dtype, (2, 3))),
+)
+"""Columns of one kind each, as a strategy for their values."""
+
+
+@st.composite
+def items(draw: st.DrawFn) -> list[Any]:
+    """Items of one form, with columns of a few kinds each of which stays the same in all items."""
+    names = draw(
+        st.lists(st.sampled_from(["a", "B2", "c.d", "0e", "_f"]), min_size=1, max_size=3, unique=True)
+    )
+    columns = {name: draw(COLUMNS) for name in names}
+    count = draw(st.integers(1, 4))
+    rows = [{name: draw(column) for name, column in columns.items()} for _ in range(count)]
+    match draw(st.sampled_from(["dict", "own", "tuple", "list", "value"])):
+        case "dict":
+            return rows
+        case "own":
+            labels = st.integers(-1, 9)
+            return [
+                {"image": JPEG, "key": f"k{n}", "label": draw(labels), **row} for n, row in enumerate(rows)
+            ]
+        case "tuple":
+            return [tuple(row.values()) for row in rows]
+        case "list":
+            return [list(row.values()) for row in rows]
+    first = names[0]
+    return [row[first] for row in rows if not isinstance(row[first], list | dict)] or [0]
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "provenance.json"}
+
+
+def numbered() -> Flow:
+    return Flow.from_iterable(range(NUMBER)).map(made, random=True, seed=3)
+
+
+def same(found: Any, wanted: Any) -> bool:
+    return are_same(list(found), list(wanted))
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(items(), st.booleans(), st.sampled_from(["lmdb", "hdf5"]))
+def test_saved_items_come_back_as_they_were(given_items: list[Any], stream: bool, container: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = iter(given_items) if stream else given_items
+        write_dataset(source, folder, workers=0, shard_size=2000, container=container)
+
+        assert same(Flow.from_dataset(folder), given_items)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("whole") / "train"
+    numbered().save(output, workers=0, shard_size=8000)
+    return output
+
+
+def test_records_come_back_with_key_label_image_and_columns(tmp_path: Path) -> None:
+    samples = [
+        {"key": f"n{n}", "image": JPEG, "label": ["dog", "cat"][n % 2], "age": n, "box": np.zeros((n, 4))}
+        for n in range(6)
+    ]
+    write_dataset(samples, tmp_path / "one", classes=["dog", "cat"], workers=0)
+
+    with open_dataset(tmp_path / "one") as dataset:
+        write_dataset(dataset, tmp_path / "two", workers=0)
+        assert dataset.classes == ("cat", "dog")
+        assert [record.label for record in dataset] == [1, 0] * 3
+
+    found = list(Flow.from_dataset(tmp_path / "two"))
+    assert all(isinstance(record, Record) for record in found)
+    assert [(record.key, record.label, record.image) for record in found] == [
+        (f"n{n}", 1 - n % 2, JPEG) for n in range(6)
+    ]
+    assert found[3]["box"].shape == (3, 4)
+    assert found[3].columns["age"] == 3
+    assert same(Flow.from_dataset(tmp_path / "one"), samples)
+
+
+def test_labels_without_names_stay_the_same_numbers(tmp_path: Path) -> None:
+    manifest = write_dataset([{"label": n, "v": 0} for n in (11, 2, -1)], tmp_path / "out", workers=0)
+
+    assert [record.label for record in open_dataset(tmp_path / "out")] == [11, 2, -1]
+    assert manifest.labels.classes[11].name == "00011"
+    with pytest.raises(BadItem, match=r"item 1: label: .* -1 to 99999"):
+        write_dataset([{"label": n, "v": 0} for n in (0, 100_000)], tmp_path / "many")
+
+
+@pytest.mark.slow
+def test_the_bytes_do_not_depend_on_the_workers_or_on_where_items_are_made(
+    whole: Path, tmp_path: Path
+) -> None:
+    numbered().save(tmp_path / "two", workers=2, shard_size=8000)
+    mapped = Flow.from_iterable(range(NUMBER)).map(made, random=True, seed=3, processes=1)
+    mapped.save(tmp_path / "mapped", workers=1, shard_size=8000)
+    mapped.close()
+    write_dataset(list(numbered().at_pass(0)), tmp_path / "held", workers=1, shard_size=8000)
+
+    assert bytes_of(tmp_path / "two") == bytes_of(tmp_path / "mapped") == bytes_of(whole)
+    assert bytes_of(tmp_path / "held") == bytes_of(whole)
+    assert len(read_manifest(whole).shards) > 3
+    assert same(Flow.from_dataset(whole), numbered().at_pass(0))
+    assert verify(whole).findings == []
+
+
+def test_shuffled_items_are_all_there_and_in_another_order(whole: Path, tmp_path: Path) -> None:
+    manifest = numbered().save(tmp_path / "out", order="shuffled", seed=1, workers=0)
+    names = [item["name"] for item in Flow.from_dataset(tmp_path / "out")]
+
+    assert manifest.plan["order"] == "given-shuffled"
+    assert names != [item["name"] for item in Flow.from_dataset(whole)]
+    assert sorted(names) == sorted(item["name"] for item in numbered().at_pass(0))
+    with pytest.raises(UsageError, match="only items with numbers"):
+        write_dataset(iter([1]), tmp_path / "iterator", order="shuffled")
+
+
+@pytest.mark.parametrize(
+    ("different", "message"),
+    [
+        ({"a": 1.5}, r"item 150: a: expected int, not float 1.5; schema="),
+        ({"a": None}, "item 150: a: expected int, not NoneType"),
+        ({"b": 1}, "item 150: is a dict of b, expected a dict of a"),
+        ((1,), "item 150: is a tuple of 1, expected a dict of a"),
+    ],
+)
+def test_an_item_that_differs_is_named(tmp_path: Path, different: Any, message: str) -> None:
+    items: list[Any] = [{"a": n} for n in range(200)]
+    items[150] = different
+    with pytest.raises(BadItem, match=message) as caught:
+        write_dataset(items, tmp_path / "out", workers=0)
+    assert caught.value.number == 150
+    with pytest.raises(BadItem, match=message):
+        write_dataset(iter(items), tmp_path / "stream")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> None:
+    items = [{"a": np.zeros(2, np.int8), "key": f"{n}"} for n in range(2)] + [
+        {"a": np.zeros(3, np.int8), "key": "x"}
+    ]
+    write_dataset(items, tmp_path / "out", schema={"a": "int8[*]", "key": "text"}, workers=0)
+
+    assert same(Flow.from_dataset(tmp_path / "out"), items)
+    with pytest.raises(UsageError, match="differ in b"):
+        write_dataset(items, tmp_path / "other", schema={"a": "int8[*]", "b": "int"})
+
+
+def test_keys_that_are_there_twice_are_named(tmp_path: Path) -> None:
+    items = [{"key": f"k{n % 7}", "v": n} for n in range(9)]
+    with pytest.raises(BadItem, match="item 7: its key is that of item 0, 'k0'"):
+        write_dataset(items, tmp_path / "out", workers=0)
+
+
+@pytest.mark.parametrize("value", [object(), np.array(["x"]), (1, 2), np.zeros(2, ">i4"), {1: 2}, "\ud800"])
+def test_a_value_that_no_column_holds_is_an_error_that_names_it(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(BadItem, match="item 1: "):
+        write_dataset([{"a": [1]}, {"a": value}], tmp_path / "out")
+
+
+@pytest.mark.parametrize("samples", [[], iter([]), {}, b"abc", 7, [{}], [()]])
+def test_what_has_no_items_or_no_columns_is_refused(tmp_path: Path, samples: Any) -> None:
+    with pytest.raises(UsageError):
+        write_dataset(samples, tmp_path / "out")
+
+
+def test_a_finished_output_is_recognised_and_others_are_refused(whole: Path) -> None:
+    before = bytes_of(whole)
+
+    assert numbered().save(whole, workers=0, shard_size=8000) == read_manifest(whole)
+    with pytest.raises(PlanMismatch):
+        numbered().save(whole, workers=0)
+    other = Flow.from_iterable(range(NUMBER)).map(made, random=True, seed=4)
+    with pytest.raises(PlanMismatch):
+        other.save(whole, workers=0, shard_size=8000)
+    assert bytes_of(whole) == before
+
+
+def test_an_output_that_is_being_written_is_busy(tmp_path: Path) -> None:
+    def items() -> Iterator[int]:
+        for number in range(200):
+            if number == 150:
+                with pytest.raises(OutputBusy):
+                    write_dataset([1], tmp_path / "out")
+            yield number
+
+    write_dataset(items(), tmp_path / "out")
+
+
+class Counted:
+    """Items by number that count how often one was made, and fail at one of them once."""
+
+    def __init__(self, fail_at: int) -> None:
+        self.made, self.fail_at = 0, fail_at
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, number: int) -> bytes:
+        self.made += 1
+        if number == self.fail_at:
+            self.fail_at = -1
+            raise RuntimeError("once")
+        return bytes([number % 256]) * 1500
+
+
+@pytest.mark.slow
+def test_finished_shards_are_kept_and_a_generator_begins_anew(tmp_path: Path) -> None:
+    numbered_items, stream = Counted(350), Counted(350)
+    for _ in range(2):
+        if numbered_items.fail_at < 0:
+            numbered_items.made = 0
+        for source, name in ((numbered_items, "numbered"), ((stream[n] for n in range(400)), "stream")):
+            try:
+                write_dataset(source, tmp_path / name, workers=0, shard_size=30_000)
+            except RuntimeError:
+                assert not (tmp_path / name / "manifest.json").exists()
+
+    assert numbered_items.made < 100 + 100  # the first items, and those of unfinished shards
+    assert stream.made == 351 + 400
+    for name in ("numbered", "stream"):
+        assert same(Flow.from_dataset(tmp_path / name), [bytes([n % 256]) * 1500 for n in range(400)])
+        assert not (tmp_path / name / ".prep").exists()
+
+
+KILLED = """
+import sys, time
+from shardprep import Flow, write_dataset
+from saved_items import made
+
+def slow(number, rng):
+    time.sleep(0.01)
+    return made(number, rng)
+
+flow = Flow.from_iterable(range(60)).map(slow, random=True, seed=3)
+if __name__ == "__main__":
+    if sys.argv[2] == "stream":
+        write_dataset(flow.at_pass(0), sys.argv[1], shard_size=8000)
+    else:
+        flow.save(sys.argv[1], shard_size=8000, workers=1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["numbered", "stream"])
+def test_killed_at_any_time_it_finishes_with_the_same_bytes(whole: Path, tmp_path: Path, way: str) -> None:
+    script, output = tmp_path / "save.py", tmp_path / "out"
+    script.write_text(KILLED)
+    support = str(Path(__file__).parents[2] / "support")
+    command = [sys.executable, str(script), str(output), way]
+    kills = 0
+    while True:
+        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": support}, start_new_session=True)
+        wanted = 1 + kills * 2
+        while process.poll() is None and len(list(output.glob("shard-*"))) < wanted:
+            time.sleep(0.01)
+        if process.poll() is not None or kills == 2:
+            assert process.wait() == 0
+            break
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+
+    assert kills
+    assert same(Flow.from_dataset(output), numbered().at_pass(0))
+    assert not (output / ".prep").exists()
+    assert verify(output).findings == []
+    if way == "numbered":
+        assert bytes_of(output) == bytes_of(whole)
