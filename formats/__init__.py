@@ -9,9 +9,9 @@ from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
-from shardprep.formats.dataset.report import Finding, Report
 from shardprep.formats.dataset.summary import Summary, summarise
-from shardprep.formats.dataset.verify import verify
+from shardprep.formats.dataset.verification.report import Finding, Report
+from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.export.export import Exported, export
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo

@@ -19,8 +19,8 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   │   └── ChildDied (formats/processes/child_process.py)  reading or decoding crashed a process
     │   ├── CorruptRecord  a record's bytes do not match its checksum
     │   ├── BadValue (formats/columns/codec.py)  a value that its column cannot hold
+    │   └── FrameDamaged (loaders/frames/bounds.py)  a message that is not a frame
     │   ├── BadItem (formats/conversion/writing/item_coder.py)  an item to save that does not fit the others
-    │   └── FrameDamaged (loaders/frames/codec.py)  a message that is not a frame
     ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
     │   ├── OutputBusy  another process works on the same output
     │   ├── NoSpace  the disk is, or would get, full

@@ -84,6 +84,11 @@ class SweptType(click.ParamType[Swept]):
 @click.option(
     "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
 )
+@click.option(
+    "--columns",
+    metavar="NAME,NAME",
+    help="Read these columns only; without 'image' among them, --transform is none.  [default: all]",
+)
 @progress_option
 @json_option
 @click.pass_context
@@ -100,6 +105,7 @@ def bench_loader(
     swept: Swept | None,
     trace: Path | None,
     disk: Path | None,
+    columns: str | None,
     form: Form,
     as_json: bool,
 ) -> None:
@@ -114,7 +120,8 @@ def bench_loader(
     check_writable(trace)
     if trace and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits, and --trace is of one of them")
-    made = transform_of(transform, pixels)
+    names = columns.split(",") if columns else None
+    made = transform_of(transform, pixels) if names is None or "image" in names else None
     make = partial(
         Loader,
         batch_size=batch_size,
@@ -124,6 +131,7 @@ def bench_loader(
         rank=0,
         world_size=1,
         drop_last=False,
+        columns=names,
     )
     measured = partial(
         bench,

@@ -28,7 +28,7 @@ from shardprep.formats.export.registry import FORMATS
     short_help="Write datasets in the format of another loader.",
     epilog=examples(
         "export shards tars --to webdataset --shard-size 1GB",
-        "export shards/val images --to folders",
+        "export shards/train images --to folders",
     ),
 )
 @click.argument("dataset", type=FOLDER)

@@ -13,6 +13,7 @@ from shardprep.cli.console.options import FOLDER, examples, json_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
+from shardprep.formats.dataset.column_summary import ColumnSummary
 from shardprep.formats.dataset.summary import ClassCount, CropReadySummary, class_counts
 from shardprep.formats.printable import printable
 from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
@@ -53,7 +54,8 @@ class Inspecting(DatasetWork[Inspected]):
 
     def show(self, result: Inspected) -> None:
         summary = result.summary
-        say(f"{summary.path}: {summary.split} split, {count_of(summary.records, 'image')}")
+        noun = "image" if summary.has_images else "record"
+        say(f"{summary.path}: {summary.split} split, {count_of(summary.records, noun)}")
         print_fields(_fields(summary))
         for line in class_lines(result.classes or ()):
             say(line)
@@ -82,18 +84,13 @@ def class_lines(classes: Sequence[ClassCount]) -> Iterator[str]:
 def _fields(summary: Summary) -> dict[str, object]:
     low, high = summary.per_class
     labelled = summary.classes_present > 0
-    pixels, bytes_ = summary.images, summary.images["length"]
-    fields: dict[str, object] = {
+    return {
         "classes": f"{summary.classes_present:,} of {summary.classes:,}, {low:,} to {high:,} images each"
         if labelled
         else "none: the split has no labels",
         "bytes": f"{size(summary.image_bytes)} of images, {_on_disk(summary)}",
-        "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side "
-        f"{max(pixels['width'][3], pixels['height'][3])}",
-        "image bytes": f"median {size(bytes_[1])}, 5 % under {size(bytes_[0])}, 5 % over {size(bytes_[2])}",
-        "kinds": ", ".join(f"{n:,} {kind}" for kind, n in summary.kinds.items()),
-        "oddities": ", ".join(f"{n:,} {kind}" for kind, n in summary.oddities.items() if n) or "none",
-        **({"crop-ready": _crop_ready(summary.crop_ready)} if summary.crop_ready else {}),
+        **(_images(summary) if summary.has_images else {"images": "none"}),
+        **{f"column {column.name}": _column(column) for column in summary.columns},
         "order": _order(summary),
         "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
         "source": summary.source + (", partial" if summary.partial else ""),
@@ -101,7 +98,33 @@ def _fields(summary: Summary) -> dict[str, object]:
         "content_root": summary.content_root,
         "root": summary.root,
     }
-    return fields
+
+
+def _images(summary: Summary) -> dict[str, object]:
+    pixels, bytes_ = summary.images, summary.images["length"]
+    return {
+        "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side "
+        f"{max(pixels['width'][3], pixels['height'][3])}",
+        "image bytes": f"median {size(bytes_[1])}, 5 % under {size(bytes_[0])}, 5 % over {size(bytes_[2])}",
+        "kinds": ", ".join(f"{n:,} {kind}" for kind, n in summary.kinds.items()),
+        "oddities": ", ".join(f"{n:,} {kind}" for kind, n in summary.oddities.items() if n) or "none",
+        **({"crop-ready": _crop_ready(summary.crop_ready)} if summary.crop_ready else {}),
+    }
+
+
+def _column(column: ColumnSummary) -> str:
+    parts = [column.kind, f"{size(column.bytes)} ({size(column.disk_bytes)} on disk)"]
+    if column.lengths:
+        low, middle, high, _ = column.lengths
+        parts.append(f"median {size(middle)}, 5 % under {size(low)}, 5 % over {size(high)}")
+    if column.classes:
+        parts.append(count_of(column.classes, "class"))
+    if column.per_class:
+        low, high = column.per_class
+        parts.append(f"{low:,} to {high:,} records each")
+    if column.unlabelled:
+        parts.append(f"{column.unlabelled:,} without")
+    return ", ".join(parts)
 
 
 def _on_disk(summary: Summary) -> str:

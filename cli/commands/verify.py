@@ -16,7 +16,7 @@ from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Progress, Report
 from shardprep.formats import verify as verify_dataset
-from shardprep.formats.dataset.verify import LEVELS
+from shardprep.formats.dataset.verification.verify import LEVELS
 
 
 @click.command(

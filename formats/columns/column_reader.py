@@ -9,7 +9,7 @@ import numpy as np
 
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.shard_file import ShardFile
-from shardprep.formats.containers.table import table_header
+from shardprep.formats.containers.table import Rows, table_header
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import record_crc
@@ -74,8 +74,15 @@ class ColumnReader(Owned):
         """Return the length of each value in bytes, uint32."""
         if self._codec.size is not None:
             return np.full(self.entry.table.records, self._codec.size, np.uint32)
-        data = self._opened().read_at(self.entry.table.records * self._row.itemsize, self._start)
-        return np.frombuffer(data, self._row)["length"].copy()
+        return self.table()["length"].copy()
+
+    def table(self) -> Rows:
+        """Return all rows of the table, unchecked, read-only: of numbers, they are the values."""
+        size = self.entry.table.records * self._row.itemsize
+        data = self._opened().read_at(size, self._start)
+        if len(data) != size:
+            raise ManifestDamaged("ends too early; prep repair rebuilds it", path=self._path)
+        return np.frombuffer(data, self._row)
 
     def _read_row(self, place: RecordPlace) -> bytes:
         """Return the bytes of a record's row; the rows around it are kept for the next records."""

@@ -6,13 +6,14 @@ the blocks, the more classes a window of the same size has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .archive import ARCHIVE_NAME, IndexedArchive
+from .published_file import FileEntry
 
 BLOCK_BYTES = 4 << 20  # a disk that seeks in 10 ms and reads 150 MB/s spends a quarter of the time seeking
 _OVERHEAD = 768  # of a member of a tar: its header, and padding to whole blocks of 512 bytes
@@ -25,6 +26,11 @@ class Block(NamedTuple):
     start: int
     size: int
     records: int
+
+
+def blocks_of(shards: Iterable[FileEntry]) -> tuple[Block, ...]:
+    """Return the blocks of shards: each is one."""
+    return tuple(Block(shard.name, 0, shard.size, shard.records) for shard in shards)
 
 
 def blocks_in(

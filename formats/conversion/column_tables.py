@@ -23,11 +23,15 @@ def build_columns(
     """Write the columns' tables into the run's folder; return the columns, None if there are none."""
     if not len(planned.schema) and planned.has_images:
         return None
-    entries = [_column(work_folder, field, number, built) for number, field in enumerate(planned.schema)]
+    entries = [build_column(work_folder, planned, field.name, built) for field in planned.schema]
     return DatasetColumns(tuple(entries), records_root, planned.has_images)
 
 
-def _column(work_folder: WorkFolder, field: Field, number: int, built: Sequence[BuiltShard]) -> ColumnEntry:
+def build_column(
+    work_folder: WorkFolder, planned: Plan, name: str, built: Sequence[BuiltShard]
+) -> ColumnEntry:
+    """Write the table of the column ``name`` into the run's folder; return the column."""
+    field, number = planned.schema[name], planned.schema.names.index(name)
     path = work_folder.run / table_name(field.name)
     records = sum(shard.records for shard in built)
     with naming(path), path.open("xb") as file:

@@ -17,7 +17,7 @@ from shardprep.formats.conversion.building.plan import Plan, PlanOptions
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.dataset.manifest_claims import quarantined
+from shardprep.formats.dataset.verification.manifest_claims import quarantined
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.conversion.building.plan import PlannedShard, PlanOptions
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
@@ -218,7 +219,8 @@ class _Check:
         return found
 
     def _checked(self, one: Prepared, shards: Iterable[PlannedShard]) -> Iterator[_Checked]:
-        jobs = ((one.planned.entries_of(shard), one.listing.reader) for shard in shards)
+        listing = one.listing
+        jobs = ((one.planned.entries_of(shard), listing.reader, listing.has_images) for shard in shards)
         if not self._workers:
             yield from (check_images(*job) for job in jobs)
             return
@@ -240,22 +242,27 @@ class _Check:
         return (total.read + hashing) / at_once, self._bytes * at_once / total.read
 
 
-def check_images(entries: Entries, reader: ByteReader) -> _Checked:
-    """Read the images of one shard, check their headers, and hash some of them."""
+def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _Checked:
+    """Read the images and columns of one shard, check the images' headers, and hash some of them."""
     found = _Checked()
     with found.problems.collected(), copy(reader) as opened:  # an open reader is of one process
         for number, entry in enumerate(entries):
             with found.problems.collected():
-                _check_image(found, entry, opened, is_sample=number % SAMPLE_EVERY == 0)
+                is_sample = number % SAMPLE_EVERY == 0
+                _check_image(found, entry, opened, has_images=has_images, is_sample=is_sample)
     return found
 
 
-def _check_image(found: _Checked, entry: np.void, reader: ByteReader, *, is_sample: bool) -> None:
-    start = perf_counter()
+def _check_image(
+    found: _Checked, entry: np.void, reader: ByteReader, *, has_images: bool, is_sample: bool
+) -> None:
+    start, image = perf_counter(), b""
     try:
-        image = reader.read(entry)
-        read_image_header(image)
-    except BadImage as error:
+        if has_images:
+            image = reader.read(entry)
+            read_image_header(image)
+        values = reader.values(entry)
+    except (BadImage, BadValue) as error:
         found.bad_images += 1
         bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
         found.bad.add(bad, _DETAILS.sub("", error.message))
@@ -263,8 +270,9 @@ def _check_image(found: _Checked, entry: np.void, reader: ByteReader, *, is_samp
     finally:
         found.read += perf_counter() - start
     if is_sample:
-        found.hashed += _seconds_to_hash(entry, image)
-        found.hashed_bytes += len(image)
+        data = b"".join((image, *values))
+        found.hashed += _seconds_to_hash(entry, data)
+        found.hashed_bytes += len(data)
 
 
 def _seconds_to_hash(entry: np.void, image: bytes) -> float:

@@ -21,7 +21,7 @@ from shardprep.formats.conversion.building.plan import Plan
 from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.dataset.index import kinds_in
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
-from shardprep.formats.dataset.verify import verify
+from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.progress import Progress

@@ -1,4 +1,4 @@
-"""Repair: the damaged shards, and only these, are rebuilt from the source to the same bytes."""
+"""Repair: the damaged files, and only these, are rebuilt from the source to the same bytes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
+from shardprep.formats.columns.column_entry import ColumnEntry
 from shardprep.formats.containers.archive import ARCHIVE_NAME
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.conversion.building.build_shard import shard_jobs
 from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
-from shardprep.formats.dataset.report import Report
-from shardprep.formats.dataset.verify import verify
+from shardprep.formats.dataset.verification.report import Report
+from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.errors import OperationError, PlanMismatch, SourceDamaged
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.source import Listing
@@ -23,6 +25,7 @@ from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.system.user_path import user_path
 
+from .column_tables import build_column
 from .job_runner import run_jobs
 from .tables import (
     GatheredBoxes,
@@ -48,10 +51,11 @@ def repair(
     the folder that the paths of a list of images begin at; None is the list's own.
     ``workers`` and ``progress`` are as in :func:`~.convert.convert`.
 
-    A shard is replaced only by one with the SHA-256 in the manifest, so the root stays the same. For a
-    damaged table all shards are rebuilt, because its rows come from them. Files that do not belong to the
-    dataset are reported and left alone. Raises ManifestDamaged if the manifest is damaged, PlanMismatch
-    if the source is a different one, and what :func:`~.convert.convert` raises.
+    A file is replaced only by one with the SHA-256 in the manifest, so the root stays the same, and files
+    that are intact are left alone. For a damaged table the whole source is read, because its rows come from
+    all records. Files that do not belong to the dataset are reported and left alone. Raises ManifestDamaged
+    if the manifest is damaged, PlanMismatch if the source is a different one, and what
+    :func:`~.convert.convert` raises.
     """
     path, progress = user_path(dataset), shown(progress)
     manifest = read_manifest(path)
@@ -120,24 +124,41 @@ class _Repair:
     built: list[BuiltShard] = field(default_factory=list)
 
     def shards(self, damaged: set[str], listing: Listing) -> None:
-        """Rebuild the damaged shards; all shards if a table is damaged, because its rows come from them."""
-        everything = bool(damaged & {t.name for t in self.manifest.tables})
-        of_columns = {
-            number
-            for column in (self.manifest.columns.entries if self.manifest.columns else ())
-            for number, shard in enumerate(column.shards)
-            if everything or shard.name in damaged or column.table.name in damaged
-        }
-        shards = [s for s in self.planned.shards if everything or s.name in damaged or s.number in of_columns]
+        """Rebuild the damaged shards; if a table is damaged, also make the rows of all the others."""
+        needed = self._needed(damaged)
+        shards = [shard for shard in self.planned.shards if shard.number in needed]
         counters = ProgressCounters(self.work_folder.run / COUNTERS_NAME, shards)
         expected = {file.name: file.sha256 for file in self.manifest.files}
-        jobs = shard_jobs(self.planned, shards, listing.reader, self.work_folder, expected=expected)
+        jobs = shard_jobs(
+            self.planned,
+            shards,
+            listing.reader,
+            self.work_folder,
+            expected=expected,
+            wanted=frozenset(damaged),
+        )
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
         with (
             noting_kept(partial(self._kept, {s.name for s in shards})),
             self.progress.task("repair", records=records, size=size),
         ):
             self.built = run_jobs(jobs, counters, workers=self.workers, progress=self.progress)
+
+    def _needed(self, damaged: set[str]) -> set[int]:
+        """Return the numbers of the shards of which records are read."""
+        if damaged & {table.name for table in self.all_tables}:
+            return {shard.number for shard in self.planned.shards}
+        files = [self.manifest.shards, *(column.shards for column in self.columns)]
+        return {number for shards in files for number, shard in enumerate(shards) if shard.name in damaged}
+
+    @property
+    def columns(self) -> tuple[ColumnEntry, ...]:
+        return self.manifest.columns.entries if self.manifest.columns else ()
+
+    @property
+    def all_tables(self) -> tuple[FileEntry, ...]:
+        """The dataset's tables, and those of its columns."""
+        return (*self.manifest.tables, *(column.table for column in self.columns))
 
     def _kept(self, names: set[str]) -> str:
         """Return how many of these shards are rebuilt; empty if none is."""
@@ -146,14 +167,19 @@ class _Repair:
 
     def tables(self, damaged: set[str], boxes: GatheredBoxes | None) -> None:
         """Rebuild the damaged tables; each must match the manifest before it is published."""
-        wanted = [t for t in self.manifest.tables if t.name in damaged]
-        if not wanted:
-            return
-        made = build_tables(self.work_folder, self.planned, self.built, boxes)
+        made: list[FileEntry] = []
+        if damaged & {table.name for table in self.manifest.tables}:
+            made += build_tables(self.work_folder, self.planned, self.built, boxes)
+        for column in self.columns:
+            if column.table.name in damaged:
+                name = column.field.name
+                made.append(build_column(self.work_folder, self.planned, name, self.built).table)
+        rebuilt = {table.name: table for table in made}
+        wanted = [table for table in self.all_tables if table.name in damaged]
         for table in wanted:
-            if table not in made:
+            if rebuilt.get(table.name) != table:
                 raise PlanMismatch(
                     "was made from another source than this one: its bytes differ",
                     path=self.work_folder.output / table.name,
                 )
-        publish_tables(self.work_folder, [t.name for t in wanted])
+        publish_tables(self.work_folder, [table.name for table in wanted])

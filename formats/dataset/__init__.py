@@ -1,1 +1,1 @@
-"""A converted dataset: manifest, index, reading and verification."""
+"""A converted dataset: manifest, index, and reading."""

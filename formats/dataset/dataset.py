@@ -16,11 +16,12 @@ import numpy.typing as npt
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import OpenColumns
 from shardprep.formats.columns.schema import Schema
-from shardprep.formats.containers.blocks import Block, blocks_in
+from shardprep.formats.containers.blocks import Block, blocks_in, blocks_of
 from shardprep.formats.containers.container import ShardReader
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.images.kinds.image_info import ImageFlag
+from shardprep.formats.printable import printable
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.system.user_path import user_path
 
@@ -66,7 +67,7 @@ class Dataset(AbstractContextManager["Dataset"]):
         """The blocks that an epoch reads whole, in stored order: shards, or parts of an archive."""
         shards, archive = self.manifest.shards, self.manifest.archive
         if archive is None:
-            return tuple(Block(shard.name, 0, shard.size, shard.records) for shard in shards)
+            return blocks_of(shards)
         return blocks_in(archive, [shard.records for shard in shards], self.index["length"])
 
     @property
@@ -98,7 +99,12 @@ class Dataset(AbstractContextManager["Dataset"]):
         found = kind(record.key, self._label_map[record.label], record.image)
         if not len(self.columns):
             return found
-        return self.columns.of(found, RecordPlace(number % len(self), shard, ordinal, key))
+        return self.columns.of(found, self.place(number % len(self)))
+
+    def place(self, number: int) -> RecordPlace:
+        """Return the place of a record by its number, to read its columns."""
+        row = self.index[number]
+        return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))
@@ -119,7 +125,8 @@ class Dataset(AbstractContextManager["Dataset"]):
         return _reopen, (self.path, self.label_space)
 
     def __repr__(self) -> str:
-        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}>"
+        columns = f", columns {printable(', '.join(self.schema.names), 40)}" if len(self.schema) else ""
+        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}{columns}>"
 
 
 def _reopen(path: Path, labels: str) -> Dataset:

@@ -13,6 +13,7 @@ from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT, KINDS, ImageFlag
 
+from .column_summary import ColumnSummary, column_summaries, spread
 from .dataset import Dataset
 
 SAMPLED = 64  # crop-ready images of which segments are measured
@@ -49,7 +50,8 @@ class Summary:
     the fewest and most images of these, ``images`` which maps "width", "height" (pixels) and "length"
     (bytes) to (5 %, median, 95 %, largest), ``kinds`` the number of images by kind of file, such as "JPEG",
     ``oddities`` the number of unusual images by property, and ``crop_ready`` a :class:`CropReadySummary` if
-    there are such images.
+    there are such images. Of records without images (``has_images`` is False), ``images``, ``kinds`` and
+    ``oddities`` are empty. ``columns`` are a :class:`ColumnSummary` for each column.
     """
 
     path: str
@@ -76,6 +78,8 @@ class Summary:
     crop_ready: CropReadySummary | None
     content_root: str
     root: str
+    has_images: bool = True
+    columns: tuple[ColumnSummary, ...] = ()
 
     def __repr__(self) -> str:
         size = f"{self.records:,} records, {self.classes:,} classes, {self.shards:,} {self.container} shards"
@@ -89,7 +93,7 @@ class Summary:
 def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`.
 
-    Reads no shard, but for some records of crop-ready images.
+    Reads the columns' tables and no shard, but for some records of crop-ready images.
 
     Raises what :func:`open_dataset` raises.
     """
@@ -99,6 +103,7 @@ def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     manifest, index = dataset.manifest, dataset.index
     counts = np.unique(index["label"], return_counts=True)[1]
     boxes = manifest.table("boxes.npy")
+    images = index if manifest.has_images else index[:0]
     return Summary(
         path=os.fspath(dataset.path),
         split=manifest.split,
@@ -118,18 +123,15 @@ def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         skipped=manifest.skipped,
         boxes=boxes.records if boxes else 0,
         source=manifest.source["layout"],
-        images={name: _spread(index[name]) for name in ("width", "height", "length")},
-        kinds=_kinds(index),
-        oddities=_oddities(index),
+        images={name: spread(images[name]) for name in ("width", "height", "length") if len(images)},
+        kinds=_kinds(images),
+        oddities=_oddities(images) if len(images) else {},
         crop_ready=_crop_ready(dataset),
         content_root=manifest.content_root,
         root=manifest.root,
+        has_images=manifest.has_images,
+        columns=column_summaries(dataset),
     )
-
-
-def _spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
-    low, middle, high, largest = np.percentile(column, [5, 50, 95, 100])
-    return int(low), int(middle), int(high), int(largest)
 
 
 def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.containers.table import Rows
+from shardprep.formats.columns.codec import MAX_VALUE_BYTES
+from shardprep.formats.columns.column_entry import ColumnEntry, column_row
+from shardprep.formats.containers.shard_file import ShardFile
+from shardprep.formats.containers.table import Rows, read_table, table_header
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
@@ -48,6 +52,37 @@ def checked_boxes(dataset: Path, manifest: Manifest) -> Rows | None:
     if len(rows):
         _refuse(path, _box_issues(rows, manifest))
     return rows
+
+
+def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Rows | None:
+    """Check a column's table, and return its rows where they are lengths; None where they are the values.
+
+    Lengths are possible for values, and fit the shards. Values are not read here: they may be many. Raises
+    ManifestDamaged, OSError.
+    """
+    path, row = dataset / entry.table.name, column_row(entry.field)
+    if entry.field.is_fixed:
+        _check_header(path, table_header(row, entry.table.records), row.itemsize * entry.table.records)
+        return None
+    rows = read_table(path, entry.table, lambda width: row if width == row.itemsize else None)
+    starts = np.cumsum([0, *(shard.records for shard in manifest.shards)])
+    _refuse(path, _value_issues(rows["length"], starts, entry))
+    return rows
+
+
+def _check_header(path: Path, header: bytes, body: int) -> None:
+    with closing(ShardFile(path)) as file:
+        if file.size != len(header) + body or file.read_at(len(header), 0) != header:
+            raise ManifestDamaged("is not a table of its column; prep repair rebuilds it", path=path)
+
+
+def _value_issues(
+    lengths: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], entry: ColumnEntry
+) -> Iterator[str]:
+    if lengths.max() > MAX_VALUE_BYTES:
+        yield "it has lengths that no value has"
+    if (_shard_bytes(lengths, starts) > [shard.size for shard in entry.shards]).any():
+        yield "its lengths are more than the column's shards have"
 
 
 def _refuse(path: Path, issues: Iterator[str]) -> None:

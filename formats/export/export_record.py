@@ -10,6 +10,7 @@ import numpy as np
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.images.kinds.image_info import KINDS
 
+_FLAGS = {name: int(flag) for name, flag in KINDS.items()}  # members of an enum are slow to combine
 SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
@@ -36,7 +37,7 @@ class ExportRecord(NamedTuple):
 
 def kind_of(flags: int) -> str:
     """Return the name of the kind that the column ``flags`` of the index tells."""
-    return next((name for name, flag in KINDS.items() if flag & flags), "JPEG")
+    return next((name for name, flag in _FLAGS.items() if flag & flags), "JPEG")
 
 
 def corners(boxes: Rows) -> list[list[float]]:

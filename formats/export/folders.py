@@ -39,7 +39,7 @@ FLUSHES = 16
 RESERVED = ("file_name", "objects")
 
 
-class FoldersFormat(ExportFormat):
+class Folders(ExportFormat):
     """Image files in a folder of their class, those without label beside the folders.
 
     A file has the path of its key, without the class's folder in front. Where file systems that ignore case

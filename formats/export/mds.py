@@ -52,7 +52,7 @@ class MdsColumn:
     size: int | None = None
 
 
-class MDSFormat(ShardFormat):
+class MDS(ShardFormat):
     """Shards with the columns image, key, label, boxes and those of the dataset, and their index."""
 
     name = "mds"

@@ -20,7 +20,7 @@ GROUP_BYTES = 128 << 20
 OBJECTS = "objects"
 
 
-class ParquetFormat(ShardFormat):
+class Parquet(ShardFormat):
     """Files with the columns image, key, label, objects (boxes) and those of the dataset."""
 
     name = "parquet"

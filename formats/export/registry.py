@@ -5,14 +5,14 @@ from __future__ import annotations
 from shardprep.formats.errors import UsageError
 
 from .export_format import ExportFormat
-from .folders import FoldersFormat
-from .mds import MDSFormat
-from .parquet import ParquetFormat
-from .tfrecord import TFRecordFormat
-from .webdataset import WebDatasetFormat
+from .folders import Folders
+from .mds import MDS
+from .parquet import Parquet
+from .tfrecord import TFRecord
+from .webdataset import WebDatasetTars
 
 FORMATS: dict[str, type[ExportFormat]] = {
-    kind.name: kind for kind in (WebDatasetFormat, TFRecordFormat, MDSFormat, ParquetFormat, FoldersFormat)
+    kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Folders)
 }
 
 

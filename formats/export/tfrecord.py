@@ -23,7 +23,7 @@ RAW = ("float64", "uint64", "complex64", "complex128")
 """Elements of arrays that no feature holds: their little-endian bytes are exported, for tf.io.decode_raw."""
 
 
-class TFRecordFormat(ShardFormat):
+class TFRecord(ShardFormat):
     """Files of records with images, labels from 1 on, boxes and columns.
 
     Features without a value are left out: of records without label, ``image/class/…``.

@@ -35,7 +35,7 @@ The decoder of webdataset gives an int for ``index`` and ``cls``, text for ``txt
 """
 
 
-class WebDatasetFormat(ShardFormat):
+class WebDatasetTars(ShardFormat):
     """Tars (ustar) of samples: image, label as ``cls``, boxes and columns.
 
     A stem is the key, as :func:`.names.stem_of` makes it, without the suffix of an image file where this

@@ -12,7 +12,7 @@ import numpy as np
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.dataset.splits import splits_of
-from shardprep.formats.dataset.table_checks import checked_boxes, checked_index
+from shardprep.formats.dataset.table_checks import checked_boxes, checked_column, checked_index
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.sources.listing.source import (
@@ -52,8 +52,11 @@ class ConvertedDataset(Source):
 
     @property
     def description(self) -> str:
-        counts = (f"{split} of {manifest.records:,}" for split, (_, manifest) in self.members.items())
-        return f"converted shards: {', '.join(counts)} images"
+        manifests = [manifest for _, manifest in self.members.values()]
+        counts = (f"{manifest.split} of {manifest.records:,}" for manifest in manifests)
+        things = "images" if all(manifest.has_images for manifest in manifests) else "records"
+        names = ", ".join(dict.fromkeys(name for manifest in manifests for name in manifest.schema.names))
+        return f"converted shards: {', '.join(counts)} {things}{names and f', with columns {names}'}"
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -69,6 +72,8 @@ class ConvertedDataset(Source):
             reader=RecordReader(folder, manifest.root),
             archives=tuple(Archive(shard.name, shard.size, 0) for shard in manifest.shards),
             options={"dataset": _custody(manifest)},
+            schema=manifest.schema,
+            has_images=manifest.has_images,
         )
 
     def boxes(self, split: str) -> Iterator[Box] | None:
@@ -98,12 +103,15 @@ def _custody(manifest: Manifest) -> dict[str, Any]:
 
 
 def _entries(folder: Path, manifest: Manifest) -> Entries:
-    """Return a row per record; its offset is the record's number."""
+    """Return a row per record; its offset is the record's number, its length that of image and columns."""
     index = checked_index(folder, manifest)
     entries = np.zeros(len(index), entry_dtype(index.dtype["key"].itemsize, 1))
     for column in ("key", "label", "length"):
         entries[column] = index[column]
     entries["offset"] = np.arange(len(index))
+    for each in manifest.columns.entries if manifest.columns else ():
+        lengths = checked_column(folder, manifest, each)
+        entries["length"] += each.field.codec.size or 0 if lengths is None else lengths["length"]
     return entries
 
 
@@ -115,7 +123,7 @@ def _boxes(rows: Entries, keys: Entries, manifest: Manifest) -> Iterator[Box]:
 
 
 class RecordReader(ByteReader):
-    """Reader of the images of a dataset, each checked against its checksum."""
+    """Reader of the images and columns of a dataset, each checked against its checksum."""
 
     def __init__(self, folder: Path, root: str) -> None:
         self._folder = folder
@@ -140,9 +148,17 @@ class RecordReader(ByteReader):
         return self._dataset is not None
 
     def read(self, entry: np.void) -> bytes:
+        return self._opened[int(entry["offset"])].image
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        dataset, number = self._opened, int(entry["offset"])
+        return tuple(dataset.columns[name].data(dataset.place(number)) for name in dataset.columns.names)
+
+    @property
+    def _opened(self) -> Dataset:
         if self._dataset is None:
             raise ValueError("the reader is closed")
-        return self._dataset[int(entry["offset"])].image
+        return self._dataset
 
     def where(self, entry: np.void) -> str:
         return f"{self._folder}, record {int(entry['offset'])}"

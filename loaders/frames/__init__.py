@@ -1,6 +1,7 @@
 """Arrays as frames of ZeroMQ messages."""
 
-from .codec import FrameDamaged, read_head, unpack_batch
+from .bounds import FrameDamaged
+from .codec import read_head, unpack_batch
 from .receiver import FrameReceiver, SenderFailed
 from .sender import ReceiverGone, send_batches
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
@@ -15,8 +15,11 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import DataError, UsageError
+from shardprep.formats.errors import UsageError
 from shardprep.loaders.buffers.memory import aligned
+
+from .bounds import DTYPES, MAX_DIMENSIONS, MAX_SIZE, FrameDamaged, is_count
+from .lists import are_alike, checked_list, packed_arrays, packed_items
 
 Buffer = bytes | npt.NDArray[np.uint8]
 Memory = Callable[[int], npt.NDArray[np.uint8]]
@@ -25,21 +28,11 @@ MAGIC = b"SPBF"
 VERSION = 1
 HEAD = struct.Struct("<4sBBHQII")
 CRC = struct.Struct("<I")
-LENGTH = np.dtype("<u8")
-DTYPES = frozenset(
-    ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]
-)
 PIECE = 1 << 20  # bytes of a buffer; libzmq allocates larger ones each time, at a quarter of the speed
 MAX_PARTS = 4096  # buffers after the header
 MAX_DEPTH = 8
-MAX_DIMENSIONS = 32
 MAX_DESCRIPTION = 1 << 16
-MAX_SIZE = (1 << 63) - 1  # what numpy can address
 DEFAULT_LIMIT = 256 << 20  # bytes of a batch
-
-
-class FrameDamaged(DataError):
-    """A frame that :func:`pack_batch` and :func:`pack_note` do not make. Nothing of it is used."""
 
 
 class FrameKind(IntEnum):
@@ -73,8 +66,8 @@ class Head:
 def pack_batch(batch: Any, number: int = 0) -> list[Buffer]:
     """Return a DATA frame: a header, and the bytes of each part. Contiguous arrays are not copied.
 
-    A batch is an array, a list of bytes, or a tuple or dict of these, nested at most MAX_DEPTH deep; any
-    other list counts as a tuple. Arrays are of booleans, integers, floats or complex numbers. The buffers
+    A batch is an array, a list of bytes, a list of text, JsonValues, or a tuple, dict or other list of these,
+    nested at most MAX_DEPTH deep. Arrays are of booleans, integers, floats or complex numbers. The buffers
     alias the batch, which must not change until they are sent. Raises UsageError for anything else.
     """
     buffers: list[Buffer] = []
@@ -111,7 +104,7 @@ def unpack_batch(
     ``head`` is what :func:`read_head` returned, ``parts`` are the buffers after the header. ``limit_bytes``
     bounds the sum of their sizes. ``memory`` allocates: it maps a size in bytes to a uint8 array [size].
 
-    A list of bytes is returned as one; other lists and named tuples are returned as tuples. Lengths, shapes
+    Named tuples are returned as tuples. Lengths, shapes
     and dtypes are checked before anything is allocated, checksums as the bytes are copied. Raises
     FrameDamaged where a check fails.
     """
@@ -147,13 +140,19 @@ def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
         if not all(isinstance(name, str) for name in part):
             raise UsageError(f"the keys of a dict in a batch must be strings, not {list(part)!r}")
         return {"dict": {name: _described(value, buffers, depth + 1) for name, value in part.items()}}
-    if isinstance(part, list) and all(isinstance(x, bytes | bytearray | memoryview) for x in part):
-        return {"count": len(part)} | _added(_joined(part), buffers)
+    if isinstance(part, list) and (packed := packed_items(part) or _packed_arrays(part)):
+        described, raw = packed
+        return described | _added(raw, buffers)
     if isinstance(part, tuple | list):
-        return {"tuple": [_described(value, buffers, depth + 1) for value in part]}
+        kind = "tuple" if isinstance(part, tuple) else "list"
+        return {kind: [_described(value, buffers, depth + 1) for value in part]}
     array = _little_endian(np.asarray(part))
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return {"dtype": array.dtype.str, "shape": list(array.shape)} | _added(raw, buffers)
+
+
+def _packed_arrays(part: list[Any]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]] | None:
+    return packed_arrays([_little_endian(array) for array in part]) if are_alike(part) else None
 
 
 def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -161,11 +160,6 @@ def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if little.str not in DTYPES:
         raise UsageError(f"an array of {array.dtype} cannot be sent; turn it into numbers or a list of bytes")
     return array.astype(little, copy=False)
-
-
-def _joined(items: Sequence[bytes | bytearray | memoryview]) -> npt.NDArray[np.uint8]:
-    lengths = np.array([memoryview(item).nbytes for item in items], LENGTH)
-    return np.frombuffer(b"".join([lengths.tobytes(), *items]), np.uint8)
 
 
 def _added(raw: npt.NDArray[np.uint8], buffers: list[Buffer]) -> dict[str, int]:
@@ -224,21 +218,21 @@ class _Array:
 
 
 @dataclass(frozen=True)
-class _Items:
-    raw: npt.NDArray[np.uint8]
-    ends: list[int]
+class _List:
+    raw: _RawBytes
+    unpacked: Callable[[npt.NDArray[np.uint8]], list[Any]]
 
-    def make(self, memory: Memory) -> list[bytes]:
-        starts = [len(self.ends) * LENGTH.itemsize, *self.ends]
-        return [self.raw[a:b].tobytes() for a, b in zip(starts, self.ends, strict=False)]
+    def make(self, memory: Memory) -> list[Any]:
+        return self.unpacked(self.raw.copied(memory))
 
 
 @dataclass(frozen=True)
-class _Tuple:
+class _Sequence:
+    kind: Callable[[Iterable[Any]], Any]
     parts: list[Any]
 
-    def make(self, memory: Memory) -> tuple[Any, ...]:
-        return tuple(part.make(memory) for part in self.parts)
+    def make(self, memory: Memory) -> Any:
+        return self.kind(part.make(memory) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -249,21 +243,23 @@ class _Dict:
         return {name: part.make(memory) for name, part in self.parts.items()}
 
 
-def _checked(node: Any, buffers: Any, depth: int) -> _Array | _Items | _Tuple | _Dict:
+def _checked(node: Any, buffers: Any, depth: int) -> _Array | _List | _Sequence | _Dict:
     match node:
         case {"dict": dict(parts), **rest} if not rest and depth <= MAX_DEPTH:
             return _Dict({name: _checked(part, buffers, depth + 1) for name, part in parts.items()})
         case {"tuple": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
-            return _Tuple([_checked(part, buffers, depth + 1) for part in parts])
-        case {"count": count, "bytes": size, "crc32c": crc, **rest} if not rest:
-            return _checked_items(_checked_raw(size, crc, buffers).copied(aligned), count)
+            return _Sequence(tuple, [_checked(part, buffers, depth + 1) for part in parts])
+        case {"list": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
+            return _Sequence(list, [_checked(part, buffers, depth + 1) for part in parts])
+        case {"count": count, "bytes": size, "crc32c": crc, **rest}:
+            return _List(_checked_raw(size, crc, buffers), checked_list(count, rest))
         case {"dtype": dtype, "shape": shape, "bytes": size, "crc32c": crc, **rest} if not rest:
             return _checked_array(_checked_raw(size, crc, buffers), dtype, shape)
     raise FrameDamaged("a frame's description is not of the known form")
 
 
 def _checked_raw(size: Any, crc: Any, buffers: Iterator[npt.NDArray[np.uint8]]) -> _RawBytes:
-    if not _is_count(size) or not _is_count(crc):
+    if not is_count(size) or not is_count(crc):
         raise FrameDamaged("a frame describes a buffer without a size or a checksum")
     full, rest = divmod(max(size, 1) - 1, PIECE)
     pieces = list(islice(buffers, full + 1))
@@ -272,21 +268,10 @@ def _checked_raw(size: Any, crc: Any, buffers: Iterator[npt.NDArray[np.uint8]]) 
     return _RawBytes(pieces, size, crc)
 
 
-def _checked_items(raw: npt.NDArray[np.uint8], count: Any) -> _Items:
-    if not _is_count(count) or count * LENGTH.itemsize > raw.size:
-        raise FrameDamaged(f"a frame describes more items than fit into {raw.size} bytes")
-    table = count * LENGTH.itemsize
-    lengths = raw[:table].view(LENGTH).tolist()
-    if sum(lengths) != raw.size - table:
-        raise FrameDamaged("the lengths of a list's items do not add up to its size")
-    ends = (np.cumsum(lengths, dtype=np.int64) + table).tolist()
-    return _Items(raw, ends)
-
-
 def _checked_array(raw: _RawBytes, dtype: Any, shape: Any) -> _Array:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise FrameDamaged("a frame has an array of a dtype that is not allowed")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(is_count, shape)):
         raise FrameDamaged("a frame has an array without a valid shape")
     found = np.dtype(dtype)
     if math.prod(max(side, 1) for side in shape) * found.itemsize > MAX_SIZE:
@@ -294,7 +279,3 @@ def _checked_array(raw: _RawBytes, dtype: Any, shape: Any) -> _Array:
     if math.prod(shape) * found.itemsize != raw.size:
         raise FrameDamaged(f"a frame has {raw.size} bytes for {dtype} {shape}")
     return _Array(raw, found, tuple(shape))
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_SIZE

@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
-from .codec import FrameDamaged, Head
+from .bounds import FrameDamaged
+from .codec import Head
 
 MAX_NAME = 256  # characters
 MAX_PEERS = 1000

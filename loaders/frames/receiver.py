@@ -15,9 +15,9 @@ from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.sizes import byte_count
 from shardprep.loaders.engine.protocol.worker_errors import reported
 
+from .bounds import FrameDamaged
 from .codec import (
     DEFAULT_LIMIT,
-    FrameDamaged,
     FrameKind,
     Head,
     pack_note,

@@ -14,7 +14,8 @@ import zmq
 
 from shardprep.formats.system.owned import Owned
 
-from .codec import FrameDamaged, Head, read_head
+from .bounds import FrameDamaged
+from .codec import Head, read_head
 from .frame_socket import (
     MAX_TEXT_CHARACTERS,
     POLL_INTERVAL_S,

@@ -16,7 +16,8 @@ import zmq
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.batching.passes import Passes, Source, end
 
-from .codec import Buffer, FrameDamaged, FrameKind, Head, pack_batch, pack_note
+from .bounds import FrameDamaged
+from .codec import Buffer, FrameKind, Head, pack_batch, pack_note
 from .frame_socket import LINGER_MS, Message
 from .peers import MAX_NAME
 from .receiver_link import ReceiverLink, error_text

@@ -38,6 +38,8 @@ def loader_identity(plan: EpochPlan, work: ShardWork, *, with_numbers: bool) -> 
         "bad records": "skipped" if work.skip_bad else "raised",
         "transform": "none",
     }
+    if work.columns or not work.with_image:
+        found["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in work.columns)])
     if work.transform is not None:
         found["transform"] = f"{_title(work.transform)} {digest_of(work.transform)}"
         found["OpenCV"] = cv2.__version__  # the decoder

@@ -6,13 +6,14 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.containers.blocks import Block, blocks_of
 from shardprep.formats.dataset.dataset import open_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
@@ -25,7 +26,6 @@ from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Records, Shuffle
 from shardprep.loaders.order.ranks import refuse_other_rank
-from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
 from .epoch_loader import EpochLoader
@@ -60,8 +60,8 @@ class Loader(Owned, EpochLoader):
     order stays, and labels stay the dataset's. Both given choose the records that are in both.
 
     ``columns`` are names of the dataset's columns, and "image", in the order of a batch; None is all. Others
-    are not read. Without a transform, a batch of a dataset with columns begins with a dict: stacked arrays
-    where dtypes and shapes agree, else lists.
+    are not read. Without a transform, a batch of a dataset with columns begins with a dict: arrays of numbers
+    and labels (int64), lists of text, JSON and bytes; arrays of free sizes are stacked where shapes agree.
 
     ``workers`` are processes (``"auto"``: one per usable CPU; 0: the calling thread). ``rank`` and
     ``world_size`` default to what an initialised framework or the launcher says. ``on_bad_record="skip"``
@@ -114,13 +114,14 @@ class Loader(Owned, EpochLoader):
         EpochLoader.__init__(self, plan)
         wanted = WantedColumns.of(self.dataset.manifest, columns)
         if transform is None and wanted.are_chosen:
-            transform = AsColumns(wanted.names)
+            transform = wanted.as_columns
         self._rank_is_given = rank is not None
         self._labels = self.dataset.manifest.labels.mapping(labels)
         self._has_transform = transform is not None
         self._outputs = outputs_of(transform) if transform is not None else None
         self._with_numbers = with_numbers
-        layout = layout_of(self._subset, transform, rows=plan.batch_size, workers=count)
+        mean = wanted.mean_bytes + (self._subset.mean_image if wanted.with_image else 0)
+        layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=count)
         self._results = results_of(transform, room=layout.inputs)
         self._constant_rows = drop_last and on_bad_record == "raise"
         self._read_ahead = read_ahead
@@ -189,18 +190,34 @@ class Loader(Owned, EpochLoader):
         ):
             yield batches
 
-    def _reading_ahead(self, epoch: int) -> AbstractContextManager[ReadAhead | None]:
+    @contextmanager
+    def _reading_ahead(self, epoch: int) -> Iterator[list[ReadAhead]]:
+        """Read the files of the images, and those of each column, ahead, with shares of the budget."""
         shards = self._plan.shards(epoch)
-        if shards is None or not self._read_ahead or not self._work.with_image:
-            return nullcontext()
-        stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards, self._subset.chosen)
-        return closing(ReadAhead(stream, budget=self._read_ahead))
+        if shards is None or not self._read_ahead:
+            yield []
+            return
+        files, ahead = self._read_blocks(), []
+        total = sum(block.size for blocks in files for block in blocks)
+        with ExitStack() as opened:
+            for blocks in files:
+                stream = ShardStream.of(self.dataset.path, blocks, shards, self._subset.chosen)
+                budget = self._read_ahead * sum(block.size for block in blocks) // total
+                ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget))))
+            yield ahead
 
-    def _items(self, batches: Iterator[Records], epoch: int, ahead: ReadAhead | None) -> Iterator[Wanted]:
+    def _read_blocks(self) -> list[tuple[Block, ...]]:
+        """The blocks of the images and of each column that has shards, as far as they are read."""
+        of_images = [self.dataset.blocks] if self._work.with_image else []
+        is_in_place = self.dataset.manifest.archive is not None  # its blocks are not those of columns
+        columns = () if is_in_place else self._work.columns
+        return of_images + [blocks_of(column.shards) for column in columns if column.shards]
+
+    def _items(self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]) -> Iterator[Wanted]:
         """Yield the items of each batch, and report their records to the read-ahead."""
         for numbers in map(self._subset.numbers_at, batches):
-            if ahead is not None:
-                ahead.expect(numbers)
+            for each in ahead:
+                each.expect(numbers)
             yield self._results.request(items_of(self.dataset.index, numbers, epoch))
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:

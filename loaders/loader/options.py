@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import resource
+from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -17,7 +18,8 @@ from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_sorted_cla
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.ranks import rank_and_world_size
-from shardprep.loaders.transforms.contract import Transform, outputs_of
+from shardprep.loaders.transforms.columns import AsColumns
+from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 
 from .subset import Subset
 
@@ -77,18 +79,26 @@ def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -
     warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
 
 
-def layout_of(subset: Subset, transform: Transform | None, *, rows: int, workers: int) -> SlotLayout:
-    """Return rows of the outputs that are declared; without any, spare bytes of twice the mean image.
+def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:
+    """Return rows of the outputs that are declared, and spare bytes for what is not.
 
-    Then workers have room for rows of a form that is found in results, except where the system limits
-    addresses: there each result is sent.
+    These are twice the ``mean_bytes`` that are read of a record. For a transform without outputs, workers
+    have room for rows of a form that is found in results, except where the system limits addresses: there
+    each result is sent.
     """
+    spare = math.ceil(2 * mean_bytes)
+    if isinstance(transform, AsColumns):
+        return SlotLayout(rows, _fields(transform.rows), spare=spare if transform.sent else 0)
     outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
-        return SlotLayout(rows, tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in outputs))
+        return SlotLayout(rows, _fields(outputs))
     writes_found = transform is not None and workers and _addresses_are_free()
     room = ROOM_FOR_ROWS if writes_found else 0
-    return SlotLayout(rows, (), spare=math.ceil(2 * subset.mean_image), inputs=room, sparse=room > 0)
+    return SlotLayout(rows, (), spare=spare, inputs=room, sparse=room > 0)
+
+
+def _fields(specs: Iterable[ArraySpec]) -> tuple[SlotField, ...]:
+    return tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in specs)
 
 
 def _addresses_are_free() -> bool:

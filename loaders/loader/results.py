@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.loaders.batching.json_values import JsonValues
 from shardprep.loaders.batching.stack import gathered
-from shardprep.loaders.buffers.row_form import RowForm, array_of
+from shardprep.loaders.buffers.row_form import RowForm
 from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.engine.protocol.task import Items
 from shardprep.loaders.engine.protocol.written_rows import written_rows
@@ -74,19 +75,33 @@ class FoundResults(DeclaredResults):
 
 
 class ColumnResults(DeclaredResults):
-    """A dict of the columns of a batch: arrays and numbers stacked where their dtypes and shapes agree."""
+    """A dict of the columns of a batch.
+
+    Columns of one size are arrays; of the others, arrays are stacked where their dtypes and shapes agree, and
+    all else is a list.
+    """
+
+    def __init__(self, columns: AsColumns) -> None:
+        self._columns = columns
+        self._written = [spec.name for spec in columns.rows]
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
-        rows: list[Any] = [batch.payloads[row] for row in range(len(batch.items)) if row not in batch.skipped]
-        names = rows[0] if rows else ()
-        return [{name: _stacked([row[name] for row in rows]) for name in names}]
+        arrays = dict(
+            zip(self._written, without(skipped, map(batch.arrays.__getitem__, self._written)), strict=True)
+        )
+        rows: list[Any] = list(batch.payloads.values())
+        return [
+            {name: arrays[name] if name in arrays else self._sent(rows, name) for name in self._columns.names}
+        ]
+
+    def _sent(self, rows: list[Any], name: str) -> Any:
+        values = [row[name] for row in rows]
+        return JsonValues(values) if name in self._columns.json else _stacked(values)
 
 
 def _stacked(values: list[Any]) -> Any:
-    arrays = [array_of(value) for value in values]
-    forms = {(array.shape, array.dtype) if array is not None else None for array in arrays}
-    is_stacked = len(forms) == 1 and None not in forms and not isinstance(values[0], bool)
-    return np.stack(arrays) if is_stacked else values  # type: ignore[arg-type]
+    forms = {(each.shape, each.dtype) if isinstance(each, np.ndarray) else None for each in values}
+    return np.stack(values) if len(forms) == 1 and None not in forms else values
 
 
 def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:
@@ -94,7 +109,7 @@ def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:
     if transform is None:
         return EncodedImages()
     if isinstance(transform, AsColumns):
-        return ColumnResults()
+        return ColumnResults(transform)
     return FoundResults(room) if outputs_of(transform) is None else DeclaredResults()
 
 

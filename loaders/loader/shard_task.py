@@ -164,6 +164,10 @@ class _ShardWorkspace:
             return self._encoded(reader, item, row, room)
         began = perf_counter()
         record = self._read(reader, item)
+        if isinstance(self._transform, AsColumns):  # which reads
+            values = self._transform.write(record, arrays, row)
+            self._took[0] += perf_counter() - began
+            return values
         read, decoded = perf_counter(), decoding_seconds()
         outcome = self._transformed(self._transform, record, item, arrays, row)
         decoding = decoding_seconds() - decoded

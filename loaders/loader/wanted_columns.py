@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from shardprep.formats.columns.column_entry import ColumnEntry
+from shardprep.formats.columns.schema import Field
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.transforms.columns import IMAGE
+from shardprep.loaders.transforms.columns import IMAGE, AsColumns
+from shardprep.loaders.transforms.contract import ArraySpec
 
 
 class WantedColumns(NamedTuple):
@@ -26,6 +28,19 @@ class WantedColumns(NamedTuple):
         """Whether images are read."""
         return IMAGE in self.names
 
+    @property
+    def as_columns(self) -> AsColumns:
+        """The transform that delivers these columns as they are."""
+        fields = [entry.field for entry in self.entries]
+        rows = tuple(spec for field in fields if (spec := _row_of(field)))
+        return AsColumns(self.names, rows, tuple(field.name for field in fields if field.kind == "json"))
+
+    @property
+    def mean_bytes(self) -> float:
+        """The mean bytes of a record's values that have different sizes, without the image."""
+        shards = [shard for entry in self.entries for shard in entry.shards]
+        return sum(shard.size for shard in shards) / self.entries[0].table.records if shards else 0
+
     @classmethod
     def of(cls, manifest: Manifest, names: Sequence[str] | None) -> Self:
         """Return the columns of these names, None for all. Raises UsageError for others, and for none."""
@@ -41,3 +56,12 @@ class WantedColumns(NamedTuple):
         columns = manifest.columns
         entries = tuple(columns[name] for name in chosen if name != IMAGE) if columns else ()
         return cls(chosen, entries, names is not None or manifest.columns is not None)
+
+
+def _row_of(field: Field) -> ArraySpec | None:
+    """Return the row of a value of a fixed size: labels are int64, as the dataset's are; None for others."""
+    dtype = field.codec.dtype
+    if dtype is None:
+        return None
+    base, shape = dtype.subdtype or (dtype, ())
+    return ArraySpec(field.name, shape, "int64" if field.kind == "label" else base.newbyteorder("=").name)

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
+from shardprep.loaders.frames.bounds import FrameDamaged
 from shardprep.loaders.frames.codec import (
     Buffer,
-    FrameDamaged,
     FrameKind,
     Head,
     Memory,

@@ -12,7 +12,8 @@ from time import monotonic
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.buffers.memory import Recycled
 from shardprep.loaders.engine.protocol.worker_errors import reported
-from shardprep.loaders.frames.codec import FrameDamaged, FrameKind, Head, pack_note, read_head
+from shardprep.loaders.frames.bounds import FrameDamaged
+from shardprep.loaders.frames.codec import FrameKind, Head, pack_note, read_head
 from shardprep.loaders.frames.frame_socket import (
     LINGER_MS,
     MAX_TEXT_CHARACTERS,

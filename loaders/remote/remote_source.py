@@ -39,9 +39,9 @@ class RemoteSource(KerasHint, Owned):
 
     Each iteration is one pass, beginning with pass 0. It yields the batches of the Loader or Flow in the
     order of the steps, each exactly once and bit for bit, however many senders there are, and whichever of
-    them die, stop or start during the pass. Arrays own their memory, aligned to 64 bytes; lists of arrays
-    become tuples, encoded images bytes. Without a sender the iteration waits; :meth:`stats` shows it, and the
-    log has it once. With ``ordered=False`` batches come as they arrive, still exactly once.
+    them die, stop or start during the pass. Arrays own their memory, aligned to 64 bytes; those of a list lie
+    in one piece. Encoded images become bytes. Without a sender the iteration waits; :meth:`stats` shows it,
+    and the log has it once. With ``ordered=False`` batches come as they arrive, still exactly once.
 
     The first sender determines the batches; a sender with other terms is refused. All senders, the first
     included, must have the values in ``expected``: ``{"seed": 2, "batch size": 256}``, for example, or the

@@ -17,7 +17,7 @@ LINE = re.compile(
     r"\d\d:\d\d:\d\d convert train: (?P<share>\d+)%, (?P<done>\d+) of (?P<total>\d+) shards?"
     r"(, [\d,]+ images/s, [\d,]+ MB/s)?, (\d+:\d\d|\?) left"
 )
-WITH_A_BAR = ["sample", "convert", "verify", "repair", "bench-disk", "bench-loader", "serve"]
+WITH_A_BAR = ["sample", "convert", "verify", "repair", "export", "bench-disk", "bench-loader", "serve"]
 
 
 def convert(archives: Path, output: Path, *words: object) -> list[object]:

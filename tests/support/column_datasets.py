@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from image_files import JPEG
 
+from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Field, Schema
 from shardprep.formats.conversion.building.build_shard import build_shard, shard_jobs
 from shardprep.formats.conversion.building.plan import PlanOptions, plan
@@ -42,11 +44,14 @@ class ListReader(ByteReader):
 
     images: tuple[bytes, ...]
     encoded: tuple[tuple[bytes, ...], ...]
+    bad: int = -1
 
     def read(self, entry: np.void) -> bytes:
         return self.images[entry["offset"]]
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
+        if entry["offset"] == self.bad:
+            raise BadValue("the column caption is not text")
         return self.encoded[entry["offset"]]
 
     def where(self, entry: np.void) -> str:
@@ -79,17 +84,24 @@ def write_columns(
     *,
     image: bytes | None = JPEG,
     options: PlanOptions | None = None,
+    instead: Mapping[str, bytes] | None = None,
+    bad: int = -1,
 ) -> Manifest:
-    """Write a dataset of so many records with the values of :func:`every_kind`."""
+    """Write a dataset of so many records with the values of :func:`every_kind`.
+
+    The encoded values of the record ``k0003`` are those of ``instead`` where it has any.
+    """
     samples = [every_kind(number) for number in range(records)]
     encoded = [tuple(f.codec.encode(s[f.name]) for f in schema) for s in samples]
+    if instead:
+        encoded[3] = tuple(instead.get(f.name, value) for f, value in zip(schema, encoded[3], strict=True))
     table = EntryTable(output)
     for number, values in enumerate(encoded):
         size = sum(map(len, values)) + len(image or b"")
         table.append(f"k{number:04}", number % 2, length=size, offset=number)
     listing = Listing(
         "train", "memory", table.finish(), LabelSpace.of(["a", "b"]),
-        ListReader((image or b"",) * records, tuple(encoded)), schema=schema, has_images=image is not None,
+        ListReader((image or b"",) * records, tuple(encoded), bad), schema=schema, has_images=image is not None,
     )  # fmt: skip
     planned = plan(listing, options or PlanOptions(shard_size=4 * (len(image or b"") + 1000)))
     with WorkFolder(output) as work_folder:

@@ -17,6 +17,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -24,9 +25,10 @@ from random import Random
 import lmdb
 from mutations import mutated, mutated_json, mutated_png, with_png_sums, with_tar_sums
 from record_sources import frame
+from resealed import entries_of
 from source_builders import DEVKIT, META, TRAIN, TRUTH, VAL, tar_of
 
-from shardprep.formats import ShardprepError, open_dataset, summarise, verify
+from shardprep.formats import DataError, ShardprepError, open_dataset, summarise, verify
 from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.images.decode_check import check_decodes
 from shardprep.formats.images.header import read_image_header
@@ -287,6 +289,9 @@ def read_dataset(path: Path) -> None:
         summarise(dataset)
         for record in dataset:
             assert record.image is not None
+            for name in record.columns:
+                with suppress(DataError):
+                    record.columns[name]
         assert dataset.boxes is None or len(dataset.boxes) >= 0
     with Loader(path, batch_size=4, workers=0, rank=0, world_size=1, on_bad_record="skip") as loader:
         for _ in loader:
@@ -296,12 +301,20 @@ def read_dataset(path: Path) -> None:
 def seal(path: Path, change: Callable[[dict[str, object]], dict[str, object]] = dict) -> None:
     """Publish the folder again, as an attacker could, with the sizes, hashes and root of its files."""
     manifest = parse_canonical_json((path / "manifest.json").read_bytes())
-    for entry in [*manifest["tables"], *manifest["shards"]]:
+    for entry in entries_of(manifest):
         data = (path / entry["name"]).read_bytes()
         entry |= {"size": len(data), "sha256": "sha256:" + sha256(data).hexdigest()}
     manifest = change(manifest)
     manifest.pop("root", None)
     replace(path / "manifest.json", canonical_json(manifest | {"root": sha256_of(manifest)}))
+
+
+def column_table(rng: Random, base: Path, scratch: Path) -> None:
+    path = copied(base / "columns", scratch)
+    change_file(rng.choice(sorted(path.glob("column-*.npy"))), rng)
+    seal(path)
+    verify(path, level="full", workers=1)
+    read_dataset(path)
 
 
 def dataset_in(rng: Random, base: Path, scratch: Path) -> Path:
@@ -351,8 +364,8 @@ def tar_shard(rng: Random, base: Path, scratch: Path) -> None:
 
 def verified(rng: Random, base: Path, scratch: Path) -> None:
     """Change any file of a dataset; a crash of a library is a finding of verify, and no crash of it."""
-    path = dataset_in(rng, base, scratch)
-    change_file(rng.choice([*path.glob("shard-*"), *path.glob("*.npy")]), rng)
+    path = copied(base / rng.choice(["lmdb", "hdf5", "tar", "columns"]), scratch)
+    change_file(rng.choice([*path.glob("shard-*"), *path.glob("column-*"), *path.glob("*.npy")]), rng)
     seal(path)
     verify(path, level="decode", workers=1)
 
@@ -372,7 +385,7 @@ TARGETS: dict[str, Target] = {
             tfrecord,
             parquet,
         ),
-        *(png, jpeg, image_kind, manifest, table, lmdb_shard, hdf5_shard, tar_shard, verified),
+        *(png, jpeg, image_kind, manifest, table, column_table, lmdb_shard, hdf5_shard, tar_shard, verified),
     )
 }
 

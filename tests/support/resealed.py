@@ -18,12 +18,19 @@ def reseal(dataset: Path, change: Callable[[Json], object] = lambda _: None) -> 
     """Change the manifest; sizes, hashes and the root are those of the current files."""
     path = writable(dataset / "manifest.json")
     manifest = json.loads(path.read_bytes())
-    for entry in [*manifest["tables"], *manifest["shards"]]:
+    for entry in entries_of(manifest):
         data = (dataset / entry["name"]).read_bytes()
         entry |= {"size": len(data), "sha256": "sha256:" + sha256(data).hexdigest()}
     change(manifest)
     del manifest["root"]
     path.write_bytes(canonical_json(manifest | {"root": sha256_of(manifest)}))
+
+
+def entries_of(manifest: Json) -> list[Json]:
+    """The manifest's entries of all files."""
+    columns = manifest.get("columns", {"fields": []})["fields"]
+    of_columns = [entry for column in columns for entry in (column["table"], *column["shards"])]
+    return [*manifest["tables"], *manifest["shards"], *of_columns]
 
 
 def in_part(part: str, **changes: object) -> Callable[[Json], object]:
@@ -52,5 +59,4 @@ def with_header(dataset: Path, name: str, header: str) -> None:
 def listed(dataset: Path, name: str) -> Json:
     """The manifest's entry of a file."""
     manifest = json.loads((dataset / "manifest.json").read_bytes())
-    entries: list[Json] = [*manifest["tables"], *manifest["shards"]]
-    return next(entry for entry in entries if entry["name"] == name)
+    return next(entry for entry in entries_of(manifest) if entry["name"] == name)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from column_datasets import write_columns
 from datasets import converted
 from fuzz_targets import TARGETS
 from image_files import chunk, encoded, pixels, png, tiff, with_exif
@@ -81,6 +82,7 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
+    write_columns(folder / "columns")
     in_place = {"container": "tar", "order": "archive"}
     converted(archives, folder / "tar", split="val", shard_size=150_000, **in_place)
     return folder
@@ -129,6 +131,7 @@ MANY = {
     "image_kind": 6000,
     "manifest": 1500,
     "table": 1500,
+    "column_table": 1500,
     "lmdb_shard": 600,
     "hdf5_shard": 1500,
     "tar_shard": 1500,

@@ -13,7 +13,7 @@ import numpy as np
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region
-from shardprep.formats.containers.container import Extent
+from shardprep.formats.containers.container import Extent, ShardWriter
 from shardprep.formats.containers.registry import IN_PLACE, container
 from shardprep.formats.containers.table import Rows, write_table
 from shardprep.formats.dataset.index import index_dtype, index_row
@@ -32,6 +32,7 @@ from shardprep.formats.system.atomic_write import (
 from .built_shard import BuiltShard, SkippedImage
 from .checked_sample import CheckedSample, checked_sample
 from .column_of_shard import BuiltColumn, ColumnOfShard
+from .discarding_writer import DiscardingWriter
 from .plan import Plan, PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
 from .publish_shard import publish_shard
@@ -58,12 +59,17 @@ class ShardJob:
     schema: Schema = field(default_factory=Schema)
     has_images: bool = True
     expected_sha256: Mapping[str, str] = field(default_factory=dict)
+    wanted: frozenset[str] | None = None
     crashes: Mapping[int, str] = field(default_factory=dict)
     region: Region | None = None
 
     @property
     def work_folder(self) -> Path:
         return self.output / WORK_FOLDER_NAME
+
+    def writes(self, name: str) -> bool:
+        """Whether that file is to be written."""
+        return self.wanted is None or name in self.wanted
 
     def beside(self, suffix: str) -> Path:
         """Return the path of the shard's file with that suffix in the work folder."""
@@ -104,11 +110,12 @@ def shard_jobs(
     work_folder: WorkFolder,
     *,
     expected: dict[str, str] | None = None,
+    wanted: frozenset[str] | None = None,
 ) -> Iterator[ShardJob]:
     """Yield the jobs of some of a plan's shards, one at a time, because a job holds its entries.
 
     ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
-    published.
+    published; ``wanted`` are those that are written, None for all.
     """
     archive = reader.archive if planned.options.container == IN_PLACE else None
     regions = planned.regions(archive.size) if archive else ()
@@ -125,6 +132,7 @@ def shard_jobs(
             schema=planned.schema,
             has_images=planned.has_images,
             expected_sha256=expected or {},
+            wanted=wanted,
             region=regions[shard.number] if regions else None,
         )
 
@@ -146,16 +154,26 @@ def build_shard(job: ShardJob) -> BuiltShard:
     built = job.run / (job.shard.name + ".tmp")
     built.unlink(missing_ok=True)
     rows, skipped, columns = _write(job, built)
-    sha256 = publish_shard(
-        built, job.output / job.shard.name, job.options.container, rows["row"]["crc32c"], job.expected_sha256
-    )
+    sha256 = _published(job, built, rows)
     return _commit(job, rows, skipped, sha256, [_column(job, values) for values in columns])
 
 
+def _published(job: ShardJob, built: Path, rows: Rows) -> str:
+    """Publish the shard if it was written; return its SHA-256."""
+    name = job.shard.name
+    if not job.writes(name):
+        return job.expected_sha256[name]
+    final, kind = job.output / name, job.options.container
+    return publish_shard(built, final, kind, rows["row"]["crc32c"], job.expected_sha256)
+
+
 def _column(job: ShardJob, values: ColumnOfShard) -> BuiltColumn:
-    return values.build(
-        job.run, job.output, job.options.container, job.shard.number, expected=job.expected_sha256
-    )
+    name = values.file_name(job.shard.number, job.options.container)
+    if name and job.writes(name):
+        sha256 = values.publish(job.run, job.output / name, job.options.container, job.expected_sha256)
+    else:
+        sha256 = job.expected_sha256.get(name, "")
+    return values.built(job.run, job.output, name, sha256)
 
 
 def trusted_commit(job: ShardJob) -> BuiltShard | None:
@@ -190,7 +208,7 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     if job.region and (archive := job.reader.archive):
         with suppress(FileExistsError):  # of another shard
             (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
-    with container(job.options.container).write(built, extent) as writer:
+    with _writer(job, built, extent) as writer:
         for sample in samples:
             writer.append(sample.stored, sample.offset)
             rows[count] = _row(sample, job.shard.number, count)
@@ -198,6 +216,12 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
                 column.append(sample.stored.key, value)
             count += 1
     return rows[:count], skipped, columns
+
+
+def _writer(job: ShardJob, built: Path, extent: Extent) -> ShardWriter:
+    if job.writes(job.shard.name):
+        return container(job.options.container).write(built, extent)
+    return DiscardingWriter()
 
 
 def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[CheckedSample], Extent]:

@@ -1,4 +1,4 @@
-"""A finished shard, as in its commit record."""
+"""A finished shard, and the images that were left out of it."""
 
 from __future__ import annotations
 

@@ -10,13 +10,11 @@ from shardprep.formats.containers.container import Stored
 from shardprep.formats.images.crop_ready.transcoding import stored_image
 from shardprep.formats.images.decode_check import check_decodes
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
+from shardprep.formats.images.kinds.image_info import NO_IMAGE, ImageInfo
 from shardprep.formats.records.record import record_crc
 from shardprep.formats.sources.listing.source import ByteReader
 
 from .plan import PlanOptions
-
-NO_IMAGE = ImageInfo(0, 0, 0, ImageFlag(0))
 
 
 class CheckedSample(NamedTuple):

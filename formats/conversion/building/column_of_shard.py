@@ -62,21 +62,23 @@ class ColumnOfShard:
         """Add the encoded value of the next record."""
         self._stored.append(Stored(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
 
-    def build(
-        self, run: Path, output: Path, kind: str, number: int, *, expected: Mapping[str, str]
-    ) -> BuiltColumn:
-        """Publish the column's rows, and its shard if it has one.
+    def file_name(self, number: int, kind: str) -> str:
+        """Return the name of the column's shard of that number; empty for values in a table."""
+        return "" if self.field.is_fixed else shard_name(self.field.name, number, kind)
 
-        ``run`` is the folder of unfinished files, ``kind`` the container, ``number`` the shard's;
-        ``expected`` maps names of files to the SHA-256 that they must have.
+    def publish(self, run: Path, final: Path, kind: str, expected: Mapping[str, str]) -> str:
+        """Write the column's shard, and return its SHA-256.
+
+        ``run`` is the folder of unfinished files, ``kind`` the container; ``expected`` maps names of files to
+        the SHA-256 that they must have.
         """
-        final, sha256 = None, ""
-        if not self.field.is_fixed:
-            final = output / shard_name(self.field.name, number, kind)
-            built = run / (final.name + ".tmp")
-            built.unlink(missing_ok=True)
-            self._write(built, kind)
-            sha256 = publish_shard(built, final, kind, self._crcs, expected)
+        built = run / (final.name + ".tmp")
+        built.unlink(missing_ok=True)
+        self._write(built, kind)
+        return publish_shard(built, final, kind, self._crcs, expected)
+
+    def built(self, run: Path, output: Path, name: str, sha256: str) -> BuiltColumn:
+        """Publish the column's rows; ``name`` and ``sha256`` are those of its shard, empty without one."""
         path = output / WORK_FOLDER_NAME / self._rows_name
         with publishing(path, run) as file:
             write_table(file, self._rows())
@@ -84,8 +86,8 @@ class ColumnOfShard:
             rows=path.name,
             rows_sha256=hash_file(path),
             records=len(self._stored),
-            name=final.name if final else "",
-            size=final.stat().st_size if final else 0,
+            name=name,
+            size=(output / name).stat().st_size if name else 0,
             sha256=sha256,
         )
 

@@ -73,6 +73,9 @@ class ImageInfo:
     orientation: int = 1
 
 
+NO_IMAGE = ImageInfo(0, 0, 0, ImageFlag(0))  # of a record without an image
+
+
 def numbers(form: str, image: bytes, at: int, kind: str) -> tuple[Any, ...]:
     """Return the numbers at a place, by a format of :mod:`struct`. Raises BadImage after the image's end."""
     if at + struct.calcsize(form) > len(image):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.item_form import ItemForm
+from shardprep.formats.columns.open_columns import OpenColumns
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
-from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
@@ -25,12 +26,14 @@ from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.loader.subset import Subset
+from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Records, Shuffle
+from shardprep.loaders.transforms.columns import IMAGE
 
 from .item_fetch import ItemFetch, ItemKey
 
-Key = tuple[int, int, bytes, int, int]  # shard, ordinal; key, label, CRC-32C from the index
+Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-32C from the index; number
 
 ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
 
@@ -46,6 +49,7 @@ class FromDataset(Fetched):
     dataset: Dataset
     plan: EpochPlan
     with_keys: bool
+    columns: WantedColumns
 
     @classmethod
     def of(
@@ -56,16 +60,12 @@ class FromDataset(Fetched):
         seed: int,
         label_space: str,
         with_keys: bool,
+        columns: Sequence[str] | None = None,
     ) -> FromDataset:
-        """Open the dataset; one of saved items gives these.
-
-        Raises ManifestDamaged, UnknownVersion, UsageError, OSError."""
+        """Open the dataset, perhaps one of saved items. Raises ManifestDamaged, UnknownVersion, OSError."""
         dataset = open_dataset(user_path(path).absolute(), labels=label_space)
-        if ItemForm.of_manifest(dataset.manifest.source) is not None:
-            if with_keys or label_space != SPACES[0]:
-                raise UsageError(
-                    "has items of the form they were saved in: leave out with_keys and labels", path=path
-                )
+        is_plain = columns is None and not with_keys and label_space == SPACES[0]
+        if is_plain and ItemForm.of_manifest(dataset.manifest.source) is not None:
             cls = SavedItems
         plan = plan_of(
             Subset(dataset),
@@ -76,7 +76,7 @@ class FromDataset(Fetched):
             world_size=1,
             drop_last=False,
         )
-        return cls(dataset, plan, with_keys)
+        return cls(dataset, plan, with_keys, WantedColumns.of(dataset.manifest, columns))
 
     @property
     def label(self) -> str:
@@ -90,6 +90,7 @@ class FromDataset(Fetched):
             f"shuffle={self.plan.shuffle}",
             f"seed={self.plan.seed}",
             f"with_keys={self.with_keys}",
+            *((f"columns={self.columns.names}",) if self.columns.are_chosen else ()),
         )
 
     @property
@@ -103,7 +104,9 @@ class FromDataset(Fetched):
     def fetch(self) -> RecordFetch:
         manifest = self.dataset.manifest
         labels = tuple(manifest.labels.mapping(self.dataset.label_space).tolist())
-        return RecordFetch(self.dataset.path, manifest.container, manifest.shards, labels, self.with_keys)
+        return RecordFetch(
+            self.dataset.path, manifest.container, manifest.shards, labels, self.with_keys, self.columns
+        )
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
         order, shards = self.plan.order(now.number), self.plan.shards(now.number)
@@ -117,7 +120,7 @@ class FromDataset(Fetched):
 
     def _key(self, number: int) -> Key:
         key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
-        return shard, ordinal, key, label, crc32c
+        return shard, ordinal, key, label, crc32c, number
 
 
 @dataclass(frozen=True)
@@ -155,13 +158,25 @@ class RecordFetch:
     shards: tuple[FileEntry, ...]
     label_map: tuple[int, ...]
     with_keys: bool
+    wanted: WantedColumns
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Key], tuple[Any, ...]]]:
-        with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
-            yield partial(self._item, shards)
+        with (
+            closing(OpenShards(self.folder, self.container, self.shards)) as shards,
+            closing(OpenColumns(self.folder, self.wanted.entries, self.container)) as columns,
+        ):
+            yield partial(self._item, shards, columns)
 
-    def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
-        record = shards[key[0]].read(key[1], indexed=key[2:])
-        label = self.label_map[record.label]
-        return (record.key, record.image, label) if self.with_keys else (record.image, label)
+    def _item(self, shards: OpenShards, columns: OpenColumns, key: Key) -> tuple[Any, ...]:
+        shard, ordinal, name, label, _, number = key
+        image = shards[shard].read(ordinal, indexed=key[2:5]).image if self.wanted.with_image else b""
+        data: Any = image
+        if self.wanted.are_chosen:
+            place = RecordPlace(number, shard, ordinal, name)
+            data = {
+                column: image if column == IMAGE else columns[column].value(place)
+                for column in self.wanted.names
+            }
+        rest = (data, self.label_map[label])
+        return (name.decode(), *rest) if self.with_keys else rest

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from shardprep.loaders.frames.codec import FrameDamaged
+from shardprep.loaders.frames.bounds import FrameDamaged
 
 from .sender_window import SenderWindow
 from .step_tracker import Steps

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.system.sizes import byte_count
+from shardprep.loaders.batching.json_values import JsonValues
 from shardprep.loaders.batching.passes import Passes
 
 from .framework import tf
@@ -91,12 +92,20 @@ def _first_batch(passes: Passes) -> Any:
     return batch
 
 
-def _refuse_lists(part: Any) -> None:
-    """Raise UsageError where a Loader's batch has a list of results that could not be stacked."""
-    if isinstance(part, Mapping | tuple):
-        for inner in part.values() if isinstance(part, Mapping) else part:
+def _refuse_lists(part: Any, name: str | None = None) -> None:
+    """Raise UsageError where a Loader's batch has a list that TensorFlow has no tensor for."""
+    if isinstance(part, Mapping):
+        for inner_name, inner in part.items():
+            _refuse_lists(inner, inner_name)
+    elif isinstance(part, tuple):
+        for inner in part:
             _refuse_lists(inner)
-    elif isinstance(part, list) and not _is_rows(part):
+    elif isinstance(part, JsonValues) or (isinstance(part, list) and not _is_rows(part)):
+        if name is not None:
+            raise UsageError(
+                f"{name!r} is a list of {type(part[0]).__name__} that is no tensor: leave it out with the "
+                "Loader's columns=, or make arrays of one shape of it in a transform"
+            )
         raise UsageError(
             "results of the transform differ in shape or dtype, or are no arrays: pad or crop them to one shape"
         )
@@ -142,6 +151,15 @@ def _spec_of(part: Any) -> Any:
     if array.dtype.hasobject or array.dtype.fields is not None:
         raise UsageError(f"a part of the first batch is {type(part).__name__}, no array; give a signature")
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], tf.as_dtype(array.dtype))
+
+
+def names_of(signature: Any, name: str = "") -> list[str]:
+    """The name of each leaf of a signature in the innermost dict that it is in, "" outside of one."""
+    if isinstance(signature, Mapping):
+        return [found for inner, part in signature.items() for found in names_of(part, str(inner))]
+    if isinstance(signature, tuple | list):
+        return [found for part in signature for found in names_of(part, name)]
+    return [name]
 
 
 def flat(signature: Any) -> list[Any]:

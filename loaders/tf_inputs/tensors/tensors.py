@@ -8,7 +8,7 @@ batches (``batches_never_change``) are shared in this way. All others are copied
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
 
 from .framework import tf
-from .signature import Leaves, flat, leaves_of
+from .signature import Leaves, flat, leaves_of, names_of
 
 PLAIN_KINDS = "biufc"
 
@@ -125,17 +125,20 @@ def tensors_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
 
     ``zero_copy`` shares the memory of arrays where TensorFlow can use it.
     """
-    parts = leaves_of(element_spec, batch)
-    return [
-        tensor_of(part, spec, zero_copy=zero_copy)
-        for part, spec in zip(parts, flat(element_spec), strict=True)
-    ]
+    return _converted(tensor_of, element_spec, batch, zero_copy=zero_copy)
 
 
 def arrays_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
     """Return a batch's parts as arrays that TensorFlow can use without a copy."""
-    parts = leaves_of(element_spec, batch)
-    return [
-        array_of(part, spec, zero_copy=zero_copy)
-        for part, spec in zip(parts, flat(element_spec), strict=True)
-    ]
+    return _converted(array_of, element_spec, batch, zero_copy=zero_copy)
+
+
+def _converted(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
+    parts, specs = leaves_of(element_spec, batch), flat(element_spec)
+    made = []
+    for part, spec, name in zip(parts, specs, names_of(element_spec), strict=True):
+        try:
+            made.append(convert(part, spec, zero_copy=zero_copy))
+        except UsageError as error:
+            raise UsageError(f"{name}: {error.message}" if name else error.message) from error
+    return made

@@ -31,7 +31,8 @@ from shard_files import (
 from shardprep.formats.containers.container import Memory, ShardReader, Stored
 from shardprep.formats.containers.lmdb_shard import RECORDS_PER_COMMIT
 from shardprep.formats.containers.registry import ALL_CONTAINERS, container, open_shard
-from shardprep.formats.dataset.shard_check import Checked, ShardCheck, check_shard
+from shardprep.formats.dataset.verification.check import Checked
+from shardprep.formats.dataset.verification.shard_check import ShardCheck
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.processes.child_process import isolated
 from shardprep.formats.records.record import MAX_KEY_BYTES, Record, content_digest, record_crc
@@ -149,8 +150,8 @@ PICTURES = [stored(f"n{n}", n, png(n + 3, 2, 2)) for n in range(3)]
 
 
 def checked_against(records: list[Stored], path: Path, kind: str) -> Checked:
-    check = ShardCheck(path, 0, kind, len(records), hash_file(path), index_rows(records), decode=False)
-    return check_shard(check)
+    rows = index_rows(records)
+    return ShardCheck(path, len(records), hash_file(path), False, 0, kind, rows).found()
 
 
 def test_an_intact_shard_agrees_with_its_index(tmp_path: Path, kind: str) -> None:

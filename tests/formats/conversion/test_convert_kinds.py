@@ -14,7 +14,7 @@ from resealed import reseal
 from source_builders import write
 
 from shardprep.formats import UnknownVersion, open_dataset, read_manifest, summarise, verify
-from shardprep.formats.dataset.verify import LEVELS
+from shardprep.formats.dataset.verification.verify import LEVELS
 from shardprep.loaders import Loader, TrainTransform
 
 AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION

@@ -11,7 +11,7 @@ from resealed import Json, in_part, reseal
 
 from shardprep.formats import Manifest, ManifestDamaged, open_dataset, read_manifest, verify
 from shardprep.formats.containers.table import Rows
-from shardprep.formats.dataset.manifest_claims import check_quarantine, false_claims
+from shardprep.formats.dataset.verification.manifest_claims import check_quarantine, false_claims
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.labels import LabelSpace, official_words
 

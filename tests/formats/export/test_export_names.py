@@ -1,6 +1,7 @@
 """Names of files are safe and unique, whatever the keys and classes are."""
 
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,9 +17,11 @@ from source_builders import write
 from shardprep.formats import UsageError, export
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.dataset.index import index_dtype
-from shardprep.formats.export.export_format import Exportable
-from shardprep.formats.export.folders import FoldersFormat
-from shardprep.formats.export.webdataset import WebDatasetFormat
+from shardprep.formats.export.export_format import Exportable, ExportFormat
+from shardprep.formats.export.folders import Folders
+from shardprep.formats.export.mds import MDS
+from shardprep.formats.export.parquet import Parquet
+from shardprep.formats.export.webdataset import WebDatasetTars
 from shardprep.formats.records.labels import LabelSpace
 
 LETTERS = st.sampled_from(
@@ -49,7 +52,7 @@ def folded(name: str) -> str:
 def test_files_have_different_safe_names_on_any_file_system(records: dict[str, int]) -> None:
     index = index_of(list(records), list(records.values()))
 
-    names = FoldersFormat(source(), index).names(index)
+    names = Folders(source(), index).names(index)
 
     assert len({folded(name) for name in names}) == len(names)
     folders = {folded(str(parent)) for name in names for parent in Path(name).parents}
@@ -65,7 +68,7 @@ def test_files_have_different_safe_names_on_any_file_system(records: dict[str, i
 def test_stems_are_unique_have_no_dot_and_have_the_key_in_them(keys: set[str]) -> None:
     index = index_of(sorted(keys), [0] * len(keys))
 
-    stems = WebDatasetFormat(source(), index).names(index)
+    stems = WebDatasetTars(source(), index).names(index)
 
     assert len(set(stems)) == len(stems)
     for stem, key in zip(stems, sorted(keys), strict=True):
@@ -90,10 +93,20 @@ def test_names_that_differ_in_case_only_are_told_apart(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("to", "column"), [(MDS, "boxes"), (Parquet, "Objects"), (Folders, "objects"), (WebDatasetTars, "boxes")]
+)
+def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], column: str) -> None:
+    columns = replace(source(), schema=Schema({column: "json"}), has_boxes=True)
+
+    with pytest.raises(UsageError, match=f"column {column} of kind json cannot be exported to {to.name}"):
+        to(columns, index_of(["a"], [0]))
+
+
 def test_a_key_that_is_too_long_for_a_file_is_refused_by_name() -> None:
     index = index_of(["%" * 100], [0])
 
     with pytest.raises(UsageError, match="more than 255 bytes") as caught:
-        FoldersFormat(source(), index)
+        Folders(source(), index)
 
     assert caught.value.key == "%" * 100

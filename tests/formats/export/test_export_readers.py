@@ -212,3 +212,17 @@ def test_crop_ready_images_are_exported_as_they_are(splits: Path, tmp_path: Path
     for record in found:
         with Image.open(io.BytesIO(record.image)) as image:
             image.load()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["webdataset", "tfrecord", "parquet", "folders"])
+def test_what_was_exported_can_be_converted_again(splits: Path, to: str, tmp_path: Path) -> None:
+    export(splits / "train", tmp_path / "out", to=to, shard_size=150_000, workers=0)
+
+    converted(tmp_path / "out", tmp_path / "again")
+
+    found = expected(tmp_path / "again")
+    assert {(one.label, one.image) for one in found} == {
+        (one.label, one.image) for one in expected(splits / "train")
+    }
+    assert len(found) == 24

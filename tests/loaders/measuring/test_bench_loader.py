@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from column_datasets import write_columns
 from datasets import converted, prep, prep_here
 from disk_profiles import full_profile, names_in, paths_of, table
 from loaded import assert_same, epoch_of
@@ -306,3 +307,16 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def test_columns_are_measured_without_a_transform(tmp_path: Path) -> None:
+    write_columns(tmp_path / "d")
+    words = ["--columns", "age,vector", "--seconds", "0.1", "--batch-size", "2", "--workers", "0", "--json"]
+
+    done = prep_here("bench-loader", tmp_path / "d", *words)
+    refused = prep_here("bench-loader", tmp_path / "d", "--columns", "depth")
+
+    stages = json.loads(done.stdout)["stages"]
+    assert stages["read"] > 0 == stages["augment"] == stages["decode"]
+    assert refused.returncode == 2
+    assert "depth" in refused.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from shardprep.formats.containers.archive import (
     ARCHIVE_NAME,
-    Region,
     advice_for,
     changed_in,
     hash_region,
@@ -20,6 +19,14 @@ from shardprep.formats.containers.archive import (
 )
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows
+from shardprep.formats.dataset.index import BOXES_NAME, INDEX_NAME
+from shardprep.formats.dataset.manifest import (
+    MANIFEST_NAME,
+    QUARANTINE_NAME,
+    Manifest,
+    read_manifest,
+)
+from shardprep.formats.dataset.table_checks import checked_boxes, checked_column, checked_index
 from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.processes.worker_pool import usable_cpus
@@ -28,18 +35,11 @@ from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.user_path import user_path
 
-from .index import BOXES_NAME, INDEX_NAME
+from .check import NO_MEMORY, Check, Checked
 from .isolated_check import IsolatedChecks
-from .manifest import (
-    MANIFEST_NAME,
-    QUARANTINE_NAME,
-    Manifest,
-    read_manifest,
-)
 from .manifest_claims import check_quarantine, false_claims
+from .record_checks import KnownTables, record_checks, regions_of
 from .report import Finding, Report, unlisted
-from .shard_check import NO_MEMORY, Checked, ShardCheck
-from .table_checks import checked_boxes, checked_index
 
 LEVELS = ("quick", "full", "records", "decode")
 
@@ -66,14 +66,15 @@ def verify(
     ``quick``: the manifest matches its ``root``; its files exist with their sizes, and there are no others.
 
     ``full``: every SHA-256 matches. The index and the table of boxes fit the manifest: rows, shards, lengths
-    (``image_bytes``), labels, boxes' records. So the dataset can be opened.
+    (``image_bytes``), labels, boxes' records. So do the columns' tables. So the dataset can be opened.
 
-    ``records``: every record matches its checksum and its row of the index, and all match ``content_root``.
+    ``records``: every record matches its checksum and its row of the index, every value of a column its
+    checksum, its record's key and its row of the table, and all match ``content_root``.
     Keys are unique; the order is the plan's; ``skipped`` and ``class_sorted`` are true, and so is ``partial``
     for the official classes (for others it depends on the source). If images were skipped, the plan's order
     and ``class_sorted`` cannot be checked. Each shard is read in a separate process.
 
-    ``decode``: every image decodes.
+    ``decode``: every image decodes, and every value of a column is one of its kind.
 
     No level compares with the source: ``source``, ``writer``, the classes' words and the boxes' coordinates
     are only protected by a pinned ``root``. Raises UnknownVersion, UsageError, OSError if the manifest cannot
@@ -103,27 +104,29 @@ class _Verification:
         self.workers = workers
         self.progress = progress
         self.checks = IsolatedChecks()
+        self.columns = manifest.columns.entries if manifest.columns else ()
 
     def run(self) -> None:
         if self.manifest.table(INDEX_NAME) is None:
             self._found(MANIFEST_NAME, f"lists no {INDEX_NAME}, without which no dataset can be opened")
-        tables, shards = (
-            [entry for entry in entries if self._is_sound(entry)]
-            for entries in (self.manifest.tables, self.manifest.shards)
-        )
+        sound = [entry for entry in self.manifest.files if self._is_sound(entry)]
         is_there = self._is_archive_sound()
         with self._reading("."):
             self.report.findings += unlisted(self.report.dataset, self.manifest)
         if self.report.level == "quick":
             return
-        index = self._read_tables({table.name for table in tables})
+        tables = self._read_tables({entry.name for entry in sound})
         if self.report.level == "full":
-            self._hash([*tables, *shards])
+            self._hash(sound)
             self._hash_regions(self.manifest.shards if is_there else ())
             return
-        self._hash(tables if is_there else [*tables, *shards])
-        self._check_promises(index, {table.name for table in tables})
-        self._check_records(shards if is_there else [], index)
+        checks = record_checks(self.report, self.manifest, tables)
+        if not is_there:
+            for shard in self.manifest.shards:
+                del checks[shard.name]
+        self._hash([entry for entry in sound if entry.name not in checks])
+        self._check_promises(tables.index, {entry.name for entry in sound})
+        self._check_records([entry for entry in sound if entry.name in checks], checks)
 
     def _is_archive_sound(self) -> bool:
         """Whether the archive that the images are in, if they are in one, is there and has its size."""
@@ -171,16 +174,22 @@ class _Verification:
         except MemoryError:
             self.report.unchecked.append(Finding(name, NO_MEMORY))
 
-    def _read_tables(self, sound: set[str]) -> Rows | None:
-        """Check the tables named in ``sound``; return the index if it is intact."""
-        index = None
+    def _read_tables(self, sound: set[str]) -> KnownTables:
+        """Check the tables named in ``sound``; return those that are intact."""
+        known = KnownTables()
         if INDEX_NAME in sound:
             with self._reading(INDEX_NAME):
-                index = checked_index(self.report.dataset, self.manifest)
+                known.index = checked_index(self.report.dataset, self.manifest)
         if BOXES_NAME in sound:
             with self._reading(BOXES_NAME):
                 checked_boxes(self.report.dataset, self.manifest)
-        return index
+        for column in self.columns:
+            if column.table.name in sound:
+                with self._reading(column.table.name):
+                    known.columns[column.table.name] = checked_column(
+                        self.report.dataset, self.manifest, column
+                    )
+        return known
 
     def _check_promises(self, index: Rows | None, sound: set[str]) -> None:
         if index is not None:
@@ -192,23 +201,19 @@ class _Verification:
 
     def _hash(self, entries: list[FileEntry]) -> None:
         """Hash the files that were not hashed when they were read."""
-        unread = [entry for entry in entries if entry.name not in (INDEX_NAME, BOXES_NAME)]
+        read = {INDEX_NAME, BOXES_NAME} | {c.table.name for c in self.columns if not c.field.is_fixed}
+        unread = [entry for entry in entries if entry.name not in read]
         for entry, digest in self._in_threads("hash", unread, self._hash_of):
             if digest != entry.sha256:
                 self._found(entry.name, "its SHA-256 is not the manifest's")
 
     def _hash_regions(self, shards: Sequence[FileEntry]) -> None:
         """Hash the regions of the archive that these shards' images are in, if they are in one."""
-        link, regions = self.report.dataset / ARCHIVE_NAME, self._regions()
+        link, regions = self.report.dataset / ARCHIVE_NAME, regions_of(self.manifest)
         parts = [replace(shard, size=regions[shard.name].size) for shard in shards if regions]
         for part, digest in self._in_threads("hash", parts, lambda p: hash_region(link, regions[p.name])):
             if digest != regions[part.name].sha256:
                 self._found(ARCHIVE_NAME, changed_in(link, regions[part.name]))
-
-    def _regions(self) -> dict[str, Region]:
-        """Return the region of each shard by its name; empty without an archive."""
-        archive, names = self.manifest.archive, (shard.name for shard in self.manifest.shards)
-        return dict(zip(names, archive.regions, strict=True)) if archive else {}
 
     def _hash_of(self, entry: FileEntry) -> str:
         """Return the hash of a file, through one descriptor, so that its name may change."""
@@ -249,8 +254,7 @@ class _Verification:
             except DataError as error:
                 self._found(entry.name, f"its container is unreadable: {error.message}")
 
-    def _check_records(self, shards: list[FileEntry], index: Rows | None) -> None:
-        checks = self._checks(index)
+    def _check_records(self, files: list[FileEntry], checks: Mapping[str, Check]) -> None:
         digests: dict[str, bytes] = {}
 
         def checked(entry: FileEntry) -> Checked:
@@ -258,34 +262,28 @@ class _Verification:
             return self.checks.check(checks[entry.name], timeout_s)
 
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
-        sized = [replace(shard, size=room[shard.name]) for shard in shards]
-        for entry, found in self._in_threads(self.report.level, sized, checked):
-            if found.changed:
-                self._found(ARCHIVE_NAME, found.changed)
-            for key, problem in found.problems:
-                self._found(entry.name, problem, key)
-            self.report.notes += [Finding(entry.name, note, key) for key, note in found.notes]
-            self.report.unchecked += [Finding(entry.name, reason) for reason in found.unread]
-            digests[entry.name] = found.digests
+        sized = [replace(file, size=room.get(file.name, file.size)) for file in files]
+        with self.checks:
+            for entry, found in self._in_threads(self.report.level, sized, checked):
+                self._note(entry, found)
+                digests[entry.name] = found.digests
         if self.report.exit_code == 0:
-            self._check_content_root(digests[s.name] for s in self.manifest.shards)
+            self._check_content_roots(digests)
 
-    def _checks(self, index: Rows | None) -> dict[str, ShardCheck]:
-        checks, first, regions = {}, 0, self._regions()
-        for number, shard in enumerate(self.manifest.shards):
-            checks[shard.name] = ShardCheck(
-                path=self.report.dataset / shard.name,
-                number=number,
-                container=self.manifest.container,
-                records=shard.records,
-                sha256=shard.sha256,
-                rows=None if index is None else index[first : first + shard.records],
-                decode=self.report.level == "decode",
-                region=regions.get(shard.name),
-            )
-            first += shard.records
-        return checks
+    def _note(self, entry: FileEntry, found: Checked) -> None:
+        if found.changed:
+            self._found(ARCHIVE_NAME, found.changed)
+        for key, problem in found.problems:
+            self._found(entry.name, problem, key)
+        self.report.notes += [Finding(entry.name, note, key) for key, note in found.notes]
+        self.report.unchecked += [Finding(entry.name, reason) for reason in found.unread]
 
-    def _check_content_root(self, digests: Iterable[bytes]) -> None:
-        if content_root(digests) != self.manifest.content_root:
+    def _check_content_roots(self, digests: Mapping[str, bytes]) -> None:
+        if content_root(digests[s.name] for s in self.manifest.shards) != self.manifest.records_root:
             self._found(MANIFEST_NAME, "its content_root is not that of the records")
+        for column in self.columns:
+            files = column.shards or (column.table,)
+            if content_root(digests[file.name] for file in files) != column.content_root:
+                self._found(
+                    MANIFEST_NAME, f"its content_root of the column {column.field.name} is not the values'"
+                )

@@ -9,14 +9,13 @@ import numpy as np
 
 from shardprep.formats.containers.published_file import read_small
 from shardprep.formats.containers.table import Rows
+from shardprep.formats.dataset.index import kinds_in
+from shardprep.formats.dataset.manifest import QUARANTINE_NAME, Manifest
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.canonical_json import parse_canonical_json
 from shardprep.formats.records.labels import OFFICIAL_IMAGES
 from shardprep.formats.records.stored_order import MAX_SEED, ORDERS, is_class_sorted, permutation
-
-from .index import kinds_in
-from .manifest import QUARANTINE_NAME, Manifest
 
 MAX_QUARANTINE_BYTES = 64 << 20
 

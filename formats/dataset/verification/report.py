@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.containers.archive import ARCHIVE_NAME
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.printable import printable
-
-from .manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
 
 
 @dataclass(frozen=True, slots=True)

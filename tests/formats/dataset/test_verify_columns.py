@@ -1,0 +1,224 @@
+"""Verification of columns: damage in any of their files is found at the level that promises it."""
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from column_datasets import EVERY_KIND, write_columns
+from crashing_decoder import crashing, install
+from image_files import JPEG
+from mutations import mutated
+from resealed import listed, reseal, with_header, with_rows
+
+from shardprep.formats import Finding, PlanOptions, verify
+from shardprep.formats.columns.schema import Schema
+from shardprep.formats.containers.registry import CONTAINERS
+
+NAMES = EVERY_KIND.names
+VARYING = [field.name for field in EVERY_KIND if not field.is_fixed]
+
+
+@pytest.fixture(scope="module", params=CONTAINERS)
+def intact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("intact") / request.param
+    write_columns(folder, options=PlanOptions(container=request.param, shard_size=9000))
+    return folder
+
+
+@pytest.fixture
+def dataset(intact: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(intact, tmp_path / "dataset"))
+
+
+def found(dataset: Path, level: str = "full") -> list[Finding]:
+    report = verify(dataset, level=level, workers=2)
+    assert report.unchecked == []
+    return report.findings
+
+
+def files(dataset: Path) -> list[Path]:
+    """The files of the columns."""
+    return sorted(dataset.glob("column-*"))
+
+
+def of_column(dataset: Path, name: str) -> Path:
+    """The file with the column's values of the first shard."""
+    return next((path for path in sorted(dataset.glob(f"column-{name}-*"))), dataset / f"column-{name}.npy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_images", [True, False])
+def test_an_intact_dataset_with_columns_has_no_findings(tmp_path: Path, has_images: bool) -> None:
+    write_columns(tmp_path / "d", **({} if has_images else {"image": None}))
+
+    assert [found(tmp_path / "d", level) for level in ("quick", "full", "decode")] == [[], [], []]
+
+
+def test_any_changed_file_of_a_column_is_found(dataset: Path) -> None:
+    rng = random.Random(0)
+    assert len(files(dataset)) >= len(NAMES) + 2 * len(VARYING)
+    for path in files(dataset) * 4:
+        honest = path.read_bytes()
+        changed = mutated(honest, rng)
+        path.write_bytes(changed)
+
+        assert {f.file for f in found(dataset)} == ({path.name} if changed != honest else set())
+        path.write_bytes(honest)
+
+
+def test_a_missing_or_unlisted_file_of_a_column_is_found_at_once(dataset: Path) -> None:
+    (dataset / "column-age.npy").unlink()
+    of_column(dataset, "mask").rename(dataset / "column-depth-00000.lmdb")
+
+    found_names = {f.file: f.problem for f in found(dataset, "quick")}
+
+    assert found_names.pop("column-depth-00000.lmdb") == "does not belong to the dataset"
+    assert set(found_names.values()) == {"is missing"}
+    assert len(found_names) == 2
+
+
+@pytest.mark.slow
+def test_files_swapped_between_columns_are_found_under_a_right_root(dataset: Path) -> None:
+    caption, about = (of_column(dataset, name) for name in ("caption", "about"))
+    caption.rename(dataset / "kept")
+    about.rename(caption)
+    (dataset / "kept").rename(about)
+    age, score = dataset / "column-age.npy", dataset / "column-score.npy"
+    age_bytes = age.read_bytes()
+    age.write_bytes(score.read_bytes())
+    score.write_bytes(age_bytes)
+    reseal(dataset)
+
+    named = {f.file for f in found(dataset, "records")}
+
+    assert {caption.name, about.name, age.name, score.name} <= named
+
+
+@pytest.mark.slow
+def test_swapped_rows_and_values_name_their_records_under_a_right_root(dataset: Path) -> None:
+    for name in ("age", "vector"):
+        with_rows(dataset, f"column-{name}.npy", swap_first_two)
+    keys = [key.decode() for key in np.load(dataset / "index.npy")["key"][:2]]
+
+    named = {(f.file, f.key) for f in found(dataset, "records")}
+
+    assert named == {(f"column-{name}.npy", key) for name in ("age", "vector") for key in keys}
+
+
+def swap_first_two(rows: np.ndarray) -> np.ndarray:
+    return rows[[1, 0, *range(2, len(rows))]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["caption", "colour"])
+def test_another_value_under_right_checksums_is_not_that_of_the_content_root(
+    tmp_path: Path, name: str
+) -> None:
+    field = EVERY_KIND[name]
+    write_columns(tmp_path / "d", 4, Schema([field]))
+    write_columns(
+        tmp_path / "other",
+        4,
+        Schema([field]),
+        instead={name: field.codec.encode("grüN 3" if name == "caption" else 1)},
+    )
+    for path in files(tmp_path / "other"):
+        shutil.copy(path, tmp_path / "d" / path.name)
+    reseal(tmp_path / "d")
+
+    assert [f.file for f in found(tmp_path / "d")] == []
+    assert [f.problem for f in found(tmp_path / "d", "records")] == [
+        f"its content_root of the column {name} is not the values'"
+    ]
+
+
+def test_a_table_of_other_lengths_is_found_under_a_right_root(dataset: Path) -> None:
+    with_rows(dataset, "column-sound.npy", far_too_long)
+
+    (finding,) = found(dataset)
+
+    assert finding.file == "column-sound.npy"
+    assert "lengths that no value has" in finding.problem
+
+
+@pytest.mark.slow
+def test_a_length_that_is_not_the_values_is_found(dataset: Path) -> None:
+    with_rows(dataset, "column-sound.npy", one_byte_more)
+
+    (finding,) = found(dataset, "records")
+
+    assert finding.file == of_column(dataset, "sound").name
+    assert "differs from the table" in finding.problem
+
+
+def far_too_long(rows: np.ndarray) -> None:
+    rows["length"][1] = 1 << 27
+
+
+def one_byte_more(rows: np.ndarray) -> None:
+    rows["length"][1] += 1
+
+
+@pytest.mark.parametrize("name", ["age", "sound"])
+def test_a_table_with_another_header_is_found_under_a_right_root(dataset: Path, name: str) -> None:
+    with_header(dataset, f"column-{name}.npy", "{'descr': '<i8', 'fortran_order': False, 'shape': (12,), }")
+
+    assert [f.file for f in found(dataset)] == [f"column-{name}.npy"]
+
+
+@pytest.mark.slow
+def test_a_damaged_index_leaves_the_columns_checked_by_what_they_hold(dataset: Path) -> None:
+    (dataset / "index.npy").write_bytes(b"")
+    caption = of_column(dataset, "caption")
+    data = caption.read_bytes()
+    caption.write_bytes(data.replace("grün".encode(), "grüm".encode(), 1))
+
+    named = {(f.file, f.problem.partition(";")[0]) for f in found(dataset, "records")}
+
+    assert ("index.npy", f"has 0 bytes, not {listed(dataset, 'index.npy')['size']}") in named
+    assert (caption.name, "its SHA-256 is not the manifest's") in named
+    assert any(name == caption.name and "CRC-32C" in problem for name, problem in named)
+
+
+BAD_VALUES = {
+    "mask": b"no image",
+    "caption": b"\xff",
+    "about": b"{",
+    "tags": b"abc",
+    "boxes": b"\3\0\0\0",
+    "colour": (7).to_bytes(4, "little"),
+}
+
+
+@pytest.mark.slow
+def test_a_value_that_is_none_of_its_kind_is_found_at_the_last_level(tmp_path: Path) -> None:
+    write_columns(tmp_path / "d", instead=BAD_VALUES)
+
+    assert found(tmp_path / "d", "records") == []
+    assert {f.file.split("-")[1].removesuffix(".npy") for f in found(tmp_path / "d", "decode")} == {
+        *BAD_VALUES
+    }
+    assert {f.key for f in found(tmp_path / "d", "decode")} == {"k0003"}
+
+
+@pytest.mark.slow
+def test_a_mask_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", monkeypatch)
+    write_columns(tmp_path / "d", instead={"mask": crashing(JPEG)})
+
+    (finding,) = found(tmp_path / "d", "decode")
+
+    assert (finding.key, finding.problem) == ("k0003", "crashes the decoder (SIGSEGV)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["full", "records", "decode"])
+def test_mutated_files_under_a_right_root_never_end_verify(dataset: Path, level: str) -> None:
+    rng = random.Random(level)
+    for path in files(dataset):
+        path.write_bytes(mutated(path.read_bytes(), rng))
+    reseal(dataset)
+
+    verify(dataset, level=level)
