@@ -1,5 +1,6 @@
 """What is on disk: sources, records, shards, manifest, conversion, verification."""
 
+from shardprep.formats.columns.schema import Field, Schema
 from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.convert import Converted, convert
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
@@ -22,6 +23,7 @@ from shardprep.formats.sources.listing.source_options import SourceOptions
 
 from .errors import (
     BadImage,
+    BadTarget,
     CorruptRecord,
     DataError,
     LabelConflict,
@@ -42,6 +44,7 @@ from .progress import Progress
 
 __all__ = [
     "BadImage",
+    "BadTarget",
     "ConvertOptions",
     "Converted",
     "CorruptRecord",
@@ -49,6 +52,7 @@ __all__ = [
     "Dataset",
     "DryRun",
     "Exported",
+    "Field",
     "Finding",
     "ImageFlag",
     "ImageInfo",
@@ -65,6 +69,7 @@ __all__ = [
     "Progress",
     "Record",
     "Report",
+    "Schema",
     "ShardDamaged",
     "ShardprepError",
     "SkippedCause",

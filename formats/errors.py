@@ -14,13 +14,14 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   ├── SourceIncomplete  the source has another number of images than it should
     │   ├── LabelConflict  two authorities disagree about a label
     │   ├── BadImage  bytes that are not an intact image
+    │   ├── BadTarget  a mask or boxes that do not fit their image
     │   ├── ManifestDamaged  manifest.json, or a table that it lists, is not what was published
     │   ├── ShardDamaged  a shard's container cannot be read
     │   │   └── ChildDied (formats/processes/child_process.py)  reading or decoding crashed a process
     │   ├── CorruptRecord  a record's bytes do not match its checksum
     │   ├── BadValue (formats/columns/codec.py)  a value that its column cannot hold
-    │   └── FrameDamaged (loaders/frames/bounds.py)  a message that is not a frame
     │   ├── BadItem (formats/conversion/writing/item_coder.py)  an item to save that does not fit the others
+    │   └── FrameDamaged (loaders/frames/bounds.py)  a message that is not a frame
     ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
     │   ├── OutputBusy  another process works on the same output
     │   ├── NoSpace  the disk is, or would get, full
@@ -116,6 +117,10 @@ class LabelConflict(DataError):
 
 class BadImage(DataError):
     """Bytes that are not an intact image of a supported kind."""
+
+
+class BadTarget(DataError):
+    """A mask or boxes that a transform cannot use: of another kind or size than the image asks for."""
 
 
 class ManifestDamaged(DataError):

@@ -12,13 +12,14 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.columns.box_table import BOX_DTYPE, SIDES
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows, read_table, write_table
 from shardprep.formats.conversion.building.build_shard import row_dtype
 from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.plan import Plan
 from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.dataset.index import BOX_DTYPE, BOXES_NAME, INDEX_NAME, index_dtype
+from shardprep.formats.dataset.index import BOXES_NAME, INDEX_NAME, index_dtype
 from shardprep.formats.dataset.manifest import QUARANTINE_NAME
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
@@ -28,9 +29,6 @@ from shardprep.formats.system.atomic_write import flush_file, hash_file, publish
 from shardprep.formats.system.regular_file import naming
 
 BOXES_AT_ONCE = 1 << 15
-
-
-SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
 TABLE_NAMES = (INDEX_NAME, BOXES_NAME, QUARANTINE_NAME)

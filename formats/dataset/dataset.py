@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.columns.box_table import OpenBoxes
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import OpenColumns
 from shardprep.formats.columns.schema import Schema
@@ -27,7 +28,7 @@ from shardprep.formats.system.user_path import user_path
 
 from .manifest import Manifest, read_manifest
 from .splits import refuse_folder_of_splits
-from .table_checks import checked_boxes, checked_index
+from .table_checks import box_columns, box_table, checked_boxes, checked_index
 
 
 class Dataset(AbstractContextManager["Dataset"]):
@@ -39,7 +40,8 @@ class Dataset(AbstractContextManager["Dataset"]):
     and for a folder of splits, which it names.
 
     The records of a dataset with columns also have ``record["mask"]`` and ``record.columns``, which are read
-    when they are asked for, while the dataset is open.
+    when they are asked for, while the dataset is open. Those of a dataset with a table of boxes have
+    ``record["boxes"]``, float32 [n, 4], and ``record["box_labels"]``, int32 [n] of the space ``labels``.
 
     Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
     are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
@@ -58,8 +60,9 @@ class Dataset(AbstractContextManager["Dataset"]):
             self.manifest.archive.check(path)
         self._label_map = self.manifest.labels.mapping(labels).tolist()
         self._shards = OpenShards(path, self.manifest.container, self.manifest.shards)
-        columns = self.manifest.columns
-        self.columns = OpenColumns(path, columns.entries if columns else (), self.manifest.container)
+        columns, boxes = self.manifest.columns, box_table(path, self.manifest, labels)
+        others = OpenBoxes(boxes).columns(box_columns(self.manifest)) if boxes else {}
+        self.columns = OpenColumns(path, columns.entries if columns else (), self.manifest.container, others)
         """The readers of the columns beside key, label and image, by name."""
 
     @cached_property

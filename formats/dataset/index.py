@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 INDEX_NAME = "index.npy"
 BOXES_NAME = "boxes.npy"
 
-BOX_DTYPE = np.dtype(
-    [
-        ("record", "<u4"),
-        ("label", "<i4"),
-        ("x_min", "<f4"),
-        ("y_min", "<f4"),
-        ("x_max", "<f4"),
-        ("y_max", "<f4"),
-    ]
-)
-
 
 def index_dtype(key_bytes: int) -> np.dtype[np.void]:
     """Return the columns of the index.
@@ -64,11 +53,6 @@ def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
 def read_index(path: Path, entry: FileEntry) -> Rows:
     """Read the index with :func:`read_table`. :func:`~.table_checks.checked_index` checks its rows."""
     return read_table(path, entry, _index_row)
-
-
-def read_boxes(path: Path, entry: FileEntry) -> Rows:
-    """Read the table of boxes in the same way, for :func:`~.table_checks.checked_boxes`."""
-    return read_table(path, entry, lambda _: BOX_DTYPE)
 
 
 def _index_row(width: int) -> np.dtype[np.void] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.columns.box_table import BOX_COLUMNS, BoxTable
 from shardprep.formats.columns.codec import MAX_VALUE_BYTES
 from shardprep.formats.columns.column_entry import ColumnEntry, column_row
 from shardprep.formats.containers.shard_file import ShardFile
@@ -17,7 +18,7 @@ from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 
-from .index import BOXES_NAME, INDEX_NAME, read_boxes, read_index
+from .index import BOXES_NAME, INDEX_NAME, read_index
 from .manifest import Manifest
 
 _ROWS_AT_ONCE = 1 << 16
@@ -45,13 +46,26 @@ def checked_boxes(dataset: Path, manifest: Manifest) -> Rows | None:
 
     Raises ManifestDamaged, OSError.
     """
-    entry, path = manifest.table(BOXES_NAME), dataset / BOXES_NAME
+    table = box_table(dataset, manifest)
+    return table.rows() if table else None
+
+
+def box_table(dataset: Path, manifest: Manifest, labels: str = "sorted_wnid0") -> BoxTable | None:
+    """Return the table of boxes with labels of this space, unread; None if there is none.
+
+    Raises UsageError for unknown labels.
+    """
+    entry = manifest.table(BOXES_NAME)
     if entry is None:
         return None
-    rows = read_boxes(path, entry)
-    if len(rows):
-        _refuse(path, _box_issues(rows, manifest))
-    return rows
+    return BoxTable(dataset, entry, manifest.records, tuple(manifest.labels.mapping(labels).tolist()))
+
+
+def box_columns(manifest: Manifest) -> tuple[str, ...]:
+    """Return the names by which records have their boxes: those of BOX_COLUMNS that no column has."""
+    if manifest.table(BOXES_NAME) is None:
+        return ()
+    return tuple(name for name in BOX_COLUMNS if name not in manifest.schema)
 
 
 def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Rows | None:
@@ -148,13 +162,3 @@ def _keys_ok(rows: Rows) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _box_issues(rows: Rows, manifest: Manifest) -> Iterator[str]:
-    if rows["record"].max() >= manifest.records or (np.diff(rows["record"].astype(np.int64)) < 0).any():
-        yield "its record numbers are not the dataset's in order"
-    if not _labels_ok(rows, manifest.labels):
-        yield "it has labels of unknown classes"
-    for low, high in (("x_min", "x_max"), ("y_min", "y_max")):
-        if not ((rows[low] >= 0) & (rows[low] <= rows[high]) & (rows[high] <= 1)).all():
-            yield f"it has boxes with {low} and {high} that are not fractions in order"

@@ -119,8 +119,10 @@ class Flow(FlowSources):
     def transform(self, transform: Transform, *, threads: int = 0, processes: int = 0, seed: int = 0) -> Flow:
         """A loader's ``transform``, such as TrainTransform(224), of each (image, label).
 
-        An item becomes (what the transform returns, label). ``threads``, ``processes`` and ``seed`` are as in
-        :meth:`map`. Raises UsageError in a pass for items that are no (image, label).
+        An item becomes (what the transform returns, label). A dict in place of the image has ``image`` and
+        the columns by their names. Items may be such dicts themselves, with ``key`` and ``label``, or
+        records. ``threads``, ``processes`` and ``seed`` are as in :meth:`map`. Raises UsageError in a pass
+        for other items.
         """
         function = Transforming(transform)
         outputs = function.outputs if processes else None

@@ -67,21 +67,17 @@ class FlowSources(Pipeline):
     ) -> Self:
         """A flow of the records of a converted dataset at ``path``: (image, label), encoded bytes and int.
 
-        Of a dataset that :meth:`.Flow.save` wrote, the items as they were saved, unless ``with_keys``,
-        ``labels`` or ``columns`` are given.
-
         ``with_keys`` makes them (key, image, label). Of a dataset with columns, or with ``columns``, a dict
-        takes the image's place, of the columns' values and "image"; ``columns`` are as for :class:`.Loader`.
-        ``shuffle``, ``seed`` and ``labels`` are as for :class:`.Loader`; pass n has the order of the loader's
-        epoch n. A ``map`` with processes reads in its workers. Raises ManifestDamaged, UnknownVersion,
-        UsageError and OSError when the dataset is opened. A pass checks each record against its CRC-32C, and
-        raises CorruptRecord and ShardDamaged.
+        takes the image's place, of the columns' values and "image". A dataset of saved items yields these,
+        unless ``columns`` are named. ``shuffle``, ``seed``, ``labels`` and ``columns`` are as for
+        :class:`.Loader`; pass n has the order of the loader's epoch n. A ``map`` with processes reads in its
+        workers. Raises ManifestDamaged, UnknownVersion, UsageError and OSError when the dataset is opened. A
+        pass checks each record against its CRC-32C, and raises CorruptRecord and ShardDamaged.
         """
-        return cls(
-            FromDataset.of(
-                path, shuffle=shuffle, seed=seed, label_space=labels, with_keys=with_keys, columns=columns
-            )
+        source = FromDataset.of(
+            path, shuffle=shuffle, seed=seed, label_space=labels, with_keys=with_keys, columns=columns
         )
+        return cls(source)
 
     @classmethod
     def from_files(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shardprep.formats.containers.blocks import Block, blocks_of
 from shardprep.formats.dataset.dataset import open_dataset
+from shardprep.formats.dataset.table_checks import box_table
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
@@ -60,8 +61,10 @@ class Loader(Owned, EpochLoader):
     order stays, and labels stay the dataset's. Both given choose the records that are in both.
 
     ``columns`` are names of the dataset's columns, and "image", in the order of a batch; None is all. Others
-    are not read. Without a transform, a batch of a dataset with columns begins with a dict: arrays of numbers
-    and labels (int64), lists of text, JSON and bytes; arrays of free sizes are stacked where shapes agree.
+    are not read. "boxes" and "box_labels" of a table of boxes are in a batch only if they are named; a
+    transform has them. Without a transform, a batch of a dataset with columns begins with a dict: arrays of
+    numbers and labels (int64), lists of text, JSON and bytes; arrays of free sizes are stacked where shapes
+    agree.
 
     ``workers`` are processes (``"auto"``: one per usable CPU; 0: the calling thread). ``rank`` and
     ``world_size`` default to what an initialised framework or the launcher says. ``on_bad_record="skip"``
@@ -138,6 +141,8 @@ class Loader(Owned, EpochLoader):
             skip_bad=on_bad_record == "skip",
             one_thread=count > 0,
             columns=wanted.entries,
+            boxes=box_table(self.dataset.path, self.dataset.manifest, labels) if wanted.boxes else None,
+            box_columns=wanted.boxes,
             with_image=wanted.with_image,
         )
         self.engine = Engine(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardprep.formats.columns.box_table import BoxTable, OpenBoxes
 from shardprep.formats.columns.column_entry import ColumnEntry
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import OpenColumns
@@ -19,7 +20,7 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.table import Rows
-from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.processes.one_thread import use_one_thread
 from shardprep.formats.records.record import CropReadyRecord, Record
@@ -87,7 +88,8 @@ class ShardWork:
     ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record, or one
     that does not decode, is skipped; a shard that cannot be opened is still an error. ``one_thread`` limits
     OpenCV and PyTorch to one thread, for work in several processes. ``columns`` are those that a transform
-    is given; without ``with_image`` it is given no image.
+    is given, with those of ``boxes`` by the names ``box_columns``; without ``with_image`` it is given no
+    image.
     """
 
     folder: Path
@@ -100,6 +102,8 @@ class ShardWork:
     skip_bad: bool
     one_thread: bool
     columns: tuple[ColumnEntry, ...] = ()
+    boxes: BoxTable | None = None
+    box_columns: tuple[str, ...] = ()
     with_image: bool = True
 
     @property
@@ -116,9 +120,10 @@ class ShardWork:
         if self.one_thread:
             use_one_thread()
             keep_freed_memory()
+        others = OpenBoxes(self.boxes).columns(self.box_columns) if self.boxes else {}
         with (
             closing(OpenShards(self.folder, self.container, self.shards)) as shards,
-            closing(OpenColumns(self.folder, self.columns, self.container)) as columns,
+            closing(OpenColumns(self.folder, self.columns, self.container, others)) as columns,
         ):
             yield _ShardWorkspace(self, shards, columns, clock).fill
 
@@ -151,7 +156,7 @@ class _ShardWorkspace:
             reader = self._shards[item.shard] if self._work.with_image else None
             try:
                 outcome = self._outcome(reader, item, arrays, row, room)
-            except (BadImage, CorruptRecord, ShardDamaged) as error:
+            except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
                 outcome = Skipped(str(error))

@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 from shardprep.formats.columns.column_entry import ColumnEntry
 from shardprep.formats.columns.schema import Field
 from shardprep.formats.dataset.manifest import Manifest
+from shardprep.formats.dataset.table_checks import box_columns
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.transforms.columns import IMAGE, AsColumns
 from shardprep.loaders.transforms.contract import ArraySpec
@@ -16,11 +17,13 @@ from shardprep.loaders.transforms.contract import ArraySpec
 class WantedColumns(NamedTuple):
     """The columns that are read, in order; ``names`` also has "image" where that is read.
 
-    ``are_chosen`` is False for a dataset without columns of which nothing was chosen.
+    ``boxes`` are the names by which a transform has those of the table of boxes, which are in ``names`` only
+    if they were chosen. ``are_chosen`` is False for a dataset without columns of which nothing was chosen.
     """
 
     names: tuple[str, ...]
     entries: tuple[ColumnEntry, ...]
+    boxes: tuple[str, ...]
     are_chosen: bool
 
     @property
@@ -44,18 +47,21 @@ class WantedColumns(NamedTuple):
     @classmethod
     def of(cls, manifest: Manifest, names: Sequence[str] | None) -> Self:
         """Return the columns of these names, None for all. Raises UsageError for others, and for none."""
-        there = ((IMAGE,) if manifest.has_images else ()) + manifest.schema.names
+        stored = ((IMAGE,) if manifest.has_images else ()) + manifest.schema.names
+        boxes = box_columns(manifest)
+        there = stored + boxes
         if isinstance(names, str):
             raise UsageError(f"columns must be a list of names, such as ({names!r},), not {names!r}")
-        chosen = there if names is None else tuple(names)
+        chosen = stored if names is None else tuple(names)
         for name in chosen:
             if name not in there or chosen.count(name) > 1:
                 raise UsageError(f"columns has {name!r}; it may have each of {', '.join(there)} once")
         if not chosen:
             raise UsageError(f"columns is empty; it may have {', '.join(there)}")
         columns = manifest.columns
-        entries = tuple(columns[name] for name in chosen if name != IMAGE) if columns else ()
-        return cls(chosen, entries, names is not None or manifest.columns is not None)
+        entries = tuple(columns[name] for name in chosen if name in columns.schema) if columns else ()
+        wanted = boxes if names is None else tuple(name for name in chosen if name in boxes)
+        return cls(chosen, entries, wanted, names is not None or manifest.columns is not None)
 
 
 def _row_of(field: Field) -> ArraySpec | None:

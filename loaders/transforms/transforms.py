@@ -7,7 +7,7 @@ import operator
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from shardprep.formats.images.opencv import cv2
 from .augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop
 from .contract import Array, ArraySpec, TransformInput
 from .decode import EncodedImage, Orientation, Reduction
+from .geometry.span import Span
+from .geometry.turn import TURNS, turn_of
+from .geometry.windows import Window, window_of
 from .pixel_format import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -27,7 +30,7 @@ from .pixel_format import (
     PixelFormat,
     PixelType,
 )
-from .windows import Window, window_of
+from .targets import TargetOptions
 
 Interpolation = Literal["auto", "linear", "area", "cubic"]
 
@@ -38,8 +41,10 @@ METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTE
 
 
 @dataclass(frozen=True)
-class ImageTransform(ABC):
+class ImageTransform(TargetOptions, ABC):
     """A transform to one RGB image named ``image``: ``size`` is its (height, width), or the side of a square.
+
+    The other options of columns and boxes are those of :class:`.TargetOptions`.
 
     Sides have 1 to 4096 pixels. ``layout`` is "HWC" ("NHWC", "channels_last"), or "CHW" ("NCHW",
     "channels_first"). ``dtype`` is "uint8", or "float32", "float16" or "bfloat16": (value / 255 - ``mean``) /
@@ -67,23 +72,30 @@ class ImageTransform(ABC):
             raise UsageError(f"interpolation must be auto, {names}, not {self.interpolation!r}")
         if self.orientation not in ("ignore", "apply"):
             raise UsageError(f"orientation must be 'ignore' or 'apply', not {self.orientation!r}")
+        self._check_targets()
         self.outputs  # noqa: B018 - an impossible layout, dtype, mean or std is an error here
 
     @cached_property
     def outputs(self) -> tuple[ArraySpec, ...]:
-        """The spec of the image, in ``layout`` and ``dtype``."""
-        return (ArraySpec("image", self._format.shape(*self._sides), self._format.stored),)
+        """The specs of the image, in ``layout`` and ``dtype``, and of the masks and boxes."""
+        image = ArraySpec("image", self._format.shape(*self._sides), self._format.stored)
+        return (image, *self._target_specs(*self._sides))
 
-    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Array:
-        """Return the image in a new array."""
-        (spec,) = self.outputs
-        out = np.empty(spec.shape, spec.dtype)
-        self.fill(record, rng, out)
-        return out
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
+        """Return the image in a new array; with masks or boxes, a tuple of the arrays of :attr:`outputs`."""
+        arrays = tuple(np.empty(spec.shape, spec.dtype) for spec in self.outputs)
+        self.fill(record, rng, *arrays)
+        return arrays if len(arrays) > 1 else arrays[0]
 
     @abstractmethod
-    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
-        """Write the image to ``out``, C-contiguous and of the shape and dtype in :attr:`outputs`."""
+    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
+        """Write the arrays of :attr:`outputs`, C-contiguous; ``targets`` are those after the image."""
+
+    def _fill_targets(
+        self, record: TransformInput, across: Span, down: Span, targets: tuple[Array, ...]
+    ) -> None:
+        turn = turn_of(record.image, key=record.key) if self.orientation == "apply" else TURNS[0]
+        self._write_targets(record, across, down, targets, turn=turn)
 
     @cached_property
     def _sides(self) -> tuple[int, int]:
@@ -142,7 +154,7 @@ class TrainTransform(ImageTransform):
         if not 1 / MAX_SIDE <= self.ratio[0] <= self.ratio[1] <= MAX_SIDE:
             raise UsageError(f"ratio must be two aspects, 1/{MAX_SIDE} <= low <= high, not {self.ratio}")
 
-    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
+    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
         encoded = self._encoded(record)
         coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
         crop = random_crop(*encoded.size, scale=self.scale, ratio=self.ratio, draws=draws)
@@ -153,11 +165,17 @@ class TrainTransform(ImageTransform):
             dst=out if self._format.is_plain else None,
             interpolation=self._method(crop.width * crop.height),
         )
-        if self.flip and coin < 0.5:
+        is_mirrored = self.flip and coin < 0.5
+        if is_mirrored:
             cv2.flip(image, 1, dst=image)
         if self.color_jitter or self.lighting:
             image = cv2.transform(image, self._colours(image, rng))
         self._format.write(image, out)
+        if targets:
+            (width, height), (rows, columns) = encoded.size, self._sides
+            x, y, w, h = crop.aligned(reduction)
+            across = Span(width, x, w, columns, columns, is_mirrored=is_mirrored)
+            self._fill_targets(record, across, Span(height, y, h, rows, rows), targets)
 
     def _method(self, pixels: int) -> int:
         if self.interpolation == "auto":
@@ -198,7 +216,7 @@ class EvalTransform(ImageTransform):
                 f"resize ({self.resize}) must not be smaller than size ({self.size}), nor above {MAX_SIDE}"
             )
 
-    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array) -> None:
+    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
         encoded = self._encoded(record)
         smallest = min(encoded.size)
         reduction = self._reduction(encoded, (smallest, smallest), (self.resize, self.resize))
@@ -216,8 +234,12 @@ class EvalTransform(ImageTransform):
             fy=h / height,
             interpolation=method,
         )
-        x, y = x - across.at, y - down.at
-        self._format.write(image[y : y + rows, x : x + columns], out)
+        left, top = x - across.at, y - down.at
+        self._format.write(image[top : top + rows, left : left + columns], out)
+        if targets:
+            wide = Span(encoded.size[0], 0, width * reduction, w, columns, x)
+            high = Span(encoded.size[1], 0, height * reduction, h, rows, y)
+            self._fill_targets(record, wide, high, targets)
 
     def _window(self, side: int, resized: int, first: int, size: int, method: int) -> Window:
         is_whole = method != cv2.INTER_AREA or resized > side

@@ -91,19 +91,38 @@ def write_columns(
 
     The encoded values of the record ``k0003`` are those of ``instead`` where it has any.
     """
-    samples = [every_kind(number) for number in range(records)]
+    own = {} if image is None else {"image": image}
+    samples = [every_kind(number) | own for number in range(records)]
+    options = options or PlanOptions(shard_size=4 * (len(image or b"") + 1000))
+    return write_samples(output, samples, schema, options=options, bad=bad, instead=instead)
+
+
+def write_samples(
+    output: Path,
+    samples: list[dict[str, Any]],
+    schema: Schema,
+    *,
+    options: PlanOptions | None = None,
+    instead: Mapping[str, bytes] | None = None,
+    bad: int = -1,
+) -> Manifest:
+    """Write a dataset of dicts of an image, if there are images, and of the values of the schema.
+
+    Keys are k0000, k0001 and so on, labels 0 and 1 in turn.
+    """
     encoded = [tuple(f.codec.encode(s[f.name]) for f in schema) for s in samples]
+    images = tuple(sample.get("image", b"") for sample in samples)
     if instead:
         encoded[3] = tuple(instead.get(f.name, value) for f, value in zip(schema, encoded[3], strict=True))
     table = EntryTable(output)
     for number, values in enumerate(encoded):
-        size = sum(map(len, values)) + len(image or b"")
+        size = sum(map(len, (*values, images[number])))
         table.append(f"k{number:04}", number % 2, length=size, offset=number)
     listing = Listing(
         "train", "memory", table.finish(), LabelSpace.of(["a", "b"]),
-        ListReader((image or b"",) * records, tuple(encoded), bad), schema=schema, has_images=image is not None,
+        ListReader(images, tuple(encoded), bad), schema=schema, has_images=any(images),
     )  # fmt: skip
-    planned = plan(listing, options or PlanOptions(shard_size=4 * (len(image or b"") + 1000)))
+    planned = plan(listing, options or PlanOptions(order="key"))
     with WorkFolder(output) as work_folder:
         ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
         jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)

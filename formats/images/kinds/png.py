@@ -10,9 +10,11 @@ from shardprep.formats.errors import BadImage
 
 from .image_info import ImageFlag, ImageInfo
 from .png_animation import ANIMATION, Animation
+from .tiff import exif_orientation
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-COMPONENTS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # by colour type; a palette (3) expands to RGB
+PALETTE = 3  # a colour type
+COMPONENTS = {0: 1, 2: 3, PALETTE: 3, 4: 2, 6: 4}  # by colour type; a palette expands to RGB
 
 _CRITICAL = frozenset([b"IHDR", b"PLTE", b"IDAT", b"IEND"])
 _HEAD = struct.Struct(">I4s")  # the length of a chunk's data, and its kind
@@ -38,7 +40,7 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
     animation = Animation(width, height)
     seen, last = {b"IHDR"}, b"IHDR"
     for kind, data, stop in walk:
-        _check_order(kind, seen, last, has_palette=colour == 3)
+        _check_order(kind, seen, last, has_palette=colour == PALETTE)
         if kind in ANIMATION:
             animation.see(kind, image[data], has_image=b"IDAT" in seen)
         seen.add(kind)
@@ -58,6 +60,38 @@ def without_animation(image: bytes) -> bytes:
     *_, end = _walked(image)
     still = (image[start:stop] for kind, start, stop in _chunks(image[:end]) if kind not in ANIMATION)
     return SIGNATURE + b"".join(still)
+
+
+def as_gray(image: bytes, *, key: str | None = None) -> tuple[bytes, int] | None:
+    """Return a gray PNG of the samples of a gray or palette PNG, and the bits of a sample.
+
+    The palette is left out, and all that is not needed to decode. None for a PNG of colours or with alpha.
+    Raises BadImage, with ``key``, for a PNG that :func:`read_png` refuses.
+    """
+    try:
+        _, _, colour, end = _walked(image)
+    except BadImage as error:
+        raise BadImage(error.message, key=key) from error
+    if COMPONENTS[colour] != 1 and colour != PALETTE:
+        return None
+    kept = {b"IHDR": b"", b"IDAT": b"", b"IEND": b""}
+    for kind, start, stop in _chunks(image[:end]):
+        if kind in kept:
+            kept[kind] += image[start:stop]
+    header = bytearray(kept[b"IHDR"][: _HEAD.size + 13])
+    header[_HEAD.size + 9] = 0  # the colour type
+    checked = header + zlib.crc32(header[4:]).to_bytes(4, "big")
+    return SIGNATURE + checked + kept[b"IDAT"] + kept[b"IEND"], header[_HEAD.size + 8]
+
+
+def png_orientation(image: bytes) -> int | None:
+    """Return EXIF's orientation of a PNG, 1 without any; None if it is corrupt, or for no PNG."""
+    if not image.startswith(SIGNATURE):
+        return None
+    for kind, start, stop in _chunks(image):
+        if kind == b"eXIf":
+            return exif_orientation(image[start + _HEAD.size : stop - 4])
+    return 1
 
 
 def _is_animated(image: bytes) -> bool:

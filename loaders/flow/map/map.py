@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.columns.column_record import ColumnRecord
+from shardprep.formats.columns.schema import RESERVED
 from shardprep.formats.errors import UsageError
+from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import Record
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.core.checks import seed_of
@@ -119,7 +122,8 @@ LABEL = ArraySpec("label", (), "int64")
 class Transforming:
     """Makes (what the transform returns, label) from (encoded image, label). Picklable if the transform is.
 
-    The record that the transform gets has an empty key. The note of an error has the item's number.
+    The record that the transform gets has an empty key. A dict in place of the image has the image and the
+    columns; in place of the item it may have key and label, too. The note of an error has the item's number.
     """
 
     transform: Transform
@@ -131,8 +135,31 @@ class Transforming:
         return None if declared is None else (*declared, LABEL)
 
     def __call__(self, item: Any, rng: np.random.Generator) -> tuple[Any, ...]:
-        if not (isinstance(item, tuple | list) and len(item) == 2):
-            raise UsageError(f"a transform is for items of (image, label), not for a {type(item).__name__}")
+        record = _record_of(item)
+        made = self.transform(record, rng)
+        return (*(made if isinstance(made, tuple) else (made,)), np.int64(record.label))
+
+
+def _record_of(item: Any) -> Record:
+    """Return the record that a transform is given for an item."""
+    if isinstance(item, Record):
+        return item
+    if isinstance(item, dict):
+        return _record_of_values(item)
+    if isinstance(item, tuple | list) and len(item) == 2:
         image, label = item
-        made = self.transform(Record("", int(label), image), rng)
-        return (*(made if isinstance(made, tuple) else (made,)), np.int64(label))
+        if isinstance(image, dict):
+            return _record_of_values(image | {"label": label})
+        return Record("", int(label), image)
+    raise UsageError(
+        f"a transform is for items of (image, label), or for dicts, not for a {type(item).__name__}"
+    )
+
+
+def _record_of_values(values: dict[str, Any]) -> Record:
+    label = values.get("label", UNLABELLED)
+    if isinstance(label, str):
+        raise UsageError("a transform needs labels as numbers: from_dataset(path, columns=...) has them")
+    columns = {name: value for name, value in values.items() if name not in RESERVED}
+    record = Record(values.get("key", ""), int(label), values.get("image", b""))
+    return ColumnRecord.of(record, columns) if columns else record

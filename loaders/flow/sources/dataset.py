@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.item_form import ItemForm
-from shardprep.formats.columns.open_columns import OpenColumns
-from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.table_checks import box_table
+from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
@@ -29,11 +25,9 @@ from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Records, Shuffle
-from shardprep.loaders.transforms.columns import IMAGE
 
 from .item_fetch import ItemFetch, ItemKey
-
-Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-32C from the index; number
+from .record_fetch import ColumnFetch, Key, RecordFetch
 
 ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
 
@@ -62,10 +56,17 @@ class FromDataset(Fetched):
         with_keys: bool,
         columns: Sequence[str] | None = None,
     ) -> FromDataset:
-        """Open the dataset, perhaps one of saved items. Raises ManifestDamaged, UnknownVersion, OSError."""
+        """Open the dataset; one of saved items gives these, unless ``columns`` are named.
+
+        Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
+        """
         dataset = open_dataset(user_path(path).absolute(), labels=label_space)
-        is_plain = columns is None and not with_keys and label_space == SPACES[0]
-        if is_plain and ItemForm.of_manifest(dataset.manifest.source) is not None:
+        if columns is None and ItemForm.of_manifest(dataset.manifest.source) is not None:
+            if with_keys or label_space != SPACES[0]:
+                raise UsageError(
+                    "has items of the form they were saved in: leave out with_keys and labels, or name the columns",
+                    path=path,
+                )
             cls = SavedItems
         plan = plan_of(
             Subset(dataset),
@@ -104,14 +105,22 @@ class FromDataset(Fetched):
     def fetch(self) -> RecordFetch:
         manifest = self.dataset.manifest
         labels = tuple(manifest.labels.mapping(self.dataset.label_space).tolist())
-        return RecordFetch(
-            self.dataset.path, manifest.container, manifest.shards, labels, self.with_keys, self.columns
+        if not self.columns.are_chosen:
+            return RecordFetch(self.dataset.path, manifest.container, manifest.shards, labels, self.with_keys)
+        return ColumnFetch(
+            self.dataset.path,
+            manifest.container,
+            manifest.shards,
+            labels,
+            self.with_keys,
+            self.columns,
+            box_table(self.dataset.path, manifest, self.dataset.label_space) if self.columns.boxes else None,
         )
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
         order, shards = self.plan.order(now.number), self.plan.shards(now.number)
         numbers = within(numbers, self.length)
-        if shards is None:
+        if shards is None or not self.columns.with_image:
             yield from map(self._key, map(order.item, numbers))
             return
         stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards)
@@ -147,36 +156,3 @@ def _announced(ahead: ReadAhead, order: Records, numbers: Iterable[int]) -> Iter
             ahead.expect(order[due : due + ANNOUNCED_RECORDS])
             due += ANNOUNCED_RECORDS
         yield int(order[number])
-
-
-@dataclass(frozen=True)
-class RecordFetch:
-    """Reads records by their keys, without the index. Pickles to few bytes."""
-
-    folder: Path
-    container: str
-    shards: tuple[FileEntry, ...]
-    label_map: tuple[int, ...]
-    with_keys: bool
-    wanted: WantedColumns
-
-    @contextmanager
-    def open(self) -> Iterator[Callable[[Key], tuple[Any, ...]]]:
-        with (
-            closing(OpenShards(self.folder, self.container, self.shards)) as shards,
-            closing(OpenColumns(self.folder, self.wanted.entries, self.container)) as columns,
-        ):
-            yield partial(self._item, shards, columns)
-
-    def _item(self, shards: OpenShards, columns: OpenColumns, key: Key) -> tuple[Any, ...]:
-        shard, ordinal, name, label, _, number = key
-        image = shards[shard].read(ordinal, indexed=key[2:5]).image if self.wanted.with_image else b""
-        data: Any = image
-        if self.wanted.are_chosen:
-            place = RecordPlace(number, shard, ordinal, name)
-            data = {
-                column: image if column == IMAGE else columns[column].value(place)
-                for column in self.wanted.names
-            }
-        rest = (data, self.label_map[label])
-        return (name.decode(), *rest) if self.with_keys else rest

@@ -13,8 +13,8 @@ from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT
 from shardprep.formats.records.record import Record
 from shardprep.loaders import EvalTransform, TrainTransform, decode_rgb
 from shardprep.loaders.order.rng import record_rng
+from shardprep.loaders.transforms.geometry.windows import window_of
 from shardprep.loaders.transforms.transforms import MAX_SIDE
-from shardprep.loaders.transforms.windows import window_of
 
 METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
 Image = npt.NDArray[np.uint8]

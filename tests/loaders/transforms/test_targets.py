@@ -1,0 +1,377 @@
+"""Masks and boxes: the crop and the turn of the image, held against pixels that know their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pictures import exif_of, numbers_png, photograph, png, png_chunk, with_orientation
+
+from shardprep.formats.errors import BadImage, BadTarget, UsageError
+from shardprep.formats.images.crop_ready.making import crop_ready
+from shardprep.formats.images.header import read_image_header
+from shardprep.loaders.order.rng import record_rng
+from shardprep.loaders.transforms.contract import ArraySpec, fill_rows
+from shardprep.loaders.transforms.geometry.boxes import kept_boxes
+from shardprep.loaders.transforms.geometry.masks import mask_of
+from shardprep.loaders.transforms.geometry.span import Span
+from shardprep.loaders.transforms.geometry.turn import TURNS
+from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: bytes
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    crop_ready: bool = False
+    key: str = "sample"
+    label: int = 0
+
+
+def rng(record: int = 0) -> np.random.Generator:
+    return record_rng(1, 0, record)
+
+
+def ramps(width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of each pixel's place along x and along y, 0 to 255."""
+    x, y = np.meshgrid(np.arange(width) * 256 // width, np.arange(height) * 256 // height)
+    return x.astype(np.uint8), y.astype(np.uint8)
+
+
+def placed(width: int, height: int, *, kind: str = "png", orientation: int = 1) -> Sample:
+    """An image with red and green the same as the masks "x" and "y", and a box with the mask "box"."""
+    x, y = ramps(width, height)
+    pixels = cv2.merge([np.full_like(x, 99), y, x])
+    if kind == "png":
+        image = png(pixels)
+        image = image[:33] + png_chunk(b"eXIf", exif_of(orientation)) + image[33:]
+    else:
+        options = [cv2.IMWRITE_JPEG_QUALITY, 98, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x111111]
+        image = with_orientation(cv2.imencode(".jpg", pixels, options)[1].tobytes(), orientation)
+    if kind == "crop-ready":
+        image = crop_ready(image, read_image_header(image))
+    left, top, right, bottom = width // 4, height // 8, width * 3 // 4, height * 5 // 8
+    boxes = np.array([[left / width, top / height, right / width, bottom / height]], np.float32)
+    box = np.zeros((height, width), np.uint8)
+    box[top:bottom, left:right] = 1
+    columns = {"x": x, "y": y, "box": box, "boxes": boxes, "box_labels": np.array([5], np.int32)}
+    return Sample(image, columns, kind == "crop-ready")
+
+
+TARGETS: dict[str, Any] = {
+    "masks": ("x", "y", "box"),
+    "boxes": "boxes",
+    "box_labels": "box_labels",
+    "max_boxes": 3,
+}
+kinds = st.sampled_from(["png", "jpeg", "crop-ready"])
+sides = st.integers(40, 700)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    kind=kinds,
+    width=sides,
+    height=sides,
+    orientation=st.integers(1, 8),
+    applied=st.sampled_from(["ignore", "apply"]),
+    transform=st.sampled_from([
+        TrainTransform(32), TrainTransform((24, 56)), EvalTransform(32, resize=36), EvalTransform((48, 20), resize=90),
+    ]),
+    record=st.integers(0, 1000),
+)  # fmt: skip
+def test_every_pixel_of_a_mask_is_that_of_the_image(
+    kind: str, width: int, height: int, orientation: int, applied: Any, transform: Any, record: int
+) -> None:
+    sample = placed(width, height, kind=kind, orientation=orientation)
+    transform = replace(transform, **TARGETS, orientation=applied, min_box=0, box_units="pixels")
+
+    image, x, y, box, boxes, _, count = transform(sample, rng(record))
+
+    # The image is nowhere further from the mask than half a pixel of the source, and a rounding.
+    for plane, mask, side in ((0, x, width), (1, y, height)):
+        apart = image[..., plane].astype(float) - mask
+        level = 256 / side  # the difference between pixels beside each other
+        noise = 1.6 if kind == "png" else 4
+        assert np.abs(apart[1:-1, 1:-1]).max() <= max(level, 1) + noise
+        assert abs(np.median(apart)) <= max(level, 1) / 2 + noise / 2
+    assert_shows(box == 1, boxes[:count])
+
+
+def assert_shows(inside: np.ndarray, boxes: np.ndarray) -> None:
+    """Hold a box, in pixels of the result, against the pixels that lie in it."""
+    height, width = inside.shape
+    cx, cy = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
+    found, near = np.zeros_like(inside), np.zeros_like(inside)
+    for left, top, right, bottom in boxes:
+        found |= (cx > left) & (cx < right) & (cy > top) & (cy < bottom)
+        for centre, edges in ((cx, (left, right)), (cy, (top, bottom))):
+            near |= np.min([np.abs(centre - edge) for edge in edges], axis=0) < 1e-3
+    np.testing.assert_array_equal(inside & ~near, found & ~near)
+
+
+@settings(max_examples=25, deadline=None)
+@given(record=st.integers(0, 10_000), kind=kinds, blocks=st.integers(2, 6))
+def test_a_mask_of_regions_has_the_colour_of_each_regions_inside(record: int, kind: str, blocks: int) -> None:
+    random = np.random.default_rng(record)
+    numbers = np.kron(random.permutation(blocks * blocks).reshape(blocks, blocks), np.ones((48, 56))).astype(
+        np.uint8
+    )
+    palette = random.permutation(
+        np.stack(np.meshgrid([0, 90, 180, 255], [0, 90, 180, 255], [0, 90, 180, 255]), -1).reshape(-1, 3)
+    ).astype(np.uint8)
+    pixels = np.ascontiguousarray(palette[numbers][..., ::-1])
+    extension = ".png" if kind == "png" else ".jpg"
+    image = cv2.imencode(extension, pixels, [] if kind == "png" else [cv2.IMWRITE_JPEG_QUALITY, 97])[
+        1
+    ].tobytes()
+    if kind == "crop-ready":
+        image = crop_ready(image, read_image_header(image))
+    sample = Sample(image, {"mask": numbers_png(numbers)}, kind == "crop-ready")
+
+    result, mask = TrainTransform(40, masks=["mask"])(sample, rng(record))
+
+    reach = np.ones((5, 5), np.uint8)
+    inside = cv2.erode(mask, reach) == cv2.dilate(mask, reach)
+    expected = palette[mask[inside]].astype(int)
+    assert np.abs(result[inside] - expected).max(initial=0) <= (2 if kind == "png" else 30)
+    assert inside.any()
+
+
+spans = st.builds(
+    lambda side, low, share, resized, first, size, is_mirrored: Span(
+        side, (start := int(low * (side - 1))), max(1, int(share * (side - start))), resized,
+        max(1, min(size, resized)), int(first * (resized - max(1, min(size, resized)))), is_mirrored,
+    ),
+    st.integers(1, 300), st.floats(0, 1), st.floats(0, 1), st.integers(1, 300), st.floats(0, 1),
+    st.integers(1, 300), st.booleans(),
+)  # fmt: skip
+
+
+@given(span=spans)
+def test_a_pixel_is_the_one_that_its_centre_lies_in(span: Span) -> None:
+    expected = []
+    for i in range(span.size):
+        centre = span.start + (Fraction(1, 2) + i + span.first) * span.length / span.resized
+        expected.append(min(int(centre), span.side - 1))
+    assert span.pixels().tolist() == (expected[::-1] if span.is_mirrored else expected)
+
+
+corners = st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)).map(sorted)
+
+
+@settings(max_examples=80)
+@given(
+    across=spans,
+    down=spans,
+    boxes=st.lists(st.tuples(corners, corners), max_size=6),
+    least=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    most=st.integers(1, 6),
+)
+def test_boxes_are_those_of_a_slow_computation(
+    across: Span, down: Span, boxes: list[Any], least: float, most: int
+) -> None:
+    given_boxes = np.array([[x[0], y[0], x[1], y[1]] for x, y in boxes], np.float64).reshape(-1, 4)
+
+    kept = kept_boxes(given_boxes, across, down, least=least, most=most)
+
+    expected = {}
+    for number, (x, y) in enumerate(boxes):
+        (left, right, seen_x), (top, bottom, seen_y) = shown_of(across, *x), shown_of(down, *y)
+        whole = (x[1] - x[0]) * across.side * (y[1] - y[0]) * down.side
+        if seen_x * seen_y > 0:
+            expected[number] = (left, top, right, bottom), seen_x * seen_y, seen_x * seen_y / whole
+    for number, box in zip(kept.numbers.tolist(), kept.boxes, strict=True):
+        place, _, share = expected[number]
+        np.testing.assert_allclose(box, place, atol=1e-6 * max(across.resized, down.resized))
+        assert share >= least * (1 - 1e-9)
+    left_out = [each for number, each in expected.items() if number not in kept.numbers]
+    areas = [expected[number][1] for number in kept.numbers.tolist()]
+    for _, area, share in left_out:
+        assert share <= least * (1 + 1e-9) + 1e-12 or (len(areas) == most and area <= min(areas) * (1 + 1e-9))
+    assert kept.numbers.tolist() == sorted(kept.numbers.tolist())
+
+
+def shown_of(span: Span, low: float, high: float) -> tuple[float, float, float]:
+    """Where a range of fractions begins and ends in the result, and how many pixels of it are seen."""
+    first = span.start + span.first * span.length / span.resized
+    last = min(span.start + (span.first + span.size) * span.length / span.resized, span.side)
+    seen = max(low * span.side, first), min(high * span.side, last)
+    left, right = ((at - span.start) * span.resized / span.length - span.first for at in seen)
+    if span.is_mirrored:
+        left, right = span.size - right, span.size - left
+    return left, right, max(0.0, seen[1] - seen[0])
+
+
+COFFEE = photograph("coffee.jpg")
+HEIGHT, WIDTH = cv2.imdecode(np.frombuffer(COFFEE, np.uint8), cv2.IMREAD_COLOR).shape[:2]
+BOXES = np.array([[0, 0, 0.5, 0.5], [0.4, 0.4, 0.6, 0.6], [0, 0, 1, 1], [0.5, 0.5, 0.5, 0.9]], np.float32)
+WHOLE = EvalTransform((64, 64), resize=64, boxes="boxes")
+
+
+@pytest.mark.parametrize("transform", [TrainTransform(48), EvalTransform(48, resize=50)])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_the_image_is_the_same_with_and_without_targets(transform: Any, layout: Any, dtype: Any) -> None:
+    transform = replace(transform, layout=layout, dtype=dtype)
+    sample = Sample(COFFEE, {"mask": np.zeros((HEIGHT, WIDTH), np.uint8), "boxes": BOXES})
+    for record in range(5):
+        image, mask, boxes, count = replace(transform, masks=("mask",), boxes="boxes")(sample, rng(record))
+        np.testing.assert_array_equal(image, transform(Sample(COFFEE), rng(record)))
+        assert (mask.shape, boxes.shape, count.shape) == ((48, 48), (100, 4), ())
+
+
+def test_the_outputs_are_declared_in_order() -> None:
+    transform = TrainTransform(8, masks=("a", "b"), boxes="places", box_labels="what", max_boxes=5)
+
+    assert transform.outputs == (
+        ArraySpec("image", (8, 8, 3), "uint8"),
+        ArraySpec("a", (8, 8), "uint8"),
+        ArraySpec("b", (8, 8), "uint8"),
+        ArraySpec("places", (5, 4), "float32"),
+        ArraySpec("what", (5,), "int32"),
+        ArraySpec("box_count", (), "int32"),
+    )
+
+
+def test_unused_rows_are_zeros_and_the_largest_boxes_are_kept_in_order() -> None:
+    square = png(np.zeros((64, 64, 3), np.uint8))
+    labels = np.array([10, 11, 12, 13], np.int64)
+    sample = Sample(square, {"boxes": BOXES, "labels": labels})
+    five = replace(WHOLE, box_labels="labels", max_boxes=5)
+    rows = tuple(np.full(spec.shape, 77, spec.dtype) for spec in five.outputs)
+
+    fill_rows(five, sample, rng(), rows)
+    _, two, two_labels, two_count = replace(five, max_boxes=2)(sample, rng())
+
+    _, boxes, numbers, count = rows
+    np.testing.assert_array_equal(boxes, [*BOXES[:3], [0] * 4, [0] * 4])  # the fourth has no area
+    assert (numbers.tolist(), int(count)) == ([10, 11, 12, -1, -1], 3)
+    np.testing.assert_array_equal(two, BOXES[[0, 2]])
+    assert (two_labels.tolist(), int(two_count)) == ([10, 12], 2)
+
+
+@pytest.mark.parametrize(("least", "kept"), [(0, [0, 1]), (0.4, [0, 1]), (0.6, [1]), (1, [1])])
+def test_a_box_is_left_out_if_less_than_the_share_of_it_is_left(least: float, kept: list[int]) -> None:
+    wide = Sample(
+        png(np.zeros((64, 128, 3), np.uint8)),
+        {
+            "boxes": np.array([[0, 0, 0.5, 1], [0.3, 0.1, 0.6, 0.9], [0, 0, 0.2, 1]], np.float32),
+            "numbers": np.arange(3, dtype=np.int32),
+        },
+    )
+
+    _, boxes, numbers, count = replace(WHOLE, min_box=least, box_labels="numbers")(wide, rng())
+
+    assert numbers[:count].tolist() == kept
+    np.testing.assert_allclose(boxes[count - 1], [0.1, 0.1, 0.7, 0.9], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("palette", [True, False])
+def test_the_numbers_of_a_png_are_read_and_not_its_colours(bits: int, palette: bool) -> None:
+    numbers = np.random.default_rng(bits).integers(0, 1 << bits, (9, 13), np.uint8)
+
+    np.testing.assert_array_equal(
+        mask_of(numbers_png(numbers, bits=bits, palette=palette), "mask", key="k"), numbers
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (numbers_png(np.zeros((4, 6), np.uint16), bits=16, palette=False), "16 bits"),
+        (np.zeros((4, 6), np.uint16), r"uint16\[4, 6\]"),
+        (np.zeros((4, 6, 3), np.uint8), r"uint8\[4, 6, 3\]"),
+        (png(np.zeros((4, 6, 3), np.uint8)), "colours"),
+        (COFFEE, "no PNG"),
+        ("text", "str"),
+        (np.zeros((6, 4), np.uint8), "4x6 pixels, and the image 6x4"),
+    ],
+)
+def test_what_is_no_mask_of_the_image_is_an_error_with_the_key(value: Any, says: str) -> None:
+    sample = Sample(png(np.zeros((4, 6, 3), np.uint8)), {"mask": value}, key="the key")
+
+    with pytest.raises(BadTarget, match=says) as caught:
+        TrainTransform(4, masks=("mask",))(sample, rng())
+    assert caught.value.key == "the key"
+
+
+def test_a_damaged_mask_is_a_bad_image_with_the_key() -> None:
+    damaged = bytearray(numbers_png(np.zeros((4, 6), np.uint8)))
+    damaged[-20] ^= 1
+
+    with pytest.raises(BadImage, match="CRC") as caught:
+        mask_of(bytes(damaged), "mask", key="the key")
+    assert caught.value.key == "the key"
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        np.array([[0, 0, 100, 50]], np.float32),
+        np.array([[0.6, 0, 0.4, 1]], np.float32),
+        np.array([[0, 0, np.nan, 1]], np.float32),
+        np.zeros((2, 5), np.float32),
+        np.zeros((1, 4), np.int32),
+        [[0, 0, 1, 1]],
+    ],
+)
+def test_what_are_no_boxes_is_an_error_with_the_key(boxes: Any) -> None:
+    with pytest.raises(BadTarget, match="boxes") as caught:
+        WHOLE(Sample(COFFEE, {"boxes": boxes}, key="the key"), rng())
+    assert caught.value.key == "the key"
+
+
+def test_labels_of_another_number_of_boxes_are_an_error() -> None:
+    sample = Sample(COFFEE, {"boxes": BOXES, "labels": np.zeros(3, np.int32)})
+
+    with pytest.raises(BadTarget, match=r"int32\[3\]; the labels of 4 boxes"):
+        replace(WHOLE, box_labels="labels")(sample, rng())
+
+
+def test_a_column_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match="no column 'mask'; the columns that are read: boxes"):
+        TrainTransform(4, masks=("mask",))(Sample(COFFEE, {"boxes": BOXES}), rng())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"masks": "mask"},
+        {"masks": ("mask", "mask")},
+        {"masks": ("image",)},
+        {"masks": ("box_count",), "boxes": "boxes"},
+        {"box_labels": "labels"},
+        {"boxes": "boxes", "max_boxes": 0},
+        {"boxes": "boxes", "min_box": 1.5},
+        {"boxes": "boxes", "box_units": "mm"},
+    ],
+)
+def test_options_without_a_meaning_are_refused(options: Any) -> None:
+    with pytest.raises(UsageError):
+        TrainTransform(4, **options)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_turn_is_that_of_opencv_for_pixels_and_boxes(number: int) -> None:
+    stored = np.random.default_rng(number).integers(0, 256, (16, 24, 3), np.uint8)
+    data = png(stored)
+    turned = data[:33] + png_chunk(b"eXIf", exif_of(number + 1)) + data[33:]
+    box = np.array([[4 / 24, 2 / 16, 10 / 24, 8 / 16]])
+
+    shown = cv2.imdecode(np.frombuffer(turned, np.uint8), cv2.IMREAD_COLOR)
+
+    np.testing.assert_array_equal(TURNS[number].pixels(stored), shown)
+    height, width = shown.shape[:2]
+    left, top, right, bottom = np.rint(TURNS[number].boxes(box)[0] * (width, height, width, height)).astype(
+        int
+    )
+    np.testing.assert_array_equal(TURNS[number].pixels(stored[2:8, 4:10]), shown[top:bottom, left:right])
