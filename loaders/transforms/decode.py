@@ -111,11 +111,6 @@ class EncodedImage:
         return size
 
     @property
-    def is_crop_ready(self) -> bool:
-        """Whether decoding a crop takes less time than decoding all pixels."""
-        return self._grid is not None
-
-    @property
     def is_reducible(self) -> bool:
         """Whether decoding to fewer pixels takes less time than decoding to all."""
         return self._decoded is None

@@ -247,15 +247,9 @@ class EvalTransform(ImageTransform):
         return window_of(side, resized, first=first, size=size, most=most, is_whole=is_whole)
 
     def _source(self, image: EncodedImage, across: Window, down: Window, reduction: Reduction) -> Array:
-        """The pixels of the windows, of which those before the needed ones may be arbitrary."""
-        x, y = (across.needed, down.needed) if image.is_crop_ready else (across.start, down.start)
-        crop = Crop(x, y, across.stop - x, down.stop - y).scaled(reduction, *image.size)
-        found = image.pixels(crop, reduction=reduction)
-        if (x, y) == (across.start, down.start):
-            return found
-        pixels = np.empty((down.stop - down.start, across.stop - across.start, 3), np.uint8)
-        pixels[y - down.start :, x - across.start :] = found
-        return pixels
+        """The pixels of the windows."""
+        crop = Crop(across.start, down.start, across.stop - across.start, down.stop - down.start)
+        return image.pixels(crop.scaled(reduction, *image.size), reduction=reduction)
 
     def _method(self, shorter: int) -> int:
         if self.interpolation == "auto":

@@ -12,15 +12,11 @@ _REACH = 3  # pixels on each side that cubic interpolation, the widest, reads, a
 
 
 class Window(NamedTuple):
-    """Pixels ``start`` to ``stop`` of the side; the first begins where pixel ``at`` of the result begins.
-
-    Those before ``needed`` change only pixels of the result that are not kept.
-    """
+    """Pixels ``start`` to ``stop`` of the side; the first begins where pixel ``at`` of the result begins."""
 
     start: int
     stop: int
     at: int
-    needed: int
 
 
 def window_of(side: int, resized: int, *, first: int, size: int, most: int, is_whole: bool = False) -> Window:
@@ -34,12 +30,11 @@ def window_of(side: int, resized: int, *, first: int, size: int, most: int, is_w
     """
     most = max(most, _STARTS)
     if is_whole and resized <= most:
-        return Window(0, side, 0, 0)
+        return Window(0, side, 0)
     reach = -(-_REACH * resized // side)  # in pixels of the result
     last, least = max(0, first - reach), max(0, first + size + reach - most)
     starts = np.arange(last, least - 1, -1, dtype=np.int64)
     beside = starts * side % resized
     at = int(starts[np.argmin(np.minimum(beside, resized - beside))])
     stop = -(-(first + size + reach) * side // resized)
-    start = round(at * side / resized)
-    return Window(start, min(side, stop), at, max(start, last * side // resized))
+    return Window(round(at * side / resized), min(side, stop), at)

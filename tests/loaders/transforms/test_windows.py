@@ -119,15 +119,14 @@ def test_a_window_holds_what_is_kept_and_is_bounded(
     first = round((resized - size) / 2)
 
     most = EXTREME_ASPECT * resize
-    start, stop, at, needed = window_of(side, resized, first=first, size=size, most=most, is_whole=is_whole)
+    start, stop, at = window_of(side, resized, first=first, size=size, most=most, is_whole=is_whole)
 
     factor, most = resized / side, max(most, 8192)
     assert 0 <= start < stop <= side
     assert (stop - start) * factor <= most + 4 * factor + 1
     assert resized > most or start * resized == at * side
-    assert not is_whole or resized > most or (start, stop, at, needed) == (0, side, 0, 0)
-    assert start <= needed
-    assert needed * factor <= max(0, first - 2 * factor) + 1  # two pixels for cubic interpolation
+    assert not is_whole or resized > most or (start, stop, at) == (0, side, 0)
+    assert start * factor <= max(0, first - 2 * factor) + 1  # two pixels for cubic interpolation
     assert stop == side or stop * factor >= first + size + 2 * factor
     assert abs(at - start * factor) <= 0.5 * factor + 1e-6
 
