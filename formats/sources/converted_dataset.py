@@ -152,7 +152,7 @@ class RecordReader(ByteReader):
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         dataset, number = self._opened, int(entry["offset"])
-        return tuple(dataset.columns[name].data(dataset.place(number)) for name in dataset.columns.names)
+        return tuple(dataset.columns[name].data(dataset.place(number)) for name in dataset.schema.names)
 
     @property
     def _opened(self) -> Dataset:

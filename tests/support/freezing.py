@@ -42,8 +42,8 @@ def look(event, args):
 def stop_among_records():
     from shardprep.formats.containers import hdf5_shard, lmdb_shard
     for writer in (hdf5_shard.Hdf5ShardWriter, lmdb_shard.LmdbShardWriter):
-        def append(self, stored, real=writer.append):
-            real(self, stored)
+        def append(self, *stored, real=writer.append):
+            real(self, *stored)
             stop()
         writer.append = append
 
