@@ -105,8 +105,9 @@ class ShardContents:
 
 def _fields(extensions: set[str]) -> Iterator[Field]:
     for extension in sorted(extensions):
-        is_image = extension.rpartition(".")[2] in IMAGE_EXTENSIONS
-        yield Field(column_name(extension), "image" if is_image else _KINDS.get(extension, "bytes"))
+        last = extension.rpartition(".")[2]  # as WebDataset's own decoders
+        kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
+        yield Field(column_name(extension), kind)
 
 
 def _small(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
