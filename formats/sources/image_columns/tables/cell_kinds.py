@@ -53,10 +53,9 @@ class CellKind:
         """The field of all cells so far. Raises UsageError if the header is no column's name."""
         if self._choice:
             return Field(self._choice.name, self._choice.kind, tuple(sorted(self._classes)))
-        if self.header.lower() in RESERVED:
-            raise UsageError(f"the table's column {self.header!r} has a reserved name; {ADVICE}")
+        name = f"{self.header}_" if self.header.lower() in RESERVED else self.header
         try:
-            return Field(self.header, self.guess)
+            return Field(name, self.guess)
         except UsageError as error:
             raise UsageError(f"the table's column {self.header!r}: {error.message}; {ADVICE}") from error
 
