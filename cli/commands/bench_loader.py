@@ -24,6 +24,7 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.progress import Form
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.cli.reports.loader_report import print_report
+from shardprep.formats.dataset.manifest import read_manifest
 from shardprep.formats.dataset.splits import splits_of
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
@@ -87,7 +88,7 @@ class SweptType(click.ParamType[Swept]):
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Read these columns only; without 'image' among them, --transform is none.  [default: all]",
+    help="Read these columns only; without 'image' among them, and for records without images, --transform is none.  [default: all]",
 )
 @progress_option
 @json_option
@@ -121,7 +122,7 @@ def bench_loader(
     if trace and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits, and --trace is of one of them")
     names = columns.split(",") if columns else None
-    made = transform_of(transform, pixels) if names is None or "image" in names else None
+    made = transform_of(transform, pixels) if _has_images(dataset, names) else None
     make = partial(
         Loader,
         batch_size=batch_size,
@@ -145,6 +146,13 @@ def bench_loader(
     )
     work = LoaderBenching(lambda path: measured(partial(make, path)), explain)
     ctx.exit(work.run(dataset, as_json=as_json))
+
+
+def _has_images(dataset: Path, columns: list[str] | None) -> bool:
+    """Whether images are read: of records that have some, where they are not left out."""
+    if columns is not None:
+        return "image" in columns
+    return all(read_manifest(path).has_images for path in splits_of(dataset).values() or [dataset])
 
 
 class Benched(NamedTuple):

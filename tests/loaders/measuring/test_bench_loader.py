@@ -320,3 +320,13 @@ def test_columns_are_measured_without_a_transform(tmp_path: Path) -> None:
     assert stages["read"] > 0 == stages["augment"] == stages["decode"]
     assert refused.returncode == 2
     assert "depth" in refused.stderr
+
+
+def test_records_without_images_are_measured_without_a_transform(tmp_path: Path) -> None:
+    write_columns(tmp_path / "d", image=None)
+
+    done = prep_here(
+        "bench-loader", tmp_path / "d", "--seconds", "0.1", "--batch-size", "2", "--workers", "0"
+    )
+
+    assert done.returncode == 0, done.stderr
