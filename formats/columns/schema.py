@@ -35,11 +35,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
 class Field:
     """A column's name and kind.
 
-    ``name`` has 1 to 40 letters, digits and ``_.-``, and begins with none of ``.-``. ``kind`` is "image"
-    (encoded), "bytes", "text", "json", "int" (64 bits), "float" (64 bits), "label" (one of ``classes``, -1
-    for none), "labels" (several of ``classes``), or an array's dtype and shape, such as "float32[*,4]":
-    ``*`` is a dimension of any size, and "float32[]" a scalar. ``classes`` are unique names, in the order of
-    their numbers. Raises UsageError for anything else.
+    ``name`` has 1 to 40 letters, digits, underscores, dots and hyphens, and begins with neither of the last
+    two. ``kind`` is "image" (encoded), "bytes", "text", "json", "int" (64 bits), "float" (64 bits), "label"
+    (one of ``classes``, -1 for none), "labels" (several of ``classes``), or an array's dtype and shape, such
+    as ``float32[*,4]``: an asterisk is a dimension of any size, and ``float32[]`` a scalar. ``classes`` are
+    unique names, in the order of their numbers. Raises UsageError for anything else.
     """
 
     name: str
