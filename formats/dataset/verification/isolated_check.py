@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from shardprep.formats.images.decode_check import crashes_decoder
 from shardprep.formats.processes.child_process import Child, ChildDied, ChildLost
+from shardprep.formats.system.owned import Owned
 
 from .check import Check, Checked
 
@@ -16,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class IsolatedChecks(AbstractContextManager["IsolatedChecks"]):
+class IsolatedChecks(Owned, AbstractContextManager["IsolatedChecks"]):
     """Checks of files, each call in a separate process. Thread-safe; :meth:`end` kills the processes.
 
     A process is used again only if it found nothing: a damaged file may leave a library in disorder.
