@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import prep_here
 from disk_profiles import full_profile
@@ -96,6 +97,17 @@ def flows() -> None:
     assert Flow.from_files("~/pictures").length.items == 1
 
 
+def add_columns() -> None:
+    formats.write_dataset([{"key": str(n), "age": n} for n in range(4)], "~/saved", workers=0)
+    with Flow.from_iterable([1, 2]) as flow:
+        flow.save("~/flow", workers=0)
+    np.save(Path("~/ages.npy").expanduser(), np.arange(4))
+    formats.join("~/saved", {"again": "~/ages.npy"}, workers=0)
+    formats.export("~/dataset", "~/tars", to="webdataset", workers=0)
+    assert formats.open_dataset("~/saved")[3]["again"] == 3
+    assert list(Path("~/tars").expanduser().glob("*.tar"))
+
+
 def look() -> None:
     with formats.open_dataset("~/dataset") as dataset, formats.Dataset("~/dataset") as same:
         assert len(dataset) == len(same) == 204
@@ -113,6 +125,9 @@ COVERED: dict[Callable[[], None], set[str]] = {
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
     flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},
+    add_columns: {
+        "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
+    },
     look: {
         "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "read_manifest.dataset",
     },
