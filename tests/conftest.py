@@ -25,8 +25,10 @@ NEEDS_TENSORFLOW = [
 collect_ignore = [] if find_spec("tensorflow") else NEEDS_TENSORFLOW
 
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+# Every run tries the same examples: what passed passes again. `--hypothesis-profile explore` tries others.
+settings.register_profile("repeatable", deadline=None, derandomize=True)  # a busy machine is no failure
+settings.register_profile("explore", deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

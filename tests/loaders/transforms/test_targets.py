@@ -140,6 +140,7 @@ def test_a_mask_of_regions_has_the_colour_of_each_regions_inside(record: int, ki
 
     reach = np.ones((5, 5), np.uint8)
     inside = cv2.erode(mask, reach) == cv2.dilate(mask, reach)
+    inside[[0, -1]] = inside[:, [0, -1]] = False  # there a region may be narrower than a pixel of the mask
     expected = palette[mask[inside]].astype(int)
     assert np.abs(result[inside] - expected).max(initial=0) <= (2 if kind == "png" else 30)
     assert inside.any()
