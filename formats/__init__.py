@@ -3,6 +3,7 @@
 from shardprep.formats.columns.schema import Field, Schema
 from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.convert import Converted, convert
+from shardprep.formats.conversion.convert_part import ConvertedPart, convert_part
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.joining.join import Joined, join
 from shardprep.formats.conversion.preparation import ConvertOptions
@@ -48,6 +49,7 @@ __all__ = [
     "BadTarget",
     "ConvertOptions",
     "Converted",
+    "ConvertedPart",
     "CorruptRecord",
     "DataError",
     "Dataset",
@@ -84,6 +86,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "convert",
+    "convert_part",
     "export",
     "join",
     "make_sample",

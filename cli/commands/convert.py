@@ -13,6 +13,7 @@ from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
     ByteSize,
+    PartOfAll,
     examples,
     json_option,
     progress_option,
@@ -21,7 +22,15 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.reports.dry_run_report import ignored_text, print_dry_run
-from shardprep.formats import Converted, ConvertOptions, PlanOptions, SourceOptions, plan_conversion
+from shardprep.cli.reports.part_report import part_for_machines, print_part
+from shardprep.formats import (
+    Converted,
+    ConvertOptions,
+    PlanOptions,
+    SourceOptions,
+    convert_part,
+    plan_conversion,
+)
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.conversion.building.plan import BAD_IMAGE_POLICIES
@@ -116,6 +125,12 @@ from shardprep.formats.sources.listing.source import SPLITS
 )
 @click.option("--coco", metavar="FILE", help="COCO's instances, relative to SOURCE.  [default: found]")
 @click.option(
+    "--part",
+    type=PartOfAll(),
+    metavar="I/N",
+    help="Build one of N shares of the shards, on any machine; without --part, finish.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
 )
 @json_option
@@ -126,6 +141,7 @@ def convert(
     source: Path,
     output: Path,
     split: str | None,
+    part: tuple[int, int] | None,
     dry_run: bool,
     form: Form,
     as_json: bool,
@@ -166,9 +182,13 @@ def convert(
         "progress": progress_in(form),
     }
     if dry_run:
-        planned = plan_conversion(source, output, **arguments)
+        planned = plan_conversion(source, output, part=part, **arguments)
         print_json(planned.to_json()) if as_json else print_dry_run(planned)
         ctx.exit(planned.exit_code)
+    if part:
+        built = convert_part(source, output, part, **arguments)
+        print_json(part_for_machines(built, part)) if as_json else print_part(built)
+        return
     done = convert_source(source, output, **arguments)
     show_converted(done, output, as_json=as_json)
 

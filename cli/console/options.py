@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 from functools import wraps
@@ -33,6 +34,24 @@ class ByteSize(click.ParamType[int]):
             return value if isinstance(value, int) else parse_bytes(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class PartOfAll(click.ParamType["tuple[int, int]"]):
+    """A part and the number of parts, counted from 1: ``3/64``."""
+
+    name = "part"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        if not (found := re.fullmatch(r"(\d{1,9})/(\d{1,9})", value, re.ASCII)):
+            self.fail(f"expected I/N, such as 3/64, not {value!r}", param, ctx)
+        number, of = map(int, found.groups())
+        if not 1 <= number <= of:
+            self.fail(f"parts are counted from 1: of {of} there is no part {number}", param, ctx)
+        return number, of
 
 
 class Folder(click.ParamType[Path]):

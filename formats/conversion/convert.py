@@ -6,28 +6,31 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from shardprep.formats.containers.archive import ARCHIVE_NAME, is_linked, link_archive
 from shardprep.formats.containers.registry import IN_PLACE
-from shardprep.formats.conversion.building.build_shard import ShardJob, shard_jobs
+from shardprep.formats.conversion.building.build_shard import ShardJob
 from shardprep.formats.conversion.building.built_shard import BuiltShard, SkippedImage
-from shardprep.formats.conversion.building.plan import Plan, PlanOptions
+from shardprep.formats.conversion.building.machine import versions_for
+from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.shard_jobs import shard_jobs
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.dataset.verification.manifest_claims import quarantined
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.problems import Problems
-from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.system.user_path import user_path
 
 from .finalize import finish, verify_finished
-from .job_runner import run_jobs
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
+from .running.executor_run import runner
 from .skipped import SkippedImages, sum_up
+
+Run = Callable[[Iterable[ShardJob], ProgressCounters], list[BuiltShard]]
+"""What runs the jobs of shards, and returns these in order."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,15 @@ def convert(
     ``options`` do not, and ``source_options`` say how the source is read; None takes the defaults of
     :class:`PlanOptions`, :class:`ConvertOptions` and :class:`SourceOptions`. ``workers`` is the
     number of processes; None is one per usable CPU, and 0 works in this process, except for decode checks,
-    which need a process that may crash. An ``executor`` runs the shard jobs instead, and is left open.
-    ``progress`` receives the progress; None shows a bar in a notebook.
+    which need a process that may crash. An ``executor`` of :mod:`concurrent.futures`, of this machine or of
+    many, runs the shard jobs instead, and is left open: at most ``workers`` jobs are submitted at a time,
+    None is 256. ``progress`` receives the progress; None shows a bar in a notebook.
 
     An interruption, such as KeyboardInterrupt, gets a note that says how many shards the next call keeps.
 
     Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
-    damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
+    damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied; ExecutorFailed and OtherMachine
+    with an ``executor``), and OSError.
     """
     progress = shown(progress)
     request = Request(
@@ -94,8 +99,10 @@ def convert(
     prepared = prepare(recognised, request, problems)
     problems.raise_all()
     note_untrained(prepared, progress)
-    run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
-    conversion = _Conversion(request.options, run, progress, of_split=len(prepared) > 1)
+    run: Run = runner(executor, workers, progress)
+    conversion = _Conversion(
+        request.options, run, progress, of_split=len(prepared) > 1, elsewhere=executor is not None
+    )
     again = "the same command without --restart" if request.options.restart else "the same command"
     with noting_kept(conversion.kept, again):
         return [conversion.convert(one) for one in prepared]
@@ -106,9 +113,10 @@ class _Conversion:
     """The state that is the same for every split of one source."""
 
     options: ConvertOptions
-    run: Callable[[Iterable[ShardJob], ProgressCounters], list[BuiltShard]]
+    run: Run
     progress: Progress
     of_split: bool
+    elsewhere: bool
     begun: list[Prepared] = field(default_factory=list)
 
     def convert(self, prepared: Prepared) -> Converted:
@@ -120,13 +128,7 @@ class _Conversion:
 
     def kept(self) -> str:
         """Return how many of the shards of each split that was begun are done; empty if none is."""
-        parts = [
-            f"{done} of {len(one.planned.shards)} shards"
-            + (f" of {one.planned.split}" if self.of_split else "")
-            for one in self.begun
-            if (done := _shards_done(one))
-        ]
-        return f"{', '.join(parts)} are done" if parts else ""
+        return kept_of(self.begun, of_split=self.of_split)
 
     def _converted(self, prepared: Prepared, work_folder: WorkFolder) -> Converted:
         if self.options.restart:
@@ -134,7 +136,7 @@ class _Conversion:
         planned, listing = prepared.planned, prepared.listing
         work_folder.claim(prepared.guard())
         self.begun.append(prepared)
-        built = self._build(planned, listing, work_folder)
+        built = build_shards(prepared, work_folder, self.run, self.progress, elsewhere=self.elsewhere)
         manifest = finish(work_folder, planned, listing, built, prepared.boxes)
         skipped = sum_up(
             [image for shard in built for image in shard.skipped], planned.entries, listing.labels
@@ -143,22 +145,42 @@ class _Conversion:
             work_folder.output, manifest, already_complete=False, skipped=skipped, ignored=listing.ignored
         )
 
-    def _build(self, planned: Plan, listing: Listing, work_folder: WorkFolder) -> list[BuiltShard]:
-        counters = ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
-        jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)
-        finished = finished_shards(work_folder.output)
-        if finished:
-            self.progress.note(f"{len(finished)} of {len(planned.shards)} shards are done already")
-        left = [shard.extent for shard in planned.shards if shard.name not in finished]
-        records, total = sum(e.records for e in left), sum(e.payload_bytes for e in left)
-        verb = "index" if planned.options.container == IN_PLACE else "convert"
-        with self.progress.task(f"{verb} {planned.split}", records=records, size=total):
-            return self.run(jobs, counters)
+
+def build_shards(
+    prepared: Prepared, work_folder: WorkFolder, run: Run, progress: Progress, *, elsewhere: bool = False
+) -> list[BuiltShard]:
+    """Build the shards of a split that are to be built, and return them; those that are there are kept.
+
+    ``elsewhere`` is whether other machines may build them.
+    """
+    planned, shards = prepared.planned, prepared.shards
+    counters = ProgressCounters(work_folder.run / COUNTERS_NAME, shards)
+    home = versions_for(planned.options) if elsewhere else None
+    jobs = shard_jobs(planned, shards, prepared.listing.reader, work_folder, home=home)
+    finished = shards_done(prepared)
+    if finished:
+        progress.note(f"{len(finished)} of {len(shards)} shards are done already")
+    left = [shard.extent for shard in shards if shard.name not in finished]
+    records, total = sum(e.records for e in left), sum(e.payload_bytes for e in left)
+    verb = "index" if planned.options.container == IN_PLACE else "convert"
+    with progress.task(f"{verb} {planned.split}", records=records, size=total):
+        return run(jobs, counters)
 
 
-def _shards_done(prepared: Prepared) -> int:
-    names = {shard.name for shard in prepared.planned.shards}
-    return len(names if prepared.is_finished else names & finished_shards(prepared.output))
+def shards_done(prepared: Prepared) -> set[str]:
+    """Return the names of those shards of a split that are to be built, and are."""
+    names = {shard.name for shard in prepared.shards}
+    return names if prepared.is_finished else names & finished_shards(prepared.output)
+
+
+def kept_of(begun: Iterable[Prepared], *, of_split: bool) -> str:
+    """Return how many of the shards of each split are done, named with ``of_split``; empty if none is."""
+    parts = [
+        f"{done} of {len(one.shards)} shards" + (f" of {one.planned.split}" if of_split else "")
+        for one in begun
+        if (done := len(shards_done(one)))
+    ]
+    return f"{', '.join(parts)} are done" if parts else ""
 
 
 def _already_there(prepared: Prepared, progress: Progress) -> Converted:

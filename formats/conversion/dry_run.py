@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.columns.codec import BadValue
+from shardprep.formats.conversion.building.part import ConversionPart
 from shardprep.formats.conversion.building.plan import PlannedShard, PlanOptions
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
@@ -111,8 +112,11 @@ def plan_conversion(
     source_options: SourceOptions | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    part: tuple[int, int] | None = None,
 ) -> DryRun:
     """Return what :func:`.convert.convert` with these arguments would do; write nothing.
+
+    With ``part``, what :func:`.convert_part.convert_part` would do: only its shards count, and are read.
 
     Every split is listed, counted, labelled and planned, the outputs are checked, and every image is read
     and its header checked. That takes about as long as reading the source. Images are not decoded. Problems
@@ -132,6 +136,7 @@ def plan_conversion(
         plan_options or PlanOptions(),
         options or ConvertOptions(),
         source_options or SourceOptions(),
+        ConversionPart(*part) if part else None,
     )
     description, prepared = "", []
     with problems.collected():
@@ -188,18 +193,19 @@ class _Check:
         is_skipping = planned.options.on_bad_image == "skip"
         self._problems.merge(found.problems)
         (self._skipped if is_skipping else self._problems).merge(found.bad)
-        if found.bad_images == len(planned.order):
+        images = sum(shard.extent.records for shard in one.shards)
+        if found.bad_images == images == len(planned.order):
             self._problems.add(DataError("no image of the source is intact", path=one.output))
         return PlannedSplit(
             split=planned.split,
             path=one.output,
             layout=one.listing.layout,
-            images=len(planned.order),
+            images=images,
             classes=len(one.listing.labels),
-            image_bytes=int(planned.entries["length"].sum()),
+            image_bytes=sum(int(planned.entries_of(shard)["length"].sum()) for shard in one.shards),
             container=planned.options.container,
-            shards=len(planned.shards),
-            disk_bytes=most_bytes(planned, planned.shards),
+            shards=len(one.shards),
+            disk_bytes=most_bytes(planned, one.shards),
             skipped=found.bad_images if is_skipping else 0,
             ignored=one.listing.ignored,
             already_complete=is_finished,
@@ -208,7 +214,7 @@ class _Check:
 
     def _images(self, one: Prepared) -> _Checked:
         """Check the images of the shards that are still to be built."""
-        shards = [shard for shard in one.planned.shards if not (one.output / shard.name).exists()]
+        shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
         found, done = _Checked(), np.zeros(2, np.int64)
         with self._progress.task(f"check {one.planned.split}", records=records, size=size):

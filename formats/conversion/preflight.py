@@ -44,22 +44,27 @@ def _is_dataset(folder: Path) -> bool:
     return any((folder / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME))
 
 
-def check_space(planned: Mapping[Path, Plan]) -> None:
-    """Raise NoSpace unless all that is still to be written fits, after removing leftovers of killed runs.
+def check_space(work: Mapping[Path, tuple[Plan, Iterable[PlannedShard]]], *, alone: bool = True) -> None:
+    """Raise NoSpace unless all that is still to be written fits.
 
-    ``planned`` has the plan of each output folder; all lie on one file system.
+    ``work`` has the plan of each output folder and the shards to build; all lie on one file system. A run
+    that works ``alone`` removes the leftovers of killed runs first; others may be alive.
     """
-    check_room({output: _bytes_to_write(output, one) for output, one in planned.items()})
+    check_room({output: _bytes_to_write(output, *one) for output, one in work.items()}, alone=alone)
 
 
-def check_room(bytes_to_write: Mapping[Path, int]) -> None:
-    """Raise NoSpace unless as many bytes fit into each output folder; all lie on one file system."""
+def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> None:
+    """Raise NoSpace unless as many bytes fit into each output folder; all lie on one file system.
+
+    ``alone`` is that of :func:`check_space`.
+    """
     if not bytes_to_write:
         return
     needed = sum(bytes_to_write.values())
     output = next(iter(bytes_to_write))
     free = shutil.disk_usage(existing_folder(output)).free
-    free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in bytes_to_write)
+    if alone:
+        free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in bytes_to_write)
     if free < needed:
         raise NoSpace(
             f"needs {needed / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB free; make room, or choose "
@@ -68,9 +73,9 @@ def check_room(bytes_to_write: Mapping[Path, int]) -> None:
         )
 
 
-def _bytes_to_write(output: Path, planned: Plan) -> int:
+def _bytes_to_write(output: Path, planned: Plan, shards: Iterable[PlannedShard]) -> int:
     tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)  # in .prep, until the end
-    return tables + most_bytes(planned, (s for s in planned.shards if not (output / s.name).exists()))
+    return tables + most_bytes(planned, (s for s in shards if not (output / s.name).exists()))
 
 
 def most_bytes(planned: Plan, shards: Iterable[PlannedShard]) -> int:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardprep.formats.containers.registry import IN_PLACE
-from shardprep.formats.conversion.building.plan import Plan, PlanOptions, differences, plan
+from shardprep.formats.containers.registry import IN_PLACE, container
+from shardprep.formats.conversion.building.part import ConversionPart
+from shardprep.formats.conversion.building.plan import Plan, PlannedShard, PlanOptions, differences, plan
 from shardprep.formats.conversion.building.work_folder import refuse_busy, refuse_other_plan
-from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
 from shardprep.formats.errors import PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.progress import Progress
 from shardprep.formats.records.stored_order import ITEM_ORDERS, ORDERS
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.sources.listing.stored_entries import StoredEntries
 from shardprep.formats.sources.recognise import recognise
 
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
@@ -46,7 +48,7 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a conversion, as in :func:`.convert.convert`."""
+    """The arguments of a conversion, as in :func:`.convert.convert`; ``part`` is None for all of it."""
 
     source: Path
     output: Path
@@ -54,6 +56,7 @@ class Request:
     plan_options: PlanOptions
     options: ConvertOptions
     source_options: SourceOptions
+    part: ConversionPart | None = None
 
     def __post_init__(self) -> None:
         if self.plan_options.order in ITEM_ORDERS:
@@ -81,17 +84,29 @@ class Request:
         """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
         refuse_other_shape(self.output, self.split)
         for path in self.outputs(source).values():
-            refuse_busy(path)
+            refuse_busy(path, shared=self.part is not None)
+
+    def survey(self, source: Source, split: str, output: Path) -> Listing:
+        """Return a split's survey; a part of this conversion may have read the archive's headers already."""
+        if self.options.restart or not (output / WORK_FOLDER_NAME).is_dir():
+            return source.survey(split)
+        known_by = source.known_by(split)
+        entries = None if known_by is None else StoredEntries(output / WORK_FOLDER_NAME, known_by).read()
+        return source.survey(split) if entries is None else source.survey_of(split, entries)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One split, listed and planned; ``output`` is the folder of its dataset."""
+    """One split, listed and planned; ``output`` is the folder of its dataset.
+
+    ``shards`` are those of the plan that are to be built: all, or the share of one part.
+    """
 
     output: Path
     listing: Listing
     planned: Plan
     boxes: GatheredBoxes | None
+    shards: tuple[PlannedShard, ...]
 
     @property
     def is_finished(self) -> bool:
@@ -140,7 +155,13 @@ class Prepared:
             "source": [archives, times.hexdigest()],
             "images": planned.work_digest,
             "boxes": self.boxes.digest if self.boxes else None,
+            "writer": self._writer(),
         }
+
+    def _writer(self) -> str:
+        """Return the versions and settings that decide the bytes of the shards besides plan and images."""
+        used = container(self.planned.options.container).library()
+        return ", ".join(f"{name} {value}" for name, value in used.items())
 
 
 def prepare(source: Source, request: Request, problems: Problems) -> list[Prepared]:
@@ -150,7 +171,7 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
     """
     outputs = request.outputs(source)
     prepared = []
-    for listing in _listings(source, outputs, problems):
+    for listing in _listings(source, request, outputs, problems):
         miscounted = Problems()
         with miscounted.collected():
             _check_count(listing, allow_partial=request.options.allow_partial)
@@ -161,11 +182,15 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
             _check_in_place(listing, request.plan_options)
             boxes = gathered_boxes(source, listing.split, listing)
             planned = plan(listing, request.plan_options)
-            prepared.append(Prepared(outputs[listing.split], listing, planned, boxes))
+            prepared.append(Prepared(outputs[listing.split], listing, planned, boxes, planned.shards))
+    if request.part:
+        shares = request.part.shares(one.planned for one in prepared)
+        prepared = [replace(one, shards=share) for one, share in zip(prepared, shares, strict=True)]
     for one in prepared:
         _check_output(one, source, request.options, problems)
     with problems.collected():
-        check_space({one.output: one.planned for one in prepared if not one.is_finished})
+        begun = [one for one in prepared if not one.is_finished]
+        check_space({one.output: (one.planned, one.shards) for one in begun}, alone=request.part is None)
     return prepared
 
 
@@ -183,11 +208,13 @@ def note_untrained(prepared: Iterable[Prepared], progress: Progress) -> None:
         progress.note(f"classes of val without an image in train: {named}{more}")
 
 
-def _listings(source: Source, splits: Iterable[str], problems: Problems) -> list[Listing]:
+def _listings(
+    source: Source, request: Request, outputs: Mapping[str, Path], problems: Problems
+) -> list[Listing]:
     listings = []
-    for split in splits:
+    for split, output in outputs.items():
         with problems.collected():
-            listings.append(source.survey(split))
+            listings.append(request.survey(source, split, output))
     for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one listing share theirs
         problems.merge(found)
     return listings

@@ -11,10 +11,10 @@ from shardprep.formats.columns.column_entry import ColumnEntry
 from shardprep.formats.columns.unlisted_columns import remove_unlisted_columns
 from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.conversion.building.build_shard import shard_jobs
 from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.shard_jobs import shard_jobs
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.verification.report import Report
@@ -27,7 +27,7 @@ from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.system.user_path import user_path
 
 from .column_tables import build_column
-from .job_runner import run_jobs
+from .running.job_runner import run_jobs
 from .tables import (
     GatheredBoxes,
     build_tables,

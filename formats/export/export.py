@@ -13,8 +13,8 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.conversion.building.plan import DEFAULT_SHARD_SIZE
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
-from shardprep.formats.conversion.job_runner import run_jobs
 from shardprep.formats.conversion.preflight import check_room
+from shardprep.formats.conversion.running.executor_run import runner
 from shardprep.formats.dataset.splits import splits_of
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.thread_start import starting_thread
@@ -86,7 +86,9 @@ def export(
         one.check()
     check_room({one.output: needed for one in planned if (needed := one.bytes_to_write())})
     progress = shown(progress)
-    run = partial(run_jobs, workers=workers, executor=executor, progress=progress)
+    run: Callable[[Iterable[ExportJob], ProgressCounters], list[FileEntry]] = runner(
+        executor, workers, progress
+    )
     work = _Exporting(run, progress, threads=workers or usable_cpus())
     try:
         with noting_kept(work.kept):

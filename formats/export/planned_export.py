@@ -138,7 +138,7 @@ class PlannedExport:
         plan = sha256_of(self.guard)
         for unit in self.units:
             yield ExportJob(
-                dataset=self.dataset,
+                dataset=self.dataset.absolute(),
                 root=self.manifest.root,
                 format=self.format,
                 places=places(work_folder),
@@ -151,7 +151,8 @@ class PlannedExport:
 
 def places(work_folder: WorkFolder) -> Places:
     """Return where the jobs of a run write."""
-    return Places(work_folder.output, work_folder.output / WORK_FOLDER_NAME, work_folder.run)
+    output = work_folder.output.absolute()  # a job may run in another process, which has another folder
+    return Places(output, output / WORK_FOLDER_NAME, work_folder.run.absolute())
 
 
 def exportable(dataset: Dataset) -> Exportable:

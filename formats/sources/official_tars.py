@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged
+from shardprep.formats.records.canonical_json import sha256_of
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace, official_words
 from shardprep.formats.sources.annotations.annotation_files import AnnotationFiles
 from shardprep.formats.sources.listing.entry_table import EntryTable, record_key
 from shardprep.formats.sources.listing.problems import Problems
-from shardprep.formats.sources.listing.source import SPLITS
+from shardprep.formats.sources.listing.source import SPLITS, Entries, Listing
 from shardprep.formats.sources.tar.reader import TarReader
 from shardprep.formats.sources.tar.walk import Member, walk
 from shardprep.formats.system.regular_file import ArchiveFile
@@ -64,9 +67,10 @@ def _source(paths: Mapping[str, Path], folder: Path, check_md5: bool) -> Officia
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialTars(IlsvrcSource):
-    """A source of archives; ``paths`` has the archive of each split."""
+    """A source of archives; ``paths`` has the archive of each split, ``known`` the entries that are known."""
 
     paths: Mapping[str, Path]
+    known: Mapping[str, Entries] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -82,16 +86,38 @@ class OfficialTars(IlsvrcSource):
                 wnids = {wnid for wnid, _ in _members(archive, "train")}
         return LabelSpace.of(official_words() if wnids <= official_words().keys() else wnids)
 
+    def known_by(self, split: str) -> Mapping[str, Any]:
+        path = self.paths[split].resolve()
+        status = path.stat()
+        truth = self.ground_truth(flat=True).authorities if split == "val" else ()
+        return {
+            "archive": os.fsencode(path).hex(),
+            "size": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "split": split,
+            "classes": self.labels.digest,
+            "truth": sha256_of([[each.name, dict(each.labels)] for each in truth]),
+        }
+
+    def survey_of(self, split: str, entries: Entries) -> Listing:
+        return replace(self, known={split: entries}).survey(split)
+
     def find(self, split: str, problems: Problems) -> Found:
         path = self.paths[split]
-        table = EntryTable(path, problems)
         with ArchiveFile(path) as archive:
-            archive.expect_random_reads()
-            if split == "train":
-                self._list_classes(archive, table)
-            else:
-                _list_images(archive, split, table, self._label_of(split))
-        return Found(table.finish(), TarReader(path, archive.identity), (path,))
+            entries = self.known.get(split)
+            if entries is None:
+                entries = self._listed(archive, split, problems)
+        return Found(entries, TarReader(path, archive.identity), (path,))
+
+    def _listed(self, archive: ArchiveFile, split: str, problems: Problems) -> Entries:
+        table = EntryTable(archive.path, problems)
+        archive.expect_random_reads()
+        if split == "train":
+            self._list_classes(archive, table)
+        else:
+            _list_images(archive, split, table, self._label_of(split))
+        return table.finish()
 
     def _list_classes(self, archive: ArchiveFile, table: EntryTable) -> None:
         for wnid, member in _members(archive, "train"):

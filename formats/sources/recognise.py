@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.annotations.annotation_files import WANTED_FOR_CLASSES, WANTED_FOR_VAL
 from shardprep.formats.sources.image_columns.recognised import image_columns
 from shardprep.formats.sources.labelled_list.source import labelled_list
-from shardprep.formats.sources.listing.source import SPLITS, Box, Listing, Source, no_such_split
+from shardprep.formats.sources.listing.source import SPLITS, Box, Entries, Listing, Source, no_such_split
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.record_files.parquet.source import parquet
 from shardprep.formats.sources.record_files.record_source import RecordSource
@@ -76,10 +77,19 @@ class MixedSource(Source):
         return tuple(dict.fromkeys(f for member in self.members.values() for f in member.folders))
 
     def survey(self, split: str) -> Listing:
+        return self._member(split).survey(split)
+
+    def known_by(self, split: str) -> Mapping[str, Any] | None:
+        return self._member(split).known_by(split)
+
+    def survey_of(self, split: str, entries: Entries) -> Listing:
+        return self._member(split).survey_of(split, entries)
+
+    def _member(self, split: str) -> IlsvrcSource:
         if split not in self.members:
             raise no_such_split(split, self.splits)
         self._labels()
-        return self.members[split].survey(split)
+        return self.members[split]
 
     def boxes(self, split: str) -> Iterator[Box] | None:
         return self.members[split].boxes(split)

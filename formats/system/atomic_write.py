@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,11 +44,15 @@ def publish(built: Path, final: Path) -> None:
     flush_file(final.parent)
 
 
+def unfinished(folder: Path, name: str) -> Path:
+    """Return a new path in ``folder`` for the unfinished file ``name``: no two attempts write one file."""
+    return folder / f"{name}.{secrets.token_hex(8)}.tmp"
+
+
 @contextmanager
 def publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
     """Open a file to write in ``folder``; leaving without an error flushes and publishes it as ``final``."""
-    built = folder / (final.name + ".tmp")
-    built.unlink(missing_ok=True)
+    built = unfinished(folder, final.name)
     with naming(built), built.open("xb") as file:
         yield file
         file.flush()

@@ -12,9 +12,10 @@ from image_files import JPEG
 
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Field, Schema
-from shardprep.formats.conversion.building.build_shard import build_shard, shard_jobs
+from shardprep.formats.conversion.building.build_shard import build_shard
 from shardprep.formats.conversion.building.plan import PlanOptions, plan
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.shard_jobs import shard_jobs
 from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.conversion.finalize import finish
 from shardprep.formats.dataset.manifest import Manifest

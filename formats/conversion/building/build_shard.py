@@ -14,7 +14,7 @@ from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.archive import ARCHIVE_NAME, Region, hash_region
 from shardprep.formats.containers.container import Extent, ShardWriter
-from shardprep.formats.containers.registry import IN_PLACE, container
+from shardprep.formats.containers.registry import container
 from shardprep.formats.containers.table import Rows, write_table
 from shardprep.formats.dataset.index import index_dtype, index_row
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
@@ -23,20 +23,16 @@ from shardprep.formats.images.decode_check import check_decodes, crashes_decoder
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.records.record import content_digest
 from shardprep.formats.sources.listing.source import ByteReader, Entries
-from shardprep.formats.system.atomic_write import (
-    hash_file,
-    publish_bytes,
-    publishing,
-)
+from shardprep.formats.system.atomic_write import hash_file, publish_bytes, publishing, unfinished
 
 from .built_shard import BuiltShard, SkippedImage
 from .checked_sample import CheckedSample, checked_sample
 from .column_of_shard import BuiltColumn, ColumnOfShard
 from .discarding_writer import DiscardingWriter
-from .plan import Plan, PlannedShard, PlanOptions
+from .machine import check_machine
+from .plan import PlannedShard, PlanOptions
 from .progress_counters import COUNTERS_NAME, ShardCounter
 from .publish_shard import publish_shard
-from .work_folder import WorkFolder
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,8 @@ class ShardJob:
 
     ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
     after that. ``crashes`` maps an image's place among the entries to the signal by which it crashes the
-    decoder. ``region`` is where the images are in the reader's archive, if they stay there.
+    decoder. ``region`` is where the images are in the reader's archive, if they stay there. ``home`` has
+    the versions of the machine that planned the shard, if another may build it.
     """
 
     output: Path
@@ -62,6 +59,7 @@ class ShardJob:
     wanted: frozenset[str] | None = None
     crashes: Mapping[int, str] = field(default_factory=dict)
     region: Region | None = None
+    home: Mapping[str, str] | None = None
 
     @property
     def work_folder(self) -> Path:
@@ -84,7 +82,9 @@ class ShardJob:
         return self.options.decode_check
 
     def build(self) -> BuiltShard:
-        """Build the shard with :func:`build_shard`."""
+        """Build the shard with :func:`build_shard`. Raises OtherMachine before that."""
+        if self.home is not None:
+            check_machine(self.home, self.options, self.run, self.reader, self.entries)
         return build_shard(self)
 
     def key_at(self, place: int) -> str:
@@ -103,41 +103,6 @@ class ShardJob:
         return replace(self, crashes={**self.crashes, place: signal})
 
 
-def shard_jobs(
-    planned: Plan,
-    shards: Iterable[PlannedShard],
-    reader: ByteReader,
-    work_folder: WorkFolder,
-    *,
-    expected: dict[str, str] | None = None,
-    wanted: frozenset[str] | None = None,
-) -> Iterator[ShardJob]:
-    """Yield the jobs of some of a plan's shards, one at a time, because a job holds its entries.
-
-    ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
-    published; ``wanted`` are those that are written, None for all.
-    """
-    archive = reader.archive if planned.options.container == IN_PLACE else None
-    regions = planned.regions(archive.size) if archive else ()
-    for shard in shards:
-        entries = planned.entries_of(shard)
-        yield ShardJob(
-            output=work_folder.output,
-            run=work_folder.run,
-            shard=shard,
-            entries=entries,
-            reader=reader.only(entries),
-            options=planned.options,
-            plan=planned.work_digest,
-            key_bytes=planned.key_bytes,
-            schema=planned.schema,
-            has_images=planned.has_images,
-            expected_sha256=expected or {},
-            wanted=wanted,
-            region=regions[shard.number] if regions else None,
-        )
-
-
 def row_dtype(key_bytes: int) -> np.dtype[np.void]:
     """Return the dtype of a row of the index with the record's content digest."""
     return np.dtype([("row", index_dtype(key_bytes)), ("digest", "V32")])
@@ -152,9 +117,12 @@ def build_shard(job: ShardJob) -> BuiltShard:
     if finished is not None:
         return finished
     job = job.loaded()
-    built = job.run / (job.shard.name + ".tmp")
-    built.unlink(missing_ok=True)
+    built = unfinished(job.run, job.shard.name)
     rows, skipped, columns = _write(job, built)
+    finished = trusted_commit(job)  # another process may have built the same shard since
+    if finished is not None:
+        built.unlink(missing_ok=True)
+        return finished
     sha256 = _published(job, built, rows)
     return _commit(job, rows, skipped, sha256, [_column(job, values) for values in columns])
 

@@ -17,7 +17,7 @@ from shardprep.formats.containers.table import Rows, write_table
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import content_digest, record_crc
-from shardprep.formats.system.atomic_write import hash_file, publishing
+from shardprep.formats.system.atomic_write import hash_file, publishing, unfinished
 
 from .publish_shard import publish_shard
 
@@ -72,8 +72,7 @@ class ColumnOfShard:
         ``run`` is the folder of unfinished files, ``kind`` the container; ``expected`` maps names of files to
         the SHA-256 that they must have.
         """
-        built = run / (final.name + ".tmp")
-        built.unlink(missing_ok=True)
+        built = unfinished(run, final.name)
         self._write(built, kind)
         return publish_shard(built, final, kind, self._crcs, expected)
 

@@ -167,6 +167,8 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     because the digests of these parts depend on the options.
     """
     names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
+    if "container" in names:
+        names = [name for name in names if name != "writer"]  # each container has its own
     options = [
         f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}"
         for name in names

@@ -9,6 +9,7 @@ name.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "run-"
+ALIVE_NAME = "alive"  # a file that a run locks where several work in one folder
 _HOST_CHARACTERS = 32
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 
@@ -36,6 +38,28 @@ def remove_run_folders(work_folder: Path) -> None:
             remove_run_folder(path)
 
 
+def remove_dead_run_folders(work_folder: Path) -> None:
+    """Remove the folders of runs that hold no lock on their file ``alive``. None is made meanwhile."""
+    for path in work_folder.iterdir():
+        if path.name.startswith(_PREFIX) and not _is_alive(path):
+            remove_run_folder(path)
+
+
+def _is_alive(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder / ALIVE_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked in between would keep it
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def bytes_in_run_folders(work_folder: Path) -> int:
     """Return about how many bytes removing the folders frees; 0 if there is no work folder."""
     files = (path for path in work_folder.glob(f"{_PREFIX}*/*") if not path.parent.is_symlink())
@@ -51,11 +75,12 @@ def _bytes_of(path: Path) -> int:
 
 def remove_run_folder(folder: Path) -> None:
     """Remove the folder, if it exists, and the files in it; a link in its place is removed, not followed."""
-    if not folder.is_symlink() and folder.is_dir():
+    if folder.is_symlink() or not folder.is_dir():
+        folder.unlink(missing_ok=True)
+        return
+    with suppress(FileNotFoundError):  # its run removed it since
         while not _is_removed(folder):
             pass  # a worker that still runs made another file; it cannot make the next one
-    else:
-        folder.unlink(missing_ok=True)
 
 
 def _is_removed(folder: Path) -> bool:

@@ -27,7 +27,9 @@ from shardprep.formats.system.owned import Owned
 
 from .plan import differences
 from .run_folder import (
+    ALIVE_NAME,
     make_run_folder,
+    remove_dead_run_folders,
     remove_if_empty,
     remove_run_folder,
     remove_run_folders,
@@ -56,20 +58,23 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 class WorkFolder(Owned):
-    """A lock on an output folder for one process. Not reusable, neither copyable nor picklable.
+    """A lock on an output folder. Not reusable, neither copyable nor picklable.
 
+    One process holds it for itself, or several hold it ``shared``: these build shards and finish nothing.
     If an OSError for a full disk leaves the context, NoSpace is raised in its place, with what is used up.
 
     ``run`` is the folder in which this run builds files; it exists only within the context. Entering removes
-    the folders of dead runs. Jobs that still work after their run ended can publish nothing.
+    the folders of dead runs, and no others. Jobs that still work after their run ended can publish nothing.
     """
 
     run: Path
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, *, shared: bool = False) -> None:
         self.output = output
         self.folder = output / WORK_FOLDER_NAME
+        self._shared = shared
         self._lock: Descriptor | None = None
+        self._alive: Descriptor | None = None
 
     def __enter__(self) -> Self:
         """Lock the output. Raises OutputBusy, UsageError if it is not a folder, OSError."""
@@ -90,17 +95,46 @@ class WorkFolder(Owned):
         except (BlockingIOError, FileNotFoundError) as error:  # missing: its owner finished and removed it
             raise OutputBusy("another process is working on this output", path=self.output) from error
         try:
-            remove_run_folders(self.folder)
-            self.run = make_run_folder(self.folder)
+            self._begin_run()
         except BaseException:
             self._release()
             raise
 
-    def _take_lock(self, path: Path) -> Descriptor:
-        lock = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
-        _locks.add(lock)
+    def _begin_run(self) -> None:
+        if not self._shared:
+            remove_run_folders(self.folder)
+            self.run = make_run_folder(self.folder)
+            return
+        with self.turn("beginning"):
+            remove_dead_run_folders(self.folder)
+            self.run = make_run_folder(self.folder)
+            self._alive = _lock_file(self.run / ALIVE_NAME)
+            fcntl.flock(self._alive.fileno(), fcntl.LOCK_EX)
+
+    @contextmanager
+    def turn(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Do what ``name`` names alone among the processes that share the folder.
+
+        ``waits`` is called before this one waits for another. A process that dies ends its turn.
+        """
+        if not self._shared:
+            yield
+            return
+        lock = _lock_file(self.folder / f"{name}.lock")
         try:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+            yield
+        finally:
+            _unlock(lock)
+
+    def _take_lock(self, path: Path) -> Descriptor:
+        lock = _lock_file(path)
+        try:
+            fcntl.flock(lock.fileno(), _kind(shared=self._shared) | fcntl.LOCK_NB)
             if os.fstat(lock.fileno()).st_ino != path.stat().st_ino:
                 raise BlockingIOError  # its owner finished and removed it after it was opened
         except OSError:
@@ -123,20 +157,21 @@ class WorkFolder(Owned):
             raise full from error
 
     def _release(self) -> None:
-        if self._lock is not None:
-            fcntl.flock(self._lock.fileno(), fcntl.LOCK_UN)  # releases it for copies of the descriptor, too
-            self._lock.close()
-            self._lock = None
+        for lock in (self._alive, self._lock):
+            if lock is not None:
+                _unlock(lock)
+        self._alive = self._lock = None
 
     def claim(self, guard: dict[str, Any], *, work: str = "conversion") -> None:
         """Store the plan of this work, or check that it is the one begun here.
 
         Raises PlanMismatch, which names what differs.
         """
-        refuse_other_plan(self.output, guard, work=work)
-        path = self.folder / PLAN_NAME
-        if not path.exists():
-            publish_bytes(path, canonical_json(guard), self.run)
+        with self.turn("planning"):
+            refuse_other_plan(self.output, guard, work=work)
+            path = self.folder / PLAN_NAME
+            if not path.exists():
+                publish_bytes(path, canonical_json(guard), self.run)
 
     def discard(self) -> None:
         """Remove all files of an unfinished conversion from the output, and nothing else."""
@@ -158,6 +193,21 @@ class WorkFolder(Owned):
         for path in self.folder.iterdir():
             if path.name not in ("lock", self.run.name):
                 path.unlink()
+
+
+def _kind(*, shared: bool) -> int:
+    return fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+
+
+def _lock_file(path: Path) -> Descriptor:
+    lock = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+    _locks.add(lock)
+    return lock
+
+
+def _unlock(lock: Descriptor) -> None:
+    fcntl.flock(lock.fileno(), fcntl.LOCK_UN)  # releases it for copies of the descriptor, too
+    lock.close()
 
 
 def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conversion") -> None:
@@ -213,14 +263,17 @@ def noting_kept(kept: Callable[[], str], command: str = "the same command") -> I
         raise
 
 
-def refuse_busy(output: Path) -> None:
-    """Raise OutputBusy if another process holds the output, before any work is done."""
+def refuse_busy(output: Path, *, shared: bool = False) -> None:
+    """Raise OutputBusy if another process holds the output, before any work is done.
+
+    ``shared`` is whether this work shares the output with others that share it.
+    """
     try:
         descriptor = os.open(output / WORK_FOLDER_NAME / "lock", os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, _kind(shared=shared) | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked in between would keep it
     except BlockingIOError as error:
         raise OutputBusy("another process is working on this output", path=output) from error

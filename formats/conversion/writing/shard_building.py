@@ -13,14 +13,14 @@ from shardprep.formats.containers.container import SUFFIXES, Extent
 from shardprep.formats.conversion.building.build_shard import (
     ShardJob,
     build_shard,
-    shard_jobs,
     trusted_commit,
 )
 from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.plan import Plan, PlannedShard
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
+from shardprep.formats.conversion.building.shard_jobs import shard_jobs
 from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.conversion.job_runner import run_jobs
+from shardprep.formats.conversion.running.job_runner import run_jobs
 from shardprep.formats.processes.portable import packed
 from shardprep.formats.progress import Progress
 

@@ -134,7 +134,8 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
         schema=items.coder.schema,
         has_images=items.coder.has_images,
     )
-    return Prepared(output, listing, plan(listing, options), None)
+    planned = plan(listing, options)
+    return Prepared(output, listing, planned, None, planned.shards)
 
 
 def _entries(count: int, items: OpenedItems) -> Entries:
@@ -173,7 +174,7 @@ class _Writing:
         if not self.restart:
             refuse_other_plan(output, self.prepared.guard())
         if isinstance(self.building, NumberedShards):
-            check_space({output: self.prepared.planned})
+            check_space({output: (self.prepared.planned, self.prepared.shards)})
 
     def _written(self, work_folder: WorkFolder) -> Manifest:
         if self.restart:

@@ -182,6 +182,18 @@ class Source(ABC):
         listing.problems.raise_all()
         return listing
 
+    def known_by(self, split: str) -> Mapping[str, Any] | None:
+        """Return all that decides a split's entries, as a JSON object; None if only a survey tells.
+
+        The entries are in an archive then, and :meth:`survey_of` does without reading its headers.
+        Raises what :meth:`survey` raises.
+        """
+        return None
+
+    def survey_of(self, split: str, entries: Entries) -> Listing:
+        """Return the survey of a split, given the entries of an earlier one that was known by the same."""
+        return self.survey(split)
+
     def boxes(self, split: str) -> Iterator[Box] | None:
         """Return the split's annotated boxes, ordered by key and by object; None if it has none."""
         return None

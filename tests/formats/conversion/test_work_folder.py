@@ -23,7 +23,7 @@ from shardprep.formats import (
 from shardprep.formats.containers.shard_cache import MAX_OPEN
 from shardprep.formats.conversion.building.built_shard import BuiltShard
 from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.conversion.job_runner import in_order
+from shardprep.formats.conversion.running.job_runner import in_order
 
 
 @pytest.fixture

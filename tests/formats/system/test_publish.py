@@ -66,20 +66,18 @@ def test_an_error_leaves_what_was_there(final: Path, work_folder: Path, error: t
     assert final.read_bytes() == b"old"
 
 
-def test_what_an_interrupted_run_left_is_written_again(final: Path, work_folder: Path) -> None:
-    (work_folder / "final.tmp").write_bytes(b"much longer than what comes now")
-
-    publish_bytes(final, b"short", work_folder)
-
-    assert final.read_bytes() == b"short"
-
-
-def test_a_link_left_in_the_work_folder_is_not_written_through(final: Path, work_folder: Path) -> None:
+def test_two_attempts_never_write_to_one_file_nor_through_a_link(
+    final: Path, work_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     victim = work_folder / "victim"
     victim.write_bytes(b"precious")
-    (work_folder / "final.tmp").symlink_to(victim)
+    with publishing(final, work_folder) as first, publishing(final, work_folder) as second:
+        assert first.name != second.name
+    monkeypatch.setattr("secrets.token_hex", lambda size: "same")
+    (work_folder / "final.same.tmp").symlink_to(victim)
 
-    publish_bytes(final, b"data", work_folder)
+    with pytest.raises(FileExistsError):
+        publish_bytes(final, b"data", work_folder)
 
     assert victim.read_bytes() == b"precious"
     assert not final.is_symlink()

@@ -1,4 +1,4 @@
-"""The runner of jobs, one for each shard, in parallel processes or on any executor."""
+"""The runner of jobs, one for each shard, in parallel processes."""
 
 from __future__ import annotations
 
@@ -55,13 +55,12 @@ def run_jobs(
     counters: ProgressCounters,
     *,
     workers: int | None = None,
-    executor: Executor | None = None,
     progress: Progress,
 ) -> list[Built]:
     """Build all shards and return them in the order of their numbers. The first error ends the run.
 
     ``workers=0`` builds in this process, or in one other process if images are decoded, because a decoder
-    may crash. None takes the CPUs that this process may use. A given ``executor`` is used and left open.
+    may crash. None takes the CPUs that this process may use.
 
     If a worker dies, its shard is built once more. If that worker dies, too, WorkerDied names the image it
     was at. An image that crashes a worker, and then a process that decodes it alone, is a bad image.
@@ -72,12 +71,10 @@ def run_jobs(
         return []
     jobs = chain([first], jobs)
     count = usable_cpus() if workers is None else workers
-    if executor is not None:
-        return _Run(jobs, counters, progress).on(executor, at_once=2 * usable_cpus())
     if count == 0 and not first.decodes:
         return [_built(job.build(), done, counters, progress) for done, job in enumerate(jobs, 1)]
     with WorkerPool(max(1, count)) as pool:
-        return _Run(jobs, counters, progress).on(pool, at_once=count + 1)
+        return JobRun(jobs, counters, progress).on(pool, at_once=count + 1)
 
 
 def _built(shard: Built, done: int, counters: ProgressCounters, progress: Progress) -> Built:
@@ -91,7 +88,7 @@ def in_order(built: dict[int, Built]) -> list[Built]:
     return [built[number] for number in sorted(built)]
 
 
-class _Run(Generic[Built]):
+class JobRun(Generic[Built]):
     """The submitted jobs: few at a time, because a job holds its entries and an error stops the rest."""
 
     def __init__(self, jobs: Iterator[Job[Built]], counters: ProgressCounters, progress: Progress) -> None:
@@ -103,12 +100,13 @@ class _Run(Generic[Built]):
         self._built: dict[int, Built] = {}
 
     def on(self, executor: Executor, *, at_once: int) -> list[Built]:
+        """Build all shards on the executor, of which ``at_once`` are submitted; return them in order."""
         try:
             self._submit(executor, islice(self._jobs, at_once))
             while self._pending:
-                ready, _ = wait(self._pending, timeout=POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
+                wait(self._pending, timeout=POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
                 before = len(self._built)
-                for future in ready:
+                for future in [each for each in self._pending if each.done()]:  # wait() misses cancelled ones
                     self._take(future, executor)
                 self._progress.at(*self._counters.total())
                 if len(self._built) > before:
@@ -120,12 +118,20 @@ class _Run(Generic[Built]):
 
     def _submit(self, executor: Executor, jobs: Iterable[Job[Built]]) -> None:
         for job in jobs:
-            self._pending[executor.submit(_build, job)] = job
+            self._pending[self.submitted(job, executor)] = job
+
+    def submitted(self, job: Job[Built], executor: Executor) -> Future[Built]:
+        """Submit a job."""
+        return executor.submit(_build, job)
+
+    def value_of(self, future: Future[Built], job: Job[Built]) -> Built:
+        """Return, or raise, what the job did. Raises ChildDied and ChildLost for one to submit again."""
+        return future.result()
 
     def _take(self, future: Future[Built], executor: Executor) -> None:
         job = self._pending.pop(future)
         try:
-            self._built[job.shard.number] = future.result()
+            self._built[job.shard.number] = self.value_of(future, job)
         except (ChildDied, ChildLost) as error:
             self._submit(executor, [self._retry(job, error)])
         else:

@@ -1,0 +1,248 @@
+"""Conversion on an executor that the caller gave: other processes, other folders, other machines."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from column_sources import write_pictures
+from datasets import converted, tree, unpack
+from waiting import until
+
+from shardprep.formats import BadImage, PlanOptions, SourceOptions, convert, export, verify
+from shardprep.formats.containers import lmdb_shard
+from shardprep.formats.conversion.building.machine import OtherMachine
+from shardprep.formats.conversion.running.executor_run import AT_ONCE, ExecutorFailed
+
+OPTIONS = PlanOptions(shard_size=60_000)
+
+
+def on(executor: Executor, source: object, output: object, **options: Any) -> None:
+    convert(source, output, split="train", plan_options=OPTIONS, executor=executor, **options)  # type: ignore[arg-type]
+
+
+def pool(**options: Any) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"), **options)
+
+
+@pytest.mark.slow
+def test_relative_paths_are_those_of_the_caller_whatever_the_workers_folder(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "archives").symlink_to(archives)
+    write_pictures(tmp_path / "photos", ["a.png", "b.png"])
+    (tmp_path / "list.txt").write_text("a.png cat\nb.png dog\n")
+    monkeypatch.chdir(tmp_path)
+    with pool(initializer=os.chdir, initargs=("/",)) as processes:
+        on(processes, "archives", "out")
+        on(processes, "list.txt", "listed", source_options=SourceOptions(root="photos"))
+        export("out", "exported", to="folders", executor=processes)
+
+    converted(archives, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert verify("listed").findings == []
+    assert len([path for path in Path("exported").rglob("n*/*") if path.is_file()]) == 24
+
+
+@pytest.mark.slow
+def test_a_killed_worker_of_a_pool_is_an_error_that_says_so_and_the_next_call_finishes(
+    archives: Path, tmp_path: Path
+) -> None:
+    with pool() as processes:
+        processes.submit(int).result()
+        threading.Thread(target=_kill_one_of, args=(processes, tmp_path / "out")).start()
+        with pytest.raises(ExecutorFailed, match=r"shard-\d+\.lmdb: .*BrokenProcessPool: .+") as failed:
+            on(processes, archives, tmp_path / "out")
+    assert isinstance(failed.value.__cause__, BrokenProcessPool)
+    assert failed.value.exit_code == 3
+
+    with pool() as processes:
+        on(processes, archives, tmp_path / "out")
+
+    converted(archives, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def _kill_one_of(processes: ProcessPoolExecutor, output: Path) -> None:
+    until(lambda: [*output.glob("shard-*")])
+    os.kill(next(iter(processes._processes)), signal.SIGKILL)
+
+
+class Engine(Executor):
+    """An executor of which ``run`` decides how a call ends."""
+
+    def __init__(self, run: Callable[[Future[Any], Callable[[], Any]], None]) -> None:
+        self._run = run
+        self.submitted: list[Future[Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.submitted.append(future)
+        self._run(future, lambda: fn(*args, **kwargs))
+        return future
+
+
+def finish(future: Future[Any], call: Callable[[], Any]) -> None:
+    """End a future as an executor does."""
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+class KilledWorker(Exception):
+    """An error of an engine."""
+
+
+def test_what_an_engine_raises_is_an_error_with_a_text(archives: Path, tmp_path: Path) -> None:
+    lost = Engine(lambda future, call: future.set_exception(KilledWorker("three times")))
+    with pytest.raises(ExecutorFailed, match="KilledWorker: three times"):
+        on(lost, archives, tmp_path / "out")
+    with pytest.raises(ExecutorFailed, match=r"\(CancelledError\)") as failed:
+        on(Engine(lambda future, call: future.cancel() and None), archives, tmp_path / "out")
+    assert isinstance(failed.value.__cause__, CancelledError)
+    shut = ThreadPoolExecutor(1)
+    shut.shutdown()
+    with pytest.raises(ExecutorFailed, match="RuntimeError: cannot schedule"):
+        on(shut, archives, tmp_path / "out")
+
+
+def test_what_a_job_raises_is_raised_as_it_is(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **options: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("shardprep.formats.conversion.building.build_shard._write", fail)
+    with ThreadPoolExecutor(1) as threads:
+        for raised in (BadImage("is none"), OSError(5, "Input/output error"), ZeroDivisionError("a mistake")):
+            with pytest.raises(type(raised)) as found:
+                on(threads, archives, tmp_path / "out")
+            assert found.value is raised
+    assert "in fail" in raised.__notes__[0]
+
+
+def test_the_caller_chooses_how_many_jobs_are_submitted(archives: Path, tmp_path: Path) -> None:
+    held: list[tuple[Future[Any], Callable[[], Any]]] = []
+    engine = Engine(lambda future, call: held.append((future, call)))
+    for workers, expected in ((3, 3), (None, 24)):
+        engine.submitted.clear()
+        options = PlanOptions(shard_size=1)  # 24 shards
+        thread = threading.Thread(
+            target=convert,
+            args=(archives, tmp_path / str(workers)),
+            kwargs={"split": "train", "plan_options": options, "executor": engine, "workers": workers},
+        )
+        thread.start()
+        until(lambda expected=expected: len(held) == expected)
+        assert len(engine.submitted) == expected <= AT_ONCE
+        while thread.is_alive():
+            while held:
+                finish(*held.pop())
+            thread.join(0.01)
+
+
+def elsewhere(change: Callable[[], Any], back: Callable[[], Any]) -> Engine:
+    """An engine of which the workers' machine is this one after a change."""
+
+    def run(future: Future[Any], call: Callable[[], Any]) -> None:
+        change()
+        finish(future, call)
+        back()
+
+    return Engine(run)
+
+
+def test_a_machine_with_another_version_is_refused_by_its_name_before_it_builds(
+    archives: Path, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def change() -> None:
+            patch.setattr(socket, "gethostname", lambda: "node7")
+            patch.setattr(lmdb_shard.lmdb, "version", lambda: (0, 9, 1))
+
+        with pytest.raises(
+            OtherMachine, match=r"machine node7 has lmdb 0\.9\.1, and .* lmdb 0\.9\."
+        ) as other:
+            on(elsewhere(change, patch.undo), archives, tmp_path / "out")
+
+    assert (other.value.host, other.value.exit_code) == ("node7", 3)
+    assert not [*(tmp_path / "out").glob("shard-*")]
+
+
+@pytest.mark.parametrize("layout", ["tars", "tree"])
+def test_a_machine_that_sees_another_source_or_none_is_refused_by_its_name(
+    archives: Path, tmp_path: Path, layout: str
+) -> None:
+    source, other = tmp_path / "source", tmp_path / "other"
+    source.symlink_to(tmp_path / "mount")
+    (tmp_path / "mount").mkdir()
+    for folder in (tmp_path / "mount", other):
+        if layout == "tars":
+            shutil.copytree(archives, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        else:
+            unpack(archives, folder)
+            shutil.copy(archives / "ILSVRC2012_devkit_t12.tar.gz", folder)
+
+    for image in other.rglob("*.JPEG"):
+        os.utime(image, (1, 1))
+
+    def swap() -> None:
+        (tmp_path / "mount").rename(tmp_path / "aside")
+        other.rename(tmp_path / "mount")
+
+    def back() -> None:
+        (tmp_path / "mount").rename(other)
+        (tmp_path / "aside").rename(tmp_path / "mount")
+
+    def gone() -> None:
+        (tmp_path / "mount").rename(tmp_path / "aside")
+
+    engines = [
+        elsewhere(swap, back),
+        elsewhere(gone, lambda: (tmp_path / "aside").rename(tmp_path / "mount")),
+    ]
+    for engine in engines:
+        with pytest.raises(OtherMachine, match=f"machine {socket.gethostname()} does not see the source"):
+            on(engine, source, tmp_path / "out")
+        assert not [*(tmp_path / "out").glob("shard-*")]
+
+
+def test_a_machine_that_does_not_see_the_output_is_refused(archives: Path, tmp_path: Path) -> None:
+    out, aside = tmp_path / "out", tmp_path / "aside"
+
+    def gone() -> None:
+        out.rename(aside)
+
+    with pytest.raises(OtherMachine, match="does not see the output"):
+        on(elsewhere(gone, lambda: aside.rename(out)), archives, out)
+
+
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_two_attempts_at_one_shard_at_the_same_time_do_no_harm(
+    archives: Path, tmp_path: Path, container: str
+) -> None:
+    converted(archives, tmp_path / "whole", container=container)
+
+    with ThreadPoolExecutor(3) as threads:
+
+        def thrice(future: Future[Any], call: Callable[[], Any]) -> None:
+            attempts = [threads.submit(call) for _ in range(3)]
+            built = [attempt.result() for attempt in attempts]
+            assert built[0] == built[1] == built[2]
+            future.set_result(built[0])
+
+        options = replace(OPTIONS, container=container)
+        convert(archives, tmp_path / "out", split="train", plan_options=options, executor=Engine(thrice))
+
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
