@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from shardprep.cli.console.cluster import cluster_executor
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
@@ -131,6 +133,11 @@ from shardprep.formats.sources.listing.source import SPLITS
     help="Build one of N shares of the shards, on any machine; without --part, finish.",
 )
 @click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Build on the workers of Dask's scheduler there, tcp://HOST:PORT; --workers is shards at a time.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
 )
 @json_option
@@ -142,6 +149,7 @@ def convert(
     output: Path,
     split: str | None,
     part: tuple[int, int] | None,
+    cluster: str | None,
     dry_run: bool,
     form: Form,
     as_json: bool,
@@ -155,6 +163,10 @@ def convert(
     a list of paths and labels (text, CSV, JSON lines), or converted shards; it is read in place.
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
+    if part and cluster:
+        raise click.UsageError(
+            "--part is for machines without a cluster's scheduler; leave out one of the two"
+        )
     plan_options = PlanOptions(
         container=chosen["container"],
         shard_size=chosen["shard_size"],
@@ -189,7 +201,8 @@ def convert(
         built = convert_part(source, output, part, **arguments)
         print_json(part_for_machines(built, part)) if as_json else print_part(built)
         return
-    done = convert_source(source, output, **arguments)
+    with cluster_executor(cluster) if cluster else nullcontext() as executor:
+        done = convert_source(source, output, executor=executor, **arguments)
     show_converted(done, output, as_json=as_json)
 
 

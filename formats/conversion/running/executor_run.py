@@ -63,9 +63,11 @@ class _ExecutorRun(JobRun[Built]):
     def value_of(self, future: Future[Built], job: Job[Built]) -> Built:
         try:
             value = future.result()
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # asyncio's CancelledError, which engines raise, is no Exception
+        except Exception as error:
+            raise _failed(error, job) from error
+        except BaseException as error:
+            if type(error).__name__ != "CancelledError":  # asyncio's, which engines raise, is no Exception
+                raise
             raise _failed(error, job) from error
         if isinstance(value, BaseException):
             raise value

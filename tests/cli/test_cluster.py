@@ -1,0 +1,147 @@
+"""``prep convert --cluster``, with a real scheduler and real workers of Dask as processes on loopback."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from datasets import converted, prep, prep_here, tree
+from waiting import until
+
+needs_dask = pytest.mark.skipif(not find_spec("distributed"), reason="Dask is not installed")
+
+
+class Cluster:
+    """A scheduler and two workers, which have another current folder than the command."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self._folder = folder
+        port = self.address.rpartition(":")[2]
+        self.scheduler = self._started("dask_scheduler", "--host", "127.0.0.1", "--port", port)
+        self.workers = [self.worker(), self.worker()]
+
+    def worker(self) -> "subprocess.Popen[bytes]":
+        limits = ["--nthreads", "1", "--no-nanny", "--death-timeout", "60"]
+        return self._started("dask_worker", self.address, *limits, "--local-directory", self._folder)
+
+    def _started(self, program: str, *words: object) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", f"distributed.cli.{program}", *map(str, words), "--no-dashboard"]
+        return subprocess.Popen(
+            command, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def end(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    (tmp_path / "cluster").mkdir()
+    found = Cluster(tmp_path / "cluster")
+    yield found
+    found.end()
+
+
+def words(archives: Path, *more: object, size: int = 60_000) -> list[object]:
+    return ["convert", archives, "out", "--split", "train", "--shard-size", size, "--quiet", *more]
+
+
+@needs_dask
+@pytest.mark.slow
+def test_a_cluster_converts_to_the_same_bytes_and_a_lost_scheduler_is_an_error(
+    archives: Path, tmp_path: Path, cluster: Cluster
+) -> None:
+    command = words(archives, "--cluster", cluster.address)
+
+    def lose() -> None:
+        until(lambda: [*(tmp_path / "out").glob("shard-*")])
+        os.kill(cluster.scheduler.pid, signal.SIGKILL)
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    failed = prep(*command, cwd=tmp_path)
+    losing.join()
+
+    assert failed.returncode == 3, failed.stderr
+    assert "the executor did not run this shard's job" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    again = Cluster(tmp_path / "cluster")
+    try:
+        prep(*words(archives, "--cluster", again.address), cwd=tmp_path, check=True)
+    finally:
+        again.end()
+    converted(archives, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@needs_dask
+@pytest.mark.torture
+def test_workers_that_are_killed_again_and_again_change_nothing(
+    archives: Path, tmp_path: Path, cluster: Cluster
+) -> None:
+    ended = threading.Event()
+
+    def kill() -> None:
+        number, seen = 0, 0
+        while not ended.wait(0.02):
+            if len([*(tmp_path / "out").glob("shard-*")]) < seen + 3:
+                continue
+            seen += 3
+            cluster.workers[number].kill()
+            cluster.workers[number].wait()
+            cluster.workers[number] = cluster.worker()
+            number = 1 - number
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    try:
+        for _ in range(20):  # Dask gives up on a job that was at four dead workers
+            done = prep(*words(archives, "--cluster", cluster.address, size=1), cwd=tmp_path)
+            if not done.returncode:
+                break
+            assert done.returncode == 3, done.stderr
+            assert "KilledWorker" in done.stderr
+    finally:
+        ended.set()
+        killing.join()
+
+    converted(archives, tmp_path / "whole", shard_size=1)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@needs_dask
+@pytest.mark.slow
+def test_a_scheduler_that_does_not_answer_is_an_error(archives: Path, tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+        failed = prep(*words(archives, "--cluster", address), cwd=tmp_path)
+
+    assert (failed.returncode, failed.stdout) == (3, "")
+    assert failed.stderr.startswith(f"prep: no scheduler of Dask answers at {address}")
+    assert failed.stderr.count("\n") == 1
+
+
+def test_a_part_has_no_cluster(archives: Path, tmp_path: Path) -> None:
+    done = prep_here(*words(archives, "--part", "1/2", "--cluster", "tcp://127.0.0.1:1"), cwd=tmp_path)
+
+    assert done.returncode == 2
+
+
+@pytest.mark.skipif(find_spec("distributed") is not None, reason="Dask is installed")
+def test_without_dask_the_error_says_what_to_install(archives: Path, tmp_path: Path) -> None:
+    done = prep_here(*words(archives, "--cluster", "tcp://127.0.0.1:1"), cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "pip install 'shardprep[dask]'" in done.stderr
