@@ -70,8 +70,9 @@ def export(
     finished export is compared with what was written, and what is damaged is built again. ``to`` is
     "webdataset", "tfrecord", "mds", "parquet" (needs pyarrow) or "folders". ``shard_size`` is the number of
     bytes of images and columns in one file, at most 4 GiB. ``workers`` is the number of processes; None is
-    one per usable CPU, and 0 works in this process. An ``executor`` runs the jobs instead, and is left open.
-    ``progress`` receives the progress; None shows a bar in a notebook.
+    one per usable CPU, and 0 works in this process. An ``executor`` runs the jobs instead, at
+    most ``workers`` of them (None: 256) submitted at a time, and is left open. ``progress`` receives the
+    progress; None shows a bar in a notebook.
 
     Raises UsageError for what the format cannot hold, with the name of the column, and for an output with
     anything else (PlanMismatch if it holds another export); DataError if the dataset is damaged;

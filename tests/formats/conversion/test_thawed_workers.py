@@ -93,3 +93,25 @@ def test_a_worker_that_goes_on_at_any_moment_of_the_next_run_changes_nothing(
     assert last >= FEWEST
     for old, new in sampled([(old, new) for old in range(1, last + 1) for new in NEXT], 12):
         assert thaw(archives, whole, tmp_path / f"{old}-{new}", old, new)[0]
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_dead_part_that_goes_on_beside_another_part_changes_nothing(
+    archives: Path, whole: Path, tmp_path: Path, container: str
+) -> None:
+    output = tmp_path / "out"
+    command = arguments(archives, output, container)
+    part = [*command, "--part", "1/1"]
+    with Freezing(tmp_path / "old", output, "records", part) as dead:
+        assert dead.stopped()
+        dead.kill_parent()
+        with Freezing(tmp_path / "new", output, "records", part) as alive:
+            assert alive.stopped()
+            dead.thaw()
+            dead.await_worker()
+            alive.thaw()
+            said = alive.said()
+            assert alive.process.returncode == 0, said
+    assert [*(output / ".prep").glob("run-*")] == []
+    prep(*command, check=True)
+    assert_same(output, whole)
