@@ -16,6 +16,7 @@ from shardprep.cli.commands.bench_loader import bench_loader
 from shardprep.cli.commands.convert import convert
 from shardprep.cli.commands.demo import demo
 from shardprep.cli.commands.export import export
+from shardprep.cli.commands.fetch import fetch
 from shardprep.cli.commands.index import index
 from shardprep.cli.commands.inspect import inspect
 from shardprep.cli.commands.join import join
@@ -50,7 +51,7 @@ def cli() -> None:
 
 
 COMMANDS = (
-    sample, convert, index, join, verify, inspect, repair, export, bench_disk, bench_loader, serve, keygen, demo,
+    sample, convert, index, join, verify, inspect, repair, fetch, export, bench_disk, bench_loader, serve, keygen, demo,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -10,6 +10,7 @@ from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.fetching.fetch import FetchedDataset, fetch
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
@@ -53,6 +54,7 @@ __all__ = [
     "Dataset",
     "DryRun",
     "Exported",
+    "FetchedDataset",
     "Field",
     "Finding",
     "ImageFlag",
@@ -85,6 +87,7 @@ __all__ = [
     "WorkerDied",
     "convert",
     "export",
+    "fetch",
     "join",
     "make_sample",
     "open_dataset",
