@@ -40,34 +40,42 @@ async def find_datasets(place: Location, patience: Patience) -> dict[str, Remote
     try:
         return {"": await _dataset_in(folder)}
     except (RemoteMissing, RemoteDenied) as error:  # S3 denies what is missing where listing is not allowed
-        found = await _splits_in(folder, patience)
-        if found:
+        if found := await _splits_in(folder, patience):
             return found
         if isinstance(error, RemoteDenied):
             raise
-    raise ManifestDamaged(
-        f"there is no {MANIFEST_NAME}: not a dataset, or it is not published yet", path=place.url
+        raise _unpublished(error) from error
+
+
+def _unpublished(error: RemoteMissing) -> ManifestDamaged:
+    return ManifestDamaged(
+        f"{error.message}; not a dataset, or it is not published yet", path=error.path, shard=error.shard
     )
 
 
 async def _splits_in(folder: RemoteFolder, patience: Patience) -> dict[str, RemoteDataset]:
+    """Return the splits in a folder. Raises ManifestDamaged for a listed train, val or test without one."""
+    listed = await _listed_in(folder)
+    usual = [name for name in USUAL_ORDER if name in listed or not listed]
     found: dict[str, RemoteDataset] = {}
-    for name in await _names_in(folder):
+    for name in (*usual, *sorted(listed - set(usual))):
         try:
             found[name] = await _dataset_in(RemoteFolder(folder.place.child(name), patience))
-        except (RemoteMissing, RemoteDenied):
-            continue
+        except RemoteMissing as error:
+            if name in listed and name in USUAL_ORDER:
+                raise _unpublished(error) from error
+        except RemoteDenied:
+            if listed:
+                raise
     return found
 
 
-async def _names_in(folder: RemoteFolder) -> list[str]:
-    """Return the names that splits may have there, in their usual order."""
+async def _listed_in(folder: RemoteFolder) -> set[str]:
+    """Return the names that splits may have of the folders in this one; empty if they are not listed."""
     try:
-        listed = {name for name in await folder.folders() if FILE_NAME.fullmatch(name)}
-    except RemoteDenied:
-        listed = set()
-    usual = [name for name in USUAL_ORDER if name in listed or not listed]
-    return [*usual, *sorted(listed - set(usual))]
+        return {name for name in await folder.folders() if FILE_NAME.fullmatch(name)}
+    except (RemoteDenied, RemoteMissing):
+        return set()
 
 
 async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:

@@ -42,6 +42,8 @@ _CREDENTIAL_SIGNS = (
     "169.254.", "metadata.google", "Missing AccessKeyId", "Account must be", "oken request", "redential",
 )  # fmt: skip
 AGAIN = "run the same command again, which goes on from there"
+LOOK = "look at the URL, and at the region and the endpoint in the environment"
+_REFUSED = re.compile(r": (3|4(?!08|29))")
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _CAUSES = {
@@ -72,7 +74,7 @@ def translated(
         yield
         return
     except (FileNotFoundError, exceptions.NotFoundError) as error:
-        failure = RemoteMissing(f"is not there{_answer(str(error))}", path=place.url, shard=name)
+        failure = _missing(_answer(str(error)), place, name)
     except (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
         failure = RemoteDenied(
             f"gives no access{_answer(str(error))}{_advice(place)}", path=place.url, shard=name
@@ -84,13 +86,20 @@ def translated(
     raise failure  # outside of the handlers: what obstore says can hold parts of a signature
 
 
-def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFailed]) -> RemoteFailed:
+def _missing(status: str, place: Location, name: str | None) -> RemoteMissing:
+    return RemoteMissing(f"is not there{status}", path=place.url, shard=name)
+
+
+def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFailed]) -> ShardprepError:
     status, said = _answer(text), text.partition("\n")[0]
     if any(sign in said for sign in _CREDENTIAL_SIGNS):
         return RemoteDenied(f"there are no credentials for it{_advice(place)}", path=place.url, shard=name)
+    if status.startswith(": 404"):  # of a listing
+        return _missing(status, place, name)
     if status.startswith(": 416"):
         return RangeRefused(f"has not that part of the file{status}", path=place.url, shard=name)
-    return failed(f"failed: {cause_of(text)}; {AGAIN}", path=place.url, shard=name)
+    advice = LOOK if _REFUSED.match(status) or "region" in said else AGAIN
+    return failed(f"failed: {cause_of(text)}; {advice}", path=place.url, shard=name)
 
 
 def cause_of(text: str) -> str:

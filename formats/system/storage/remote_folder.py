@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shardprep.formats.errors import OperationError, UsageError
@@ -22,15 +25,26 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 20  # as much is hashed and written at once
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 FIRST_WAIT, LONGEST_WAIT = timedelta(milliseconds=100), timedelta(seconds=10)
+SETTLE_S = 0.1
 RETRY_TIME = timedelta(minutes=4)  # of one request; signatures of requests hold for 5 minutes
 
 _inherited = False
+
+
+def _let_threads_return() -> None:
+    """Give threads of obstore, which hand over results, time to leave Python: its end aborts the process."""
+    time.sleep(SETTLE_S)
 
 
 def _note_fork() -> None:
     """Remember in a forked process that obstore was there before: its threads were not copied."""
     global _inherited
     _inherited = "obstore" in sys.modules
+
+
+@cache
+def _settle_at_exit() -> None:
+    atexit.register(_let_threads_return)
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -61,16 +75,17 @@ class RemoteFolder(Owned):
     def _opened(self) -> ObjectStore:
         refuse_forked()
         try:
-            from obstore.store import from_url  # start-up time, and the package is an extra
+            from obstore.store import LocalStore, from_url  # start-up time, and the package is an extra
         except ImportError as error:
             raise OperationError(
                 "reading it needs the package obstore: pip install 'shardprep[remote]'", path=self.place.url
             ) from error
-        if self.place.folder is not None and not self.place.folder.is_dir():
-            raise RemoteMissing("there is no such folder", path=self.place.url)
+        _settle_at_exit()
+        if (folder := self.place.folder) is not None:
+            if not folder.is_dir():
+                raise RemoteMissing("there is no such folder", path=self.place.url)
+            return LocalStore(folder)
         with translated(self.place):
-            if self.place.scheme == "file":
-                return from_url(self.place.url)
             return from_url(self.place.url, client_options=self._client(), retry_config=self._retries())
 
     def _client(self) -> ClientConfig:
@@ -85,7 +100,7 @@ class RemoteFolder(Owned):
         backoff = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
         return {"max_retries": self._patience.retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
 
-    async def read(self, name: str, start: int = 0) -> AsyncGenerator[bytes]:
+    async def read(self, name: str, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield a file from byte ``start``, in chunks of about CHUNK_BYTES, as long as the server sends any.
 
         Raises RemoteMissing, RemoteDenied, RangeRefused where ``start`` is not 0 and the server sends whole

@@ -30,7 +30,12 @@ from shardprep.formats.system.storage.failures import AnswerBroken, RemoteDenied
 SHARD = "shard-00000.h5"
 TRAIN = "s3://bucket/shards/train"
 
-ONCE = ["cut", "short", "long", "flip", "stall", "500", "503", "429"]
+ONCE = [
+    "flip",
+    "cut",
+    "503",
+    *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("short", "long", "stall", "500", "429")),
+]
 ALWAYS = {
     "cut": AnswerBroken,
     "stall": AnswerBroken,
@@ -77,6 +82,23 @@ def test_each_split_of_a_folder_is_fetched(bucket: Path, proxy: Proxy, tmp_path:
     assert [one.path.name for one in done] == ["train", "val", "test"]
 
 
+def test_a_split_that_is_not_published_yet_is_no_smaller_dataset(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.fault = lambda path, count: "404" if path.endswith("val/manifest.json") else None
+
+    with pytest.raises(ManifestDamaged, match="s3://bucket/shards/val"):
+        fetched("s3://bucket/shards", tmp_path / "copy")
+
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/nothing", "s3://nothing/train", "file:///nothing/there"])
+def test_what_is_not_there_is_an_error(proxy: Proxy, tmp_path: Path, url: str) -> None:
+    done = prep_here("fetch", url, tmp_path / "copy", "--quiet")
+
+    assert done.returncode == 1
+    assert url in done.stderr
+
+
 @pytest.mark.parametrize("fault", ONCE)
 def test_an_answer_that_is_wrong_once_is_fetched_anew(
     bucket: Path, proxy: Proxy, tmp_path: Path, fault: str
@@ -89,7 +111,10 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
     assert len(proxy.ranges_of(SHARD)) == 2
 
 
-@pytest.mark.parametrize("fault", ALWAYS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=[] if f in ("flip", "long", "403") else pytest.mark.slow) for f in ALWAYS],
+)
 def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
     bucket: Path, proxy: Proxy, tmp_path: Path, fault: str
 ) -> None:
