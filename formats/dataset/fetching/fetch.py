@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardprep.formats.conversion.building.work_folder import WorkFolder, noting_kept
 from shardprep.formats.conversion.preflight import check_room
-from shardprep.formats.dataset.manifest import Manifest
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.progress import Progress, shown, tell_shards
@@ -89,13 +89,24 @@ def fetch(
 def _copies(
     found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
 ) -> list[LocalCopy]:
-    if shards is not None and "" not in found:
-        first = place.child(next(iter(found)))
+    if "" not in found:
+        _check_splits(found, target, shards, place)
+    return [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
+
+
+def _check_splits(
+    found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
+) -> None:
+    if shards is not None:
+        first = place.child(next(iter(found))).url
         raise UsageError(
             f"is a folder of splits ({', '.join(found)}): give one of them to choose shards, as {first}",
             path=place.url,
         )
-    return [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
+    if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
+        raise UsageError(
+            f"holds one dataset, and {', '.join(found)} would lie in it; choose another folder", path=target
+        )
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,19 @@ def test_the_last_of_the_shards_makes_a_dataset_only_if_the_others_are_right(
     assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
 
 
+def test_splits_are_not_mixed_with_a_dataset_and_have_no_numbers_of_shards(
+    bucket: Path, tmp_path: Path
+) -> None:
+    fetched(f"file://{bucket}/shards/val", tmp_path / "copy", shards=[0])
+
+    with pytest.raises(UsageError, match="would lie in it"):
+        fetched(f"file://{bucket}/shards", tmp_path / "copy")
+    with pytest.raises(UsageError, match="give one of them"):
+        fetched(f"file://{bucket}/shards", tmp_path / "other", shards=[0])
+    with pytest.raises(UsageError, match="is not empty"):
+        fetched(f"file://{bucket}/shards/val", tmp_path)
+
+
 def test_a_hostile_manifest_writes_nothing(bucket: Path, tmp_path: Path) -> None:
     hostile = Path(shutil.copytree(bucket / "lmdb", tmp_path / "hostile"))
     reseal(hostile, lambda manifest: manifest["shards"][0].update(name="../escaped"))
