@@ -103,7 +103,7 @@ class Spoiling(BaseHTTPRequestHandler):
         match fault:
             case "cut" | "stall":
                 self.answer(status, headers, body[:half], length=len(body))
-                self.plan.ended.wait(30 if fault == "stall" else 0)
+                self.plan.ended.wait(600 if fault == "stall" else 0)
             case "short":
                 self.answer(status, headers, body[:half])
             case "long":

@@ -39,8 +39,12 @@ CREDENTIALS = {
     "AZURE_SKIP_SIGNATURE=true for a public container",
 }
 _CREDENTIAL_SIGNS = (
-    "169.254.", "metadata.google", "Missing AccessKeyId", "Account must be", "oken request", "redential",
-)  # fmt: skip
+    "/169.254.",
+    "//metadata.google",
+    "token request",
+    "Missing AccessKeyId",
+    "Account must be",
+)
 AGAIN = "run the same command again, which goes on from there"
 LOOK = "look at the URL, and at the region and the endpoint in the environment"
 _REFUSED = re.compile(r": (3|4(?!08|29))")
