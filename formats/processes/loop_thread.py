@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from shardprep.formats.errors import OperationError
 from shardprep.formats.system.owned import Owned
 
 from .thread_start import starting_thread
@@ -33,8 +34,12 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(self._threads, "shardprep-blocking"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardprep-loop", daemon=True)
-        with starting_thread():
-            self._thread.start()
+        try:
+            with starting_thread():
+                self._thread.start()
+        except OperationError:
+            self._loop.close()
+            raise
         return self
 
     def run(self, work: Coroutine[Any, Any, T], tick: Callable[[], None] = lambda: None) -> T:

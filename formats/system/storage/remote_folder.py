@@ -31,23 +31,19 @@ RETRY_TIME = timedelta(minutes=4)  # of one request; signatures of requests hold
 _inherited = False
 
 
-def _let_threads_return() -> None:
-    """Give threads of obstore, which hand over results, time to leave Python: its end aborts the process."""
-    time.sleep(SETTLE_S)
-
-
 def _note_fork() -> None:
     """Remember in a forked process that obstore was there before: its threads were not copied."""
     global _inherited
     _inherited = "obstore" in sys.modules
 
 
+os.register_at_fork(after_in_child=_note_fork)
+
+
 @cache
 def _settle_at_exit() -> None:
-    atexit.register(_let_threads_return)
-
-
-os.register_at_fork(after_in_child=_note_fork)
+    """Let threads of obstore that hand over results leave Python before it ends, which aborts the process."""
+    atexit.register(time.sleep, SETTLE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +59,8 @@ class RemoteFolder(Owned):
 
     Credentials are found as the store's own tools do: in environment variables, files that these name, and
     the service of a cloud machine. An instance is for the process that made it. Raises OperationError where
-    obstore is not installed, in a process that was forked after obstore was imported, which would wait
-    forever, and RemoteFailed for a place that makes no sense.
+    obstore is not installed; UsageError in a process that was forked after obstore was imported, which would
+    wait forever; RemoteMissing for a folder of this machine that is not there; RemoteFailed, RemoteDenied.
     """
 
     def __init__(self, place: Location, patience: Patience) -> None:
