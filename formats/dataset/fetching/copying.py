@@ -14,7 +14,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.progress import Progress, tell_shards
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import Patience
+from shardprep.formats.system.storage.remote_folder import RetryPolicy
 
 from .download import Download
 from .fetched_dataset import FetchedDataset
@@ -26,14 +26,14 @@ def fetched_copies(
     place: Location,
     target: Path,
     shards: Sequence[int] | None,
-    patience: Patience,
+    policy: RetryPolicy,
     *,
     at_once: int,
     progress: Progress,
 ) -> list[FetchedDataset]:
     """Copy what is at a place, as :func:`~.fetch.fetch` does."""
     with LoopThread(threads=at_once) as loop:
-        copies = _copies(loop.run(find_datasets(place, patience)), target, shards, place)
+        copies = _copies(loop.run(find_datasets(place, policy)), target, shards, place)
         for copy in copies:
             copy.check()
         check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardprep.formats.errors import UsageError
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import Patience
+from shardprep.formats.system.storage.remote_folder import RetryPolicy
 from shardprep.formats.system.user_path import user_path
 
 from .fetched_dataset import FetchedDataset
@@ -49,9 +49,7 @@ def fetch(
     """
     if at_once < 1 or retries < 0 or not timeout_s > 0:
         raise UsageError("at_once must be at least 1, retries at least 0 and timeout_s more than 0")
-    place, patience = Location.parse(url), Patience(retries, timeout_s)
+    place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
     from .copying import fetched_copies  # start-up time: asyncio
 
-    return fetched_copies(
-        place, user_path(folder), shards, patience, at_once=at_once, progress=shown(progress)
-    )
+    return fetched_copies(place, user_path(folder), shards, policy, at_once=at_once, progress=shown(progress))

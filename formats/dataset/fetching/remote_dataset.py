@@ -12,7 +12,7 @@ from shardprep.formats.dataset.splits import USUAL_ORDER
 from shardprep.formats.errors import ManifestDamaged, ShardprepError
 from shardprep.formats.system.storage.failures import AnswerBroken, RemoteDenied, RemoteMissing
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import Patience, RemoteFolder
+from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
 
 from .download import TRIES
 
@@ -30,17 +30,17 @@ class RemoteDataset:
         return Manifest.parse(self.data)
 
 
-async def find_datasets(place: Location, patience: Patience) -> dict[str, RemoteDataset]:
+async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, RemoteDataset]:
     """Return the dataset at a place by the name "", or each split in that folder by its own.
 
     A server that lists no folders is asked for train, val and test. Raises ManifestDamaged where there is
     nothing, or nothing right; UnknownVersion; RemoteFailed.
     """
-    folder = RemoteFolder(place, patience)
+    folder = RemoteFolder(place, policy)
     try:
         return {"": await _dataset_in(folder)}
     except (RemoteMissing, RemoteDenied) as error:  # S3 denies what is missing where listing is not allowed
-        if found := await _splits_in(folder, patience):
+        if found := await _splits_in(folder, policy):
             return found
         if isinstance(error, RemoteDenied):
             raise
@@ -53,14 +53,14 @@ def _unpublished(error: RemoteMissing) -> ManifestDamaged:
     )
 
 
-async def _splits_in(folder: RemoteFolder, patience: Patience) -> dict[str, RemoteDataset]:
+async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, RemoteDataset]:
     """Return the splits in a folder. Raises ManifestDamaged for a listed train, val or test without one."""
     listed = await _listed_in(folder)
     usual = [name for name in USUAL_ORDER if name in listed or not listed]
     found: dict[str, RemoteDataset] = {}
     for name in (*usual, *sorted(listed - set(usual))):
         try:
-            found[name] = await _dataset_in(RemoteFolder(folder.place.child(name), patience))
+            found[name] = await _dataset_in(RemoteFolder(folder.place.child(name), policy))
         except RemoteMissing as error:
             if name in listed and name in USUAL_ORDER:
                 raise _unpublished(error) from error

@@ -47,7 +47,7 @@ def _settle_at_exit() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How often a request that failed is sent again, and how many seconds may pass without a byte."""
 
     retries: int
@@ -63,9 +63,9 @@ class RemoteFolder(Owned):
     wait forever; RemoteMissing for a folder of this machine that is not there; RemoteFailed, RemoteDenied.
     """
 
-    def __init__(self, place: Location, patience: Patience) -> None:
+    def __init__(self, place: Location, policy: RetryPolicy) -> None:
         self.place = place
-        self._patience = patience
+        self._policy = policy
         self._store = self._opened()
 
     def _opened(self) -> ObjectStore:
@@ -88,13 +88,13 @@ class RemoteFolder(Owned):
         return {
             "allow_http": may_use_http(self.place),
             "timeout": timedelta(days=1),  # of a whole file
-            "read_timeout": timedelta(seconds=self._patience.timeout_s),
-            "connect_timeout": timedelta(seconds=self._patience.timeout_s),
+            "read_timeout": timedelta(seconds=self._policy.timeout_s),
+            "connect_timeout": timedelta(seconds=self._policy.timeout_s),
         }
 
     def _retries(self) -> Any:
         backoff = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
-        return {"max_retries": self._patience.retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
+        return {"max_retries": self._policy.retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
 
     async def read(self, name: str, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield a file from byte ``start``, in chunks of about CHUNK_BYTES, as long as the server sends any.
