@@ -12,6 +12,8 @@ from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.fetching.fetch import fetch
+from shardprep.formats.dataset.fetching.fetched_dataset import FetchedDataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
@@ -57,6 +59,7 @@ __all__ = [
     "Dataset",
     "DryRun",
     "Exported",
+    "FetchedDataset",
     "Field",
     "Finding",
     "ImageFlag",
@@ -90,6 +93,7 @@ __all__ = [
     "convert",
     "convert_part",
     "export",
+    "fetch",
     "join",
     "make_sample",
     "open_dataset",
