@@ -17,8 +17,8 @@ from shardprep.loaders.batching.spec import BatchSpec
 from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.identity import digest_of
+from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep
-from shardprep.loaders.order.epoch_order import Records
 
 from .fake_dataset import FakeDataset
 from .fake_files import fake_files

@@ -29,7 +29,7 @@ from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.regular_file import OPEN_FLAGS
-from shardprep.loaders.order.epoch_order import Records
+from shardprep.loaders.order.displaced_order import Records
 
 CHUNK_BYTES = 4 << 20
 MAX_PENDING_CHUNKS = 4

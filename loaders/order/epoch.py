@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 
-from .epoch_order import RankSplit, Records, Shuffle, epoch_order, shard_order
+from .displaced_order import DisplacedOrder, Records
+from .epoch_order import RankSplit, Shuffle, epoch_order, shard_order
 from .receipt import Receipt, natural
 from .rng import Purpose, keyed_bits
 
@@ -56,8 +58,8 @@ class EpochPlan:
         records = sum(self.shard_counts)
         return RankSplit(records, self.batch_size, self.rank, self.world_size, self.drop_last, start)
 
-    def order(self, epoch: int) -> Records:
-        """Return all record numbers in the order of the epoch: 8 bytes for each."""
+    def order(self, epoch: int) -> DisplacedOrder:
+        """Return all record numbers in the order of the epoch, of which a window is computed at a time."""
         return epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
@@ -82,18 +84,23 @@ class Epoch:
         self._steps = 0
         self._ended = False
         self._receipt = receipt or Receipt(plan.dataset, number)
-        self._left_out: Records = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._split)
 
     def batches(self) -> Iterator[Records]:
-        """Yield the record numbers of each batch. The iterator keeps the order of the epoch in memory."""
-        order = self.plan.order(self.number)
-        self._left_out = order[self._split.stop :].copy()
+        """Yield the record numbers of each batch."""
         for step in range(len(self)):
             places = self._split.batch(step)
-            yield order[places.start : places.stop]
+            yield self._order[places.start : places.stop]
+
+    @cached_property
+    def _order(self) -> DisplacedOrder:
+        return self.plan.order(self.number)
+
+    @cached_property
+    def _left_out(self) -> Records:
+        return self._order[self._split.stop :]
 
     def delivered(self, numbers: Records, skipped: list[int]) -> None:
         """Note the delivery of the next batch: record numbers ``numbers``, and those that were skipped."""
@@ -194,7 +201,7 @@ class LoadedStep(NamedTuple):
 
 
 class EpochSteps:
-    """The steps of an epoch from its beginning: 8 bytes for each record of the dataset."""
+    """The steps of an epoch from its beginning, in any order."""
 
     def __init__(self, plan: EpochPlan, number: int) -> None:
         self.number = number
