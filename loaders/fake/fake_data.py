@@ -125,7 +125,7 @@ class FakeData(EpochLoader):
         Place and receipt do not change. Raises IndexError for a step that the epoch does not have.
         """
         for step in steps:
-            self._plan.split(0).batch(step)  # checks the step
+            self._plan.split(0).places(step)  # checks the step
             yield LoadedStep(step, self.batch(step), self._numbers(step), NONE_LEFT, NONE_LEFT)
 
     def batch(self, number: int) -> tuple[Any, Labels]:

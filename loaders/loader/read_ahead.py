@@ -64,11 +64,11 @@ class ShardStream:
         order: npt.NDArray[np.int64],
         chosen: Records | None = None,
     ) -> ShardStream:
-        """Return the stream of these shards; ``order`` has their positions."""
+        """Return the stream of the shards at these positions, ``order``, which may be a part of all."""
         sizes = np.array([shard.size for shard in shards], np.int64)
         records = np.array([shard.records for shard in shards], np.int64)
         ends, record_ends = np.cumsum(sizes[order]), np.cumsum(records)
-        starts = np.empty(len(shards))
+        starts = np.zeros(len(shards))
         starts[order] = ends - sizes[order]
         slopes = sizes / np.maximum(1, records)
         bases = starts - (record_ends - records) * slopes

@@ -8,7 +8,7 @@ is the same on every platform and with every numpy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,18 +41,24 @@ class DisplacedOrder:
     its state at this time on. The results are the numbers of a ``stream``, a function of (start, stop), or i.
     Not thread-safe.
 
-    Blocks of 65,536 numbers, or of a window, are computed when they are asked for, and three are kept.
+    Blocks of ``block`` numbers, or of a window, are computed when they are asked for, and three are kept.
     """
 
     def __init__(
-        self, count: int, *, window: int, bits: np.random.Philox, stream: Stream | None = None
+        self,
+        count: int,
+        *,
+        window: int,
+        bits: np.random.Philox,
+        stream: Stream | None = None,
+        block: int = BLOCK,
     ) -> None:
         self._count = count
         self._window = window
         self._bits = bits
         self._begin = bits.state
         self._stream = stream
-        self._size = max(BLOCK, window)
+        self._size = max(block, window)
         self._computed = 0
         self._kept: dict[int, OrderBlock] = {}
 
@@ -147,28 +153,3 @@ class DisplacedOrder:
 def permutation(count: int, bits: np.random.Philox) -> Records:
     """Return 0 .. ``count`` - 1 in random order."""
     return DisplacedOrder(count, window=count, bits=bits)[:]
-
-
-class RecordRuns:
-    """Runs of adjacent record numbers, one after the other: each begins at one of ``firsts``."""
-
-    def __init__(self, firsts: Records, counts: Records) -> None:
-        self._ends = np.cumsum(counts)
-        self._offsets = firsts - (self._ends - counts)
-
-    @classmethod
-    def of_shards(cls, shard_counts: Sequence[int], order: npt.NDArray[np.int64]) -> RecordRuns:
-        """Return the records of all shards, which have these counts in stored order, in this order."""
-        counts = np.asarray(shard_counts, np.int64)
-        firsts = np.cumsum(counts) - counts
-        return cls(firsts[order], counts[order])
-
-    def part(self, start: int, stop: int) -> Records:
-        """Return the record numbers from place ``start`` to ``stop``."""
-        runs = slice(
-            int(np.searchsorted(self._ends, start, side="right")),
-            int(np.searchsorted(self._ends, stop, side="left")) + 1,
-        )
-        numbers = np.repeat(self._offsets[runs], np.diff(np.minimum(self._ends[runs], stop), prepend=start))
-        numbers += np.arange(start, stop, dtype=np.int64)
-        return numbers

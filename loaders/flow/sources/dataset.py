@@ -23,9 +23,8 @@ from shardprep.loaders.loader.options import plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.loader.wanted_columns import WantedColumns
-from shardprep.loaders.order.displaced_order import DisplacedOrder
 from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
 
 from .item_fetch import ItemFetch, ItemKey
 from .record_fetch import ColumnFetch, Key, RecordFetch
@@ -73,7 +72,7 @@ class FromDataset(Fetched):
             Subset(dataset),
             shuffle=shuffle,
             seed=seed_of(seed),
-            batch_size=1,
+            batch_size=getattr(shuffle, "partitions", 1),  # a flow's steps are items; it has no ranks
             rank=0,
             world_size=1,
             drop_last=False,
@@ -149,7 +148,7 @@ class SavedItems(FromDataset):
         return number, shard, ordinal, key, label, crc32c
 
 
-def _announced(ahead: ReadAhead, order: DisplacedOrder, places: Iterable[int]) -> Iterator[int]:
+def _announced(ahead: ReadAhead, order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
     """Yield these places; announce further records while they are in order."""
     due = 0
     for place in places:

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_order import displaced, whole_order
 
-from shardprep.loaders.order import displaced_order
+from shardprep.loaders.order import partitions
 from shardprep.loaders.order.displaced_order import MAX_RECORDS, DisplacedOrder, Records
 from shardprep.loaders.order.epoch import Epoch, EpochPlan
-from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, RankSplit, Shuffle, epoch_order
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle, epoch_order
+from shardprep.loaders.order.rank_split import RankSplit
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 shard_counts = st.lists(st.integers(0, 60), max_size=8)
@@ -42,7 +43,7 @@ def test_every_range_and_every_place_is_that_of_the_whole_order(
     data: st.DataObject,
 ) -> None:
     expected = whole_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
-    with patch.object(displaced_order, "BLOCK", block):
+    with patch.object(partitions, "BLOCK", block):
         order = epoch_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
     places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=30)) if len(expected) else []
 
@@ -75,7 +76,7 @@ def test_every_batch_of_every_rank_is_that_of_the_whole_order_wherever_an_epoch_
         plan = EpochPlan("x", tuple(counts), shuffle, 5, batch_size, rank, world_size, drop_last)
         split = RankSplit(len(expected), batch_size, rank, world_size, drop_last, start)
         places = [split.batch(step) for step in range(len(split))]
-        with patch.object(displaced_order, "BLOCK", block):
+        with patch.object(partitions, "BLOCK", block):
             epoch = Epoch(plan, 2, start=start)
             batches = list(epoch.batches())
 
@@ -118,8 +119,8 @@ def counting_blocks(computed: list[int]) -> DisplacedOrder:
         computed.append(start)
         return np.arange(start, stop)
 
-    with patch.object(displaced_order, "BLOCK", 20):
-        return DisplacedOrder(1000, window=10, bits=keyed_bits(Purpose.FLOW, seed=0, epoch=0), stream=stream)
+    bits = keyed_bits(Purpose.FLOW, seed=0, epoch=0)
+    return DisplacedOrder(1000, window=10, bits=bits, stream=stream, block=20)
 
 
 def test_an_epoch_in_order_computes_each_block_once() -> None:

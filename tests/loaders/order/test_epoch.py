@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import GlobalShuffle, LocalShuffle, Receipt
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
-from shardprep.loaders.order.epoch_order import RankSplit, Shuffle
+from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.rank_split import RankSplit
 
 SHARDS = (13, 5, 0, 20, 2)
 RECORDS = sum(SHARDS)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order.displaced_order import MAX_RECORDS, Records
-from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, RankSplit, epoch_order
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, epoch_order
+from shardprep.loaders.order.rank_split import RankSplit
 
 shard_counts = st.lists(st.integers(0, 40), max_size=8)
 shuffles = st.none() | st.just(GlobalShuffle()) | st.builds(LocalShuffle, st.integers(1, 200))
