@@ -8,6 +8,7 @@ from shardprep.formats.conversion.joining.join import Joined, join
 from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
+from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
@@ -45,6 +46,7 @@ from .progress import Progress
 
 __all__ = [
     "BadImage",
+    "BadItem",
     "BadTarget",
     "ConvertOptions",
     "Converted",

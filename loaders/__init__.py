@@ -11,6 +11,7 @@ from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.order.class_mixing import SortedByClass
 from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle
 from shardprep.loaders.order.receipt import Receipt
+from shardprep.loaders.order.shuffle_quality import ShuffleQuality
 from shardprep.loaders.transforms.augment import ColorJitter
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, TransformInput
 from shardprep.loaders.transforms.decode import decode_rgb
@@ -33,6 +34,7 @@ __all__ = [
     "LoaderStats",
     "LocalShuffle",
     "Receipt",
+    "ShuffleQuality",
     "SlotsHeld",
     "SortedByClass",
     "StageLoad",

@@ -90,6 +90,12 @@ class SweptType(click.ParamType[Swept]):
     metavar="NAME,NAME",
     help="Read these columns only; without 'image' among them, and for records without images, --transform is none.  [default: all]",
 )
+@click.option(
+    "--shuffle-quality",
+    "mixing",
+    is_flag=True,
+    help="Also how well the batches are mixed, beside a full shuffle: from the order alone.",
+)
 @progress_option
 @json_option
 @click.pass_context
@@ -107,6 +113,7 @@ def bench_loader(
     trace: Path | None,
     disk: Path | None,
     columns: str | None,
+    mixing: bool,
     form: Form,
     as_json: bool,
 ) -> None:
@@ -142,6 +149,7 @@ def bench_loader(
         explain=explain,
         trace=trace,
         watched=form == "bar",
+        mixing=mixing,
         disk=DiskProfile.load(disk) if disk else None,
     )
     work = LoaderBenching(lambda path: measured(partial(make, path)), explain)

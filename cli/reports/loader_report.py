@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardprep.cli.console.output import count_of, print_fields, say, size
 
 if TYPE_CHECKING:
-    from shardprep.loaders import StageLoad
+    from shardprep.loaders import ShuffleQuality, StageLoad
     from shardprep.loaders.measuring.loader_bench import LoaderBench, Sweep
     from shardprep.loaders.measuring.loader_speed import LoaderSpeed
     from shardprep.loaders.measuring.probes import Probes
@@ -30,7 +30,11 @@ def print_report(dataset: Path, found: LoaderBench, *, explain: bool) -> None:
         _print_lines(("", *load_lines(speed.stats.loads)))
     if found.probes:
         _print_lines(("", *probe_lines(found.probes)))
+    if found.shuffle_quality:
+        _print_lines(("", *quality_lines(found.shuffle_quality)))
     say()
+    if found.shuffle_quality:
+        say(found.shuffle_quality.sentence)
     if found.disk:
         say(found.disk.sentence)
     say(found.sentence)
@@ -97,6 +101,21 @@ def probe_lines(probes: Probes) -> Iterator[str]:
     if probes.confirmed is not None:
         yes = "confirm" if probes.confirmed else "do not confirm"
         yield f"  The probes {yes} that {probes.limit} limits."
+
+
+def quality_lines(found: ShuffleQuality) -> Iterator[str]:
+    """Yield what was measured of the shuffle, beside a full one."""
+    yield f"  {'shuffle':32}{'found':>12}{'full shuffle':>15}"
+    yield f"  {'classes in a batch':32}{found.classes.found:>12,.1f}{found.classes.expected:>15,.1f}"
+    yield f"  {'fewest classes in a batch':32}{found.fewest:>12,}"
+    yield f"  {'standard deviations apart':32}{found.distance:>12,.1f}{0:>15.1f}"
+    moved, third = found.displacement, found.records / 3
+    yield f"  {'places moved, mean':32}{moved.mean:>12,.0f}{third:>15,.0f}"
+    yield f"  {'places moved, 5 % and 95 %':32}{f'{moved.p5:,.0f} {moved.p95:,.0f}':>27}"
+    if apart := found.stored_neighbours:
+        yield f"  {'places between stored neighbours':32}{apart.found:>12,.0f}{apart.expected:>15,.0f}"
+    again = found.meet_again
+    yield f"  {'neighbours that meet again':32}{again.found:>12.3%}{again.expected:>15.3%}"
 
 
 def sweep_lines(sweep: Sweep) -> Iterator[str]:

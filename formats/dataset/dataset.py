@@ -21,6 +21,7 @@ from shardprep.formats.containers.blocks import Block, blocks_in, blocks_of
 from shardprep.formats.containers.container import ShardReader
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.table import Rows
+from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.printable import printable
 from shardprep.formats.records.record import CropReadyRecord, Record
@@ -145,3 +146,12 @@ def open_dataset(path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") 
     folder of splits, which it names.
     """
     return Dataset(path, labels=labels)
+
+
+def open_unreplaced(folder: Path, root: str) -> Dataset:
+    """Open the dataset that was listed as a source. Raises SourceDamaged if its ``root`` is another now."""
+    dataset = Dataset(folder)
+    if dataset.manifest.root != root:
+        dataset.close()
+        raise SourceDamaged("was replaced by another dataset; repeat the command", path=folder)
+    return dataset

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.dataset import Dataset, open_unreplaced
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.dataset.splits import splits_of
 from shardprep.formats.dataset.table_checks import checked_boxes, checked_column, checked_index
-from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.sources.listing.source import (
     Archive,
@@ -131,11 +130,7 @@ class RecordReader(ByteReader):
         self._dataset: Dataset | None = None
 
     def __enter__(self) -> RecordReader:
-        dataset = Dataset(self._folder)
-        if dataset.manifest.root != self._root:
-            dataset.close()
-            raise SourceDamaged("was replaced by another dataset; repeat the command", path=self._folder)
-        self._dataset = dataset
+        self._dataset = open_unreplaced(self._folder, self._root)
         return self
 
     def __exit__(self, *exc: object) -> None:

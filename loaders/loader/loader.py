@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.containers.blocks import Block, blocks_of
 from shardprep.formats.dataset.dataset import open_dataset
 from shardprep.formats.dataset.table_checks import box_table
 from shardprep.formats.errors import UsageError
@@ -28,6 +27,7 @@ from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.ranks import refuse_other_rank
+from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
 from .epoch_loader import EpochLoader
@@ -35,7 +35,7 @@ from .identity import loader_identity
 from .options import check_reading, described, key_of, layout_of, plan_of, worker_count
 from .read_ahead import ReadAhead, ShardStream
 from .results import Wanted, results_of, without
-from .shard_task import ShardWork, items_of
+from .shard_task import ShardWork, blocks_read, items_of
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
 from .wanted_columns import WantedColumns
@@ -203,7 +203,7 @@ class Loader(Owned, EpochLoader):
         if shards is None or not self._read_ahead:
             yield []
             return
-        files, ahead = self._read_blocks(), []
+        files, ahead = blocks_read(self.dataset, self._work), []
         total = sum(block.size for blocks in files for block in blocks)
         with ExitStack() as opened:
             for blocks in files:
@@ -211,13 +211,6 @@ class Loader(Owned, EpochLoader):
                 budget = self._read_ahead * sum(block.size for block in blocks) // total
                 ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget))))
             yield ahead
-
-    def _read_blocks(self) -> list[tuple[Block, ...]]:
-        """The blocks of the images and of each column that has shards, as far as they are read."""
-        of_images = [self.dataset.blocks] if self._work.with_image else []
-        is_in_place = self.dataset.manifest.archive is not None  # its blocks are not those of columns
-        columns = () if is_in_place else self._work.columns
-        return of_images + [blocks_of(column.shards) for column in columns if column.shards]
 
     def _items(self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]) -> Iterator[Wanted]:
         """Yield the items of each batch, and report their records to the read-ahead."""
@@ -283,6 +276,10 @@ class Loader(Owned, EpochLoader):
             image_bytes=self._subset.mean_image,
             crop_ready=self._subset.crop_ready,
         )
+
+    def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
+        """Return how well the batches of an epoch are mixed, beside a full shuffle. Reads no record."""
+        return shuffle_quality(self._plan, self._subset.labels, epoch)
 
     def __repr__(self) -> str:
         records, of, plan = len(self._subset), len(self.dataset), self._plan

@@ -70,8 +70,7 @@ def check_reading(on_bad_record: object, read_ahead: int) -> None:
 
 
 def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
-    records, labels = len(subset), subset.dataset.index["label"][subset.numbers]
-    classes = len(np.unique(labels))
+    records, classes = len(subset), len(np.unique(subset.labels))
     mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
     window = shuffle.window_of(records)
     instead = "convert it to shards" if subset.dataset.manifest.archive else "convert without --order key"

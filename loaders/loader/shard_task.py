@@ -15,11 +15,13 @@ from shardprep.formats.columns.box_table import BoxTable, OpenBoxes
 from shardprep.formats.columns.column_entry import ColumnEntry
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import OpenColumns
+from shardprep.formats.containers.blocks import Block, blocks_of
 from shardprep.formats.containers.container import Indexed, Room, ShardReader
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.containers.table import Rows
+from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.processes.one_thread import use_one_thread
@@ -78,6 +80,14 @@ def items_of(index: Rows, numbers: Records, epoch: int) -> Items:
         items[column] = rows[column]
     items["crop_ready"] = rows["flags"] & ImageFlag.CROP_READY != 0
     return items
+
+
+def blocks_read(dataset: Dataset, work: ShardWork) -> list[tuple[Block, ...]]:
+    """Return the blocks of the images and of each column that has shards, as far as ``work`` reads them."""
+    of_images = [dataset.blocks] if work.with_image else []
+    is_in_place = dataset.manifest.archive is not None  # its blocks are not those of columns
+    columns = () if is_in_place else work.columns
+    return of_images + [blocks_of(column.shards) for column in columns if column.shards]
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,12 @@ class Subset:
         return np.count_nonzero(flags & ImageFlag.CROP_READY) / max(1, len(self))
 
     @property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """The labels in the index, by place."""
+        labels: npt.NDArray[np.int32] = self.dataset.index["label"]
+        return labels if self.chosen is None else labels[self.chosen]
+
+    @property
     def numbers(self) -> Records:
         """The record numbers, by place."""
         return np.arange(len(self)) if self.chosen is None else self.chosen.copy()

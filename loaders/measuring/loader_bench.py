@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from shardprep.loaders.order.shuffle_quality import ShuffleQuality
 from shardprep.loaders.transforms.contract import Transform
 
 from .disk import DiskProfile
@@ -108,12 +109,16 @@ class AgainstDisk:
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """The ``speed`` of a loader, with the fastest value of ``sweep``; None for parts not measured."""
+    """The ``speed`` of a loader, with the fastest value of ``sweep``; None for parts not measured.
+
+    ``shuffle_quality`` is that of the first epoch.
+    """
 
     speed: LoaderSpeed
     sweep: Sweep | None
     probes: Probes | None
     disk: AgainstDisk | None
+    shuffle_quality: ShuffleQuality | None = None
 
     @property
     def sentence(self) -> str:
@@ -122,7 +127,12 @@ class LoaderBench:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types; docs/bench-loader.md lists the keys."""
-        others = {"sweep": self.sweep, "probes": self.probes, "disk": self.disk}
+        others = {
+            "sweep": self.sweep,
+            "probes": self.probes,
+            "disk": self.disk,
+            "shuffle_quality": self.shuffle_quality,
+        }
         return self.speed.to_json() | {
             name: part.to_json() if part else None for name, part in others.items()
         }
@@ -138,13 +148,14 @@ def bench(
     trace: str | os.PathLike[str] | None = None,
     disk: DiskProfile | None = None,
     watched: bool = True,
+    mixing: bool = False,
 ) -> LoaderBench:
     """Measure the loader that ``make`` makes for ``seconds``, or for each value of the ``swept`` option.
 
     ``explain`` adds probes of a quarter of that time each, if there is a verdict to check; after too short a
     run there is none. ``trace`` names a file for a Chrome trace; after a sweep it is of one more run with the
-    fastest value. ``watched`` shows the progress in a bar on a terminal or in a notebook. Raises what the
-    loader raises, and OSError.
+    fastest value. ``watched`` shows the progress in a bar on a terminal or in a notebook. ``mixing`` adds the
+    quality of the shuffle. Raises what the loader raises, and OSError.
     """
     tried = sweep(make, *swept, seconds=seconds, watched=watched) if swept else None
     if tried:
@@ -160,4 +171,10 @@ def bench(
         if explain and speed.verdict
         else None,
         disk=AgainstDisk.of(speed, disk) if disk else None,
+        shuffle_quality=_shuffle_quality(make) if mixing else None,
     )
+
+
+def _shuffle_quality(make: MakeLoader) -> ShuffleQuality:
+    with make(workers=0) as loader:
+        return loader.shuffle_quality()

@@ -34,7 +34,7 @@ from .run_folder import (
 )
 
 PLAN_NAME = "plan.json"
-RESTART = ", or add --restart to discard what it did"
+RESTART = ", or discard what it did with --restart (in Python restart=True)"
 OUTPUT_FILES = re.compile(
     r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
     r"(quarantine|provenance)\.json"
@@ -181,7 +181,8 @@ def _parsed(path: Path) -> dict[str, Any]:
         begun: dict[str, Any] = parse_canonical_json(path.read_bytes())
     except ValueError as error:
         raise PlanMismatch(
-            f"cannot be read ({error}); add --restart to discard the unfinished conversion", path=path
+            f"cannot be read ({error}); --restart (in Python restart=True) discards the unfinished work",
+            path=path,
         ) from error
     return begun
 

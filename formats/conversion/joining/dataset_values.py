@@ -11,11 +11,11 @@ import numpy.typing as npt
 from shardprep.formats.columns.column_choice import ColumnChoice
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.schema import Field
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.dataset import Dataset, open_unreplaced
 from shardprep.formats.dataset.manifest import read_manifest
 from shardprep.formats.dataset.splits import splits_of
 from shardprep.formats.dataset.table_checks import checked_index
-from shardprep.formats.errors import SourceDamaged, UsageError
+from shardprep.formats.errors import UsageError
 
 from .joined_values import JoinedColumn, JoinedValues
 from .matching import Keys, matched
@@ -51,11 +51,7 @@ class DatasetValues(JoinedValues):
     _dataset: Dataset | None = field(default=None, init=False, repr=False, compare=False)
 
     def __enter__(self) -> DatasetValues:
-        dataset = Dataset(self.folder)
-        if dataset.manifest.root != self.root:
-            dataset.close()
-            raise SourceDamaged("was replaced by another dataset; repeat the command", path=self.folder)
-        self._dataset = dataset
+        self._dataset = open_unreplaced(self.folder, self.root)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -176,6 +176,7 @@ def everything(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     full_profile().save(folder / "disk.json")
     words = ["bench-loader", dataset, "--seconds", "0.2", "--batch-size", "4", "--size", "32", "--explain"]
     words += ["--sweep", "workers=1,2", "--disk", folder / "disk.json", "--trace", folder / "trace.json"]
+    words += ["--shuffle-quality"]
     found: list[LoaderBench] = []
 
     def once(*args: Any, **options: Any) -> LoaderBench:
@@ -200,6 +201,7 @@ def test_all_that_was_asked_for_is_told_and_the_verdict_last(everything: tuple[s
         "µs/image",
         "hand-over",
         "without decoding",
+        "neighbours that meet again",
     ):
         assert word in text
     assert "this disk reads 200 MB/s cold" in text
@@ -229,7 +231,7 @@ def test_what_was_not_asked_for_is_null(dataset: Path) -> None:
     )
     figures = json.loads(asked.stdout)
 
-    assert [figures[name] for name in ("sweep", "probes", "disk")] == [None, None, None]
+    assert [figures[name] for name in ("sweep", "probes", "disk", "shuffle_quality")] == [None] * 4
     assert figures["images"] > 0
     assert figures["bytes_per_second"] > figures["images_per_second"]
 

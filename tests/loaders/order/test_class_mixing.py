@@ -25,6 +25,7 @@ MANY = [
     ClassMixing(60_000, 100, 5_000, 128),
     ClassMixing(60_000, 100, 60_000, 32),
     ClassMixing(100_000, 100, 250, 32),
+    ClassMixing(60_000, 100, 60, 64),
 ]
 FEW = [
     ClassMixing(5_000, 10, 1_000, 32),
