@@ -19,10 +19,11 @@ from shardprep.cli.commands.export import export
 from shardprep.cli.commands.index import index
 from shardprep.cli.commands.inspect import inspect
 from shardprep.cli.commands.join import join
-from shardprep.cli.commands.keygen import keygen
+from shardprep.cli.commands.network.fetch import fetch
+from shardprep.cli.commands.network.keygen import keygen
+from shardprep.cli.commands.network.serve import serve
 from shardprep.cli.commands.repair import repair
 from shardprep.cli.commands.sample import sample
-from shardprep.cli.commands.serve import serve
 from shardprep.cli.commands.verify import verify
 from shardprep.cli.console.failures import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
 from shardprep.formats.errors import ShardprepError
@@ -50,7 +51,7 @@ def cli() -> None:
 
 
 COMMANDS = (
-    sample, convert, index, join, verify, inspect, repair, export, bench_disk, bench_loader, serve, keygen, demo,
+    sample, convert, index, join, verify, inspect, repair, fetch, export, bench_disk, bench_loader, serve, keygen, demo,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -11,6 +11,8 @@ from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.fetching.fetch import fetch
+from shardprep.formats.dataset.fetching.fetched_dataset import FetchedDataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
@@ -55,6 +57,7 @@ __all__ = [
     "Dataset",
     "DryRun",
     "Exported",
+    "FetchedDataset",
     "Field",
     "Finding",
     "ImageFlag",
@@ -87,6 +90,7 @@ __all__ = [
     "WorkerDied",
     "convert",
     "export",
+    "fetch",
     "join",
     "make_sample",
     "open_dataset",

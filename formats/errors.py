@@ -20,6 +20,8 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   │   └── ChildDied (formats/processes/child_process.py)  reading or decoding crashed a process
     │   ├── CorruptRecord  a record's bytes do not match its checksum
     │   ├── BadValue (formats/columns/codec.py)  a value that its column cannot hold
+    │   ├── RemoteMissing (formats/system/storage/failures.py)  a file is not in the bucket or on the server
+    │   ├── RemoteDamaged (formats/dataset/fetching/download.py)  a server sends another file
     │   ├── BadItem (formats/conversion/writing/item_coder.py)  an item to save that does not fit the others
     │   └── FrameDamaged (loaders/frames/bounds.py)  a message that is not a frame
     ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
@@ -28,6 +30,10 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   ├── WorkerDied  a worker process ended before its work did
     │   ├── ChildLost (formats/processes/child_process.py)  a process was killed, or took too long
     │   ├── WorkFailed (loaders/engine/protocol/worker_errors.py)  an exception that cannot be pickled
+    │   ├── RemoteFailed (formats/system/storage/failures.py)  a bucket or a server does not answer
+    │   │   ├── RemoteDenied (formats/system/storage/failures.py)  it gives no access
+    │   │   ├── AnswerBroken (formats/system/storage/failures.py)  its answer broke off
+    │   │   └── RangeRefused (formats/system/storage/failures.py)  it sends no parts of files
     │   ├── SenderFailed (loaders/frames/receiver.py)  a sender reported an error, or is gone
     │   ├── ReceiverGone (loaders/frames/sender.py)  the receiver is closed or gone
     │   ├── NotAdmitted (loaders/remote/auth/sender_auth.py)  the receiver does not know the sender's key

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} images, {elapsed}<{remaining}{postfix}"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {elapsed}<{remaining}{postfix}"
 
 
 class Progress(Protocol):
@@ -27,7 +27,10 @@ class Progress(Protocol):
         """Show a line to the user."""
 
     def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
-        """Begin a task of this many records and bytes (``size``); it ends with the context."""
+        """Begin a task of this many records and bytes (``size``); it ends with the context.
+
+        Without records it is a task of bytes alone, as a download.
+        """
 
     def at(self, records: int, size: int) -> None:
         """Update the number of records and bytes (``size``) of the task that are done."""
@@ -70,7 +73,11 @@ class NotebookProgress:
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
         """Show a bar during the work."""
         self._began = time.monotonic()
-        with bar_class()(total=records, desc=title, leave=False, bar_format=BAR) as self._bar:
+        total, form = (
+            records or size,
+            {"unit": "images"} if records else {"unit": "bytes", "unit_scale": True},
+        )
+        with bar_class()(total=total, desc=title, leave=False, bar_format=BAR, **form) as self._bar:
             yield
 
     def at(self, records: int, size: int) -> None:
@@ -78,7 +85,7 @@ class NotebookProgress:
         if self._bar is not None:
             rate = size / max(time.monotonic() - self._began, 1e-9) / 1e6
             self._bar.set_postfix_str(f"{rate:,.0f} MB/s", refresh=False)
-            self._bar.update(records - self._bar.n)
+            self._bar.update((records or size) - self._bar.n)
 
 
 def shown(progress: Progress | None) -> Progress:

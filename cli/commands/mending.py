@@ -19,7 +19,7 @@ from .index import index
 
 MOST_PROVENANCE_BYTES = 1 << 20
 
-GOES_ON = "next: the prep convert command that began it; it goes on from there"
+GOES_ON = "next: the prep command that began it, such as prep convert; it goes on from there"
 CONVERT_AGAIN = (
     "next: the prep convert command that made it (provenance.json has it), into another folder; or put "
     "manifest.json back from a copy"

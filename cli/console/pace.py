@@ -19,16 +19,17 @@ class Sample(NamedTuple):
 
 
 class Pace:
-    """How far a task of so many records and bytes is, and how fast it goes on."""
+    """How far a task of so many records and bytes is, and how fast it goes on; without records, of bytes."""
 
     def __init__(self, records: int, size: int) -> None:
-        self._all, self._sized = records, size > 0
+        self._records, self.counts_bytes = records, size > 0 and not records
+        self.total, self._sized = size if self.counts_bytes else records, size > 0
         self._samples = deque([Sample(time.monotonic(), 0, 0)])
 
     def at(self, records: int, size: int) -> None:
         """Take the number of records and bytes that are done now."""
         now = time.monotonic()
-        self._samples.append(Sample(now, min(records, self._all), size))
+        self._samples.append(Sample(now, min(records, self._records), size))
         while len(self._samples) > 2 and self._samples[1].time < now - WINDOW_S:
             self._samples.popleft()
 
@@ -38,9 +39,14 @@ class Pace:
         return self._samples[-1].records
 
     @property
+    def done(self) -> int:
+        """The number of records, or of bytes, that are done, at most all."""
+        return min(self._samples[-1].size, self.total) if self.counts_bytes else self.records
+
+    @property
     def share(self) -> float:
         """The share that is done, 0 to 1."""
-        return self.records / self._all if self._all else 1.0
+        return self.done / self.total if self.total else 1.0
 
     @property
     def images_per_second(self) -> float | None:
@@ -50,7 +56,7 @@ class Pace:
     def rates(self) -> list[str]:
         """Return images/s, and MB/s if there are bytes, as far as they are known."""
         images, size = self.images_per_second, self._rate("size")
-        found = [] if images is None else [f"{images:,.0f} images/s"]
+        found = [] if images is None or self.counts_bytes else [f"{images:,.0f} images/s"]
         return found if size is None or not self._sized else [*found, f"{size / 1e6:,.0f} MB/s"]
 
     def left(self) -> str:
@@ -59,7 +65,8 @@ class Pace:
         >>> Pace(0, 0).left()
         '0:00'
         """
-        rate, missing = self.images_per_second, self._all - self.records
+        rate = self._rate("size" if self.counts_bytes else "records")
+        missing = self.total - self.done
         if not missing:
             return clock(0)
         return clock(missing / rate) if rate else "?"

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from shardprep.formats.progress import NoProgress, Progress
 
 from .output import count_of, say
+from .output import size as size_of
 from .pace import Pace
 
 Form = Literal["never", "plain", "bar"]
@@ -68,7 +69,9 @@ class BarProgress:
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
         """Show a bar during the work; clear it at the end."""
         self._pace = Pace(records, size)
-        with new_bar(total=records, desc=title, bar_format=f"{title}: {{percentage:3.0f}}%|{{bar}}|") as bar:
+        with new_bar(
+            total=self._pace.total, desc=title, bar_format=f"{title}: {{percentage:3.0f}}%|{{bar}}|"
+        ) as bar:
             self._bar = bar
             yield
 
@@ -79,7 +82,7 @@ class BarProgress:
             room = (self._bar.format_dict["ncols"] or 80) - len(self._bar.desc) - BESIDE_BAR
             text = fitting(self._pace, room - LEAST_BAR)
             self._bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
-            self._bar.update(self._pace.records - self._bar.n)
+            self._bar.update(self._pace.done - self._bar.n)
 
 
 def fitting(pace: Pace, width: int) -> str:
@@ -89,7 +92,7 @@ def fitting(pace: Pace, width: int) -> str:
     ('0 images, 0:00 left', '0:00 left')
     """
     left, rates = f"{pace.left()} left", pace.rates()
-    done = f"{pace.records:,} images"
+    done = size_of(pace.done) if pace.counts_bytes else f"{pace.done:,} images"
     texts = (", ".join(parts) for parts in ([done, *rates, left], [*rates, left], [*rates[:1], left]))
     return next((text for text in texts if len(text) <= width), left)
 
@@ -102,7 +105,7 @@ class PlainProgress:
         self._title, self._pace = "", Pace(0, 0)
         self._next = 0.0
         self._shards = ""
-        self._shown = 0  # records, in the last line
+        self._shown = 0  # records or bytes, in the last line
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -125,12 +128,12 @@ class PlainProgress:
     def shards(self, done: int, total: int) -> None:
         """Print a line, unless the shards were found finished, and were not built."""
         self._shards = f"{done:,} of {count_of(total, 'shard')}"
-        if self._shown != self._pace.records or done == total:
+        if self._shown != self._pace.done or done == total:
             self._print()
 
     def _print(self) -> None:
         pace = self._pace
         self._next = time.monotonic() + self._interval_s
-        self._shown = pace.records
+        self._shown = pace.done
         state = [f"{pace.share:.0%}", self._shards, *pace.rates(), f"{pace.left()} left"]
         stamped(f"{self._title}: {', '.join(part for part in state if part)}")

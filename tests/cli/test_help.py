@@ -17,6 +17,7 @@ IN_ORDER = [
     "verify",
     "inspect",
     "repair",
+    "fetch",
     "export",
     "bench-disk",
     "bench-loader",

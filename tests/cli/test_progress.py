@@ -17,7 +17,17 @@ LINE = re.compile(
     r"\d\d:\d\d:\d\d convert train: (?P<share>\d+)%, (?P<done>\d+) of (?P<total>\d+) shards?"
     r"(, [\d,]+ images/s, [\d,]+ MB/s)?, (\d+:\d\d|\?) left"
 )
-WITH_A_BAR = ["sample", "convert", "verify", "repair", "export", "bench-disk", "bench-loader", "serve"]
+WITH_A_BAR = [
+    "sample",
+    "convert",
+    "verify",
+    "repair",
+    "fetch",
+    "export",
+    "bench-disk",
+    "bench-loader",
+    "serve",
+]
 
 
 def convert(archives: Path, output: Path, *words: object) -> list[object]:
@@ -117,6 +127,15 @@ def test_the_rate_and_the_time_left_are_unknown_at_first() -> None:
     assert (pace.share, pace.rates(), pace.left()) == (0, [], "?")
     pace.at(10, 0)
     assert (pace.share, pace.left()) == (1, "0:00")
+
+
+def test_a_task_without_records_is_one_of_bytes() -> None:
+    pace = Pace(0, 4_000_000)
+    time.sleep(0.06)
+    pace.at(0, 1_000_000)
+
+    assert pace.share == 0.25
+    assert re.fullmatch(r"1\.0 MB, [\d,]+ MB/s, \d:\d\d left", fitting(pace, 80))
 
 
 def test_more_than_was_announced_is_all_of_it() -> None:

@@ -1,0 +1,1 @@
+"""The sub-commands of ``prep`` that work over a network."""

@@ -1,0 +1,123 @@
+"""``prep fetch``: copy a published dataset from object storage or a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardprep.cli.console.options import ANY_PATH, examples, json_option, progress_option
+from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
+from shardprep.cli.console.progress import Form, progress_in
+from shardprep.formats import FetchedDataset
+from shardprep.formats import fetch as fetch_dataset
+
+MOST_SHARDS = 1_000_000
+
+
+class ShardNumbers(click.ParamType[list[int]]):
+    """Numbers and ranges of shards, such as 0-9,12."""
+
+    name = "shards"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            ranges = [_range_of(part) for part in value.split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not numbers such as 0-9 or 3,5,7", param, ctx)
+        return sorted({number for numbers in ranges for number in numbers})
+
+
+def _range_of(text: str) -> range:
+    """Return the numbers from the first to the last, both included. Raises ValueError."""
+    first, _, last = text.partition("-")
+    numbers = range(int(first), int(last or first) + 1)
+    if not 0 < len(numbers) <= MOST_SHARDS:
+        raise ValueError
+    return numbers
+
+
+@click.command(
+    short_help="Copy datasets from object storage or a server, verified.",
+    epilog=examples(
+        "fetch s3://bucket/shards shards",
+        "fetch https://host/shards/train train --shards 0-9",
+    ),
+)
+@click.argument("url")
+@click.argument("folder", type=ANY_PATH)
+@click.option("--shards", type=ShardNumbers(), metavar="NUMBERS", help="Only these, such as 0-9 or 3,5,7.")
+@click.option(
+    "--at-once", type=click.IntRange(1, 256), default=8, show_default=True, help="Files at the same time."
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 1000),
+    default=10,
+    show_default=True,
+    help="How often a request that failed is sent again.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="Without a byte, after which a request has failed.",
+)
+@progress_option
+@json_option
+def fetch(url: str, folder: Path, form: Form, as_json: bool, **chosen: Any) -> None:
+    """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
+
+    URL is s3://, gs://, az://, https://, http:// or file://; credentials are found in the environment.
+    Interrupted in any way, the same command goes on. What is there and right is kept, what is damaged
+    is fetched anew.
+    """
+    done = fetch_dataset(url, folder, progress=progress_in(form), **chosen)
+    if as_json:
+        print_json({"splits": [_for_machines(one) for one in done]})
+        return
+    for one in done:
+        _print(one)
+    if all(one.complete for one in done):
+        say_next("inspect", folder)
+    else:
+        say("next: the same command without --shards; it fetches what is missing, and makes it a dataset")
+
+
+def _bytes_of(done: FetchedDataset, names: tuple[str, ...]) -> int:
+    sizes = {file.name: file.size for file in done.manifest.files}
+    return sum(sizes[name] for name in names)
+
+
+def _print(done: FetchedDataset) -> None:
+    manifest = done.manifest
+    fetched, kept = (size(_bytes_of(done, names)) for names in (done.fetched, done.kept))
+    state = f"{fetched} fetched" + (f", {kept} were there" if done.kept else "")
+    if done.complete:
+        shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
+        say(f"{done.path}: {count_of(manifest.records, 'image')} in {shards}, all intact: {state}")
+        print_fields({"root": manifest.root})
+    else:
+        files = f"{len(done.fetched) + len(done.kept):,} of {count_of(len(manifest.files), 'file')}"
+        say(f"{done.path}: {files}, each intact: {state}; not a dataset yet")
+
+
+def _for_machines(done: FetchedDataset) -> dict[str, Any]:
+    return {
+        "path": str(done.path),
+        "url": done.url,
+        "split": done.manifest.split,
+        "records": done.manifest.records,
+        "complete": done.complete,
+        "fetched": list(done.fetched),
+        "fetched_bytes": _bytes_of(done, done.fetched),
+        "kept": list(done.kept),
+        "kept_bytes": _bytes_of(done, done.kept),
+        "root": done.manifest.root,
+    }

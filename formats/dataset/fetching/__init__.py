@@ -1,0 +1,1 @@
+"""Verified copies of published datasets, from object storage or a server."""

@@ -1,0 +1,122 @@
+"""The copying of one or several datasets from one place, each file by a download of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardprep.formats.conversion.building.work_folder import WorkFolder, noting_kept
+from shardprep.formats.conversion.preflight import check_room
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.errors import UsageError
+from shardprep.formats.processes.loop_thread import LoopThread
+from shardprep.formats.progress import Progress, tell_shards
+from shardprep.formats.system.storage.location import Location
+from shardprep.formats.system.storage.remote_folder import RetryPolicy
+
+from .download import Download
+from .fetched_dataset import FetchedDataset
+from .local_copy import LocalCopy
+from .remote_dataset import RemoteDataset, find_datasets
+
+
+def fetched_copies(
+    place: Location,
+    target: Path,
+    shards: Sequence[int] | None,
+    policy: RetryPolicy,
+    *,
+    at_once: int,
+    progress: Progress,
+) -> list[FetchedDataset]:
+    """Copy what is at a place, as :func:`~.fetch.fetch` does."""
+    with LoopThread(threads=at_once) as loop:
+        copies = _copies(loop.run(find_datasets(place, policy)), target, shards, place)
+        for copy in copies:
+            copy.check()
+        check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})
+        work = _Fetching(loop, at_once, progress)
+        return [work.fetched(copy) for copy in copies]
+
+
+def _copies(
+    found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
+) -> list[LocalCopy]:
+    if "" not in found:
+        _check_splits(found, target, shards, place)
+    return [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
+
+
+def _check_splits(
+    found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
+) -> None:
+    if shards is not None:
+        first = place.child(next(iter(found))).url
+        raise UsageError(
+            f"is a folder of splits ({', '.join(found)}): give one of them to choose shards, as {first}",
+            path=place.url,
+        )
+    if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
+        raise UsageError(
+            f"holds one dataset, and {', '.join(found)} would lie in it; choose another folder", path=target
+        )
+
+
+@dataclass(frozen=True)
+class _Fetching:
+    """What is the same for all datasets."""
+
+    loop: LoopThread
+    at_once: int
+    progress: Progress
+
+    def fetched(self, copy: LocalCopy) -> FetchedDataset:
+        with noting_kept(copy.kept), WorkFolder(copy.output) as work_folder:
+            work_folder.claim(copy.guard, work="fetch")
+            if kept := copy.kept():
+                self.progress.note(f"{copy.output}: {kept} already; they are checked")
+            downloads = copy.downloads()
+            self._run(copy.manifest, downloads)
+            complete = copy.finish(work_folder, downloads)
+        names = {is_kept: _names(downloads, is_kept=is_kept) for is_kept in (True, False)}
+        return FetchedDataset(copy.output, copy.url, copy.manifest, names[False], names[True], complete)
+
+    def _run(self, manifest: Manifest, downloads: Sequence[Download]) -> None:
+        names = {shard.name for shard in manifest.shards}
+        shards, told = [each for each in downloads if each.entry.name in names], 0
+
+        def tick() -> None:
+            nonlocal told
+            self.progress.at(0, sum(each.done for each in downloads))
+            if (done := sum(each.is_done for each in shards)) > told:
+                told = done
+                tell_shards(self.progress, done, len(shards))
+
+        size = sum(each.entry.size for each in downloads)
+        with self.progress.task(f"fetch {manifest.split}", records=0, size=size):
+            self.loop.run(_all(downloads, self.at_once), tick)
+
+
+async def _all(downloads: Sequence[Download], at_once: int) -> None:
+    """Run the downloads, some at once; the first failure cancels the others."""
+    waiting = iter(downloads)
+    failure: BaseException
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, len(downloads))):
+                group.create_task(_each(waiting))
+        return
+    except BaseExceptionGroup as error:
+        failure = error.exceptions[0]
+    raise failure
+
+
+async def _each(waiting: Iterator[Download]) -> None:
+    for download in waiting:
+        await download.run()
+
+
+def _names(downloads: Sequence[Download], *, is_kept: bool) -> tuple[str, ...]:
+    return tuple(each.entry.name for each in downloads if each.is_kept == is_kept)

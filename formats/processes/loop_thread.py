@@ -1,0 +1,79 @@
+"""A thread that runs coroutines, while the calling thread stays free for signals."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from shardprep.formats.errors import OperationError
+from shardprep.formats.system.owned import Owned
+
+from .thread_start import starting_thread
+
+POLL_INTERVAL_S = 0.1
+
+T = TypeVar("T")
+
+
+class LoopThread(Owned, AbstractContextManager["LoopThread"]):
+    """An event loop of asyncio in a thread of its own, within the context; ``threads`` for what blocks.
+
+    An exception in the calling thread, such as KeyboardInterrupt, cancels what runs. Leaving the context
+    waits for all that was begun.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> LoopThread:
+        """Start the thread. Raises OperationError if the system allows none."""
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(self._threads, "shardprep-blocking"))
+        self._thread = threading.Thread(target=self._loop.run_forever, name="shardprep-loop", daemon=True)
+        try:
+            with starting_thread():
+                self._thread.start()
+        except OperationError:
+            self._loop.close()
+            raise
+        return self
+
+    def run(self, work: Coroutine[Any, Any, T], tick: Callable[[], None] = lambda: None) -> T:
+        """Run a coroutine and return its result; ``tick`` is called here every 0.1 s, and at the end."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            while not wait([future], POLL_INTERVAL_S).done:
+                tick()
+        except BaseException:
+            future.cancel()
+            raise
+        tick()
+        with starting_thread():  # by a coroutine, for what blocks
+            return future.result()
+
+    def __exit__(self, *exc: object) -> None:
+        asyncio.run_coroutine_threadsafe(_all_ended(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _all_ended() -> None:
+    """Wait for all other tasks, which are cancelled or done, and for the threads."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Call a function that blocks, in a thread. A cancellation waits for it: it may use a descriptor."""
+    future = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise

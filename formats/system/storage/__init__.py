@@ -1,0 +1,1 @@
+"""Object storage and servers of files: places there, and their client."""

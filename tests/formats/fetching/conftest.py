@@ -1,0 +1,41 @@
+"""Buckets with published datasets, and a proxy before their server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from column_datasets import write_columns
+from datasets import converted
+from faulty_proxy import Proxy, faulty_proxy
+from object_server import object_server
+
+
+@pytest.fixture(scope="package")
+def bucket(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that is a bucket: splits in HDF5, a split in LMDB, and one with columns."""
+    folder = tmp_path_factory.mktemp("server") / "bucket"
+    for split in ("train", "val", "test"):
+        converted(archives, folder / "shards" / split, split=split, container="hdf5")
+    converted(archives, folder / "lmdb", shard_size=200_000)
+    write_columns(folder / "columns")
+    return folder
+
+
+@pytest.fixture(scope="package")
+def server(bucket: Path) -> Iterator[int]:
+    """The port of a server of S3."""
+    with object_server(bucket.parent) as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy of the server, which is the endpoint of S3 in this test."""
+    with faulty_proxy(server) as running:
+        for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ALLOW_HTTP"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+        yield running

@@ -1,0 +1,316 @@
+"""A fetched dataset is the published one, byte for byte, or there is an error and no dataset."""
+
+import json
+import multiprocessing
+import shutil
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import pytest
+from datasets import flip, prep_here, tree
+from faulty_proxy import HIDDEN, Proxy
+from resealed import reseal
+
+from shardprep.formats import (
+    FetchedDataset,
+    ManifestDamaged,
+    NoSpace,
+    OutputBusy,
+    PlanMismatch,
+    ShardprepError,
+    UsageError,
+    fetch,
+    verify,
+)
+from shardprep.formats.conversion.building.work_folder import WorkFolder
+from shardprep.formats.dataset.fetching.download import TRIES, RemoteDamaged
+from shardprep.formats.system.storage import remote_folder
+from shardprep.formats.system.storage.failures import AnswerBroken, RemoteDenied, RemoteFailed, RemoteMissing
+
+SHARD = "shard-00000.h5"
+TRAIN = "s3://bucket/shards/train"
+
+ONCE = [
+    "flip",
+    "cut",
+    "503",
+    *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("short", "long", "stall", "500", "429")),
+]
+ALWAYS = {
+    "cut": AnswerBroken,
+    "stall": AnswerBroken,
+    "short": RemoteDamaged,
+    "long": RemoteDamaged,
+    "flip": RemoteDamaged,
+    "404": RemoteMissing,
+    "403": RemoteDenied,
+    "500": RemoteFailed,
+    "503": RemoteFailed,
+}
+
+
+def fetched(url: str, folder: Path, **options: object) -> list[FetchedDataset]:
+    """Fetch with little patience, so that what fails does so soon."""
+    return fetch(url, folder, **{"retries": 1, "timeout_s": 0.5, **options})  # type: ignore[arg-type]
+
+
+def left_in(folder: Path) -> set[str]:
+    """The names in the folder of the work, but the lock and the plan."""
+    return {path.name for path in (folder / ".prep").iterdir()} - {"lock", "plan.json"}
+
+
+@pytest.mark.parametrize("name", ["lmdb", "columns", "shards/train"])
+def test_a_copy_is_the_dataset_byte_for_byte(bucket: Path, proxy: Proxy, tmp_path: Path, name: str) -> None:
+    (done,) = fetched(f"s3://bucket/{name}", tmp_path / "copy")
+
+    assert tree(tmp_path / "copy") == tree(bucket / name)
+    assert verify(tmp_path / "copy").exit_code == 0
+    assert (done.complete, done.kept, set(done.fetched)) == (
+        True,
+        (),
+        {file.name for file in done.manifest.files},
+    )
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http", "file"])
+def test_each_split_of_a_folder_is_fetched(bucket: Path, proxy: Proxy, tmp_path: Path, scheme: str) -> None:
+    urls = {"s3": "s3://bucket", "http": f"{proxy.url}/bucket", "file": f"file://{bucket}"}
+
+    done = fetched(f"{urls[scheme]}/shards/", tmp_path / "copy")
+
+    assert tree(tmp_path / "copy") == tree(bucket / "shards")
+    assert [one.path.name for one in done] == ["train", "val", "test"]
+
+
+def test_a_split_that_is_not_published_yet_is_no_smaller_dataset(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.fault = lambda path, count: "404" if path.endswith("val/manifest.json") else None
+
+    with pytest.raises(ManifestDamaged, match="s3://bucket/shards/val"):
+        fetched("s3://bucket/shards", tmp_path / "copy")
+
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/nothing", "s3://nothing/train", "file:///nothing/there"])
+def test_what_is_not_there_is_an_error(proxy: Proxy, tmp_path: Path, url: str) -> None:
+    done = prep_here("fetch", url, tmp_path / "copy", "--quiet")
+
+    assert done.returncode == 1
+    assert url in done.stderr
+
+
+@pytest.mark.parametrize("fault", ONCE)
+def test_an_answer_that_is_wrong_once_is_fetched_anew(
+    bucket: Path, proxy: Proxy, tmp_path: Path, fault: str
+) -> None:
+    proxy.fault = lambda path, count: fault if count == 1 and path.endswith(".h5") else None
+
+    fetched(TRAIN, tmp_path / "copy")
+
+    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+    assert len(proxy.ranges_of(SHARD)) == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=[] if f in ("flip", "long", "403") else pytest.mark.slow) for f in ALWAYS],
+)
+def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
+    bucket: Path, proxy: Proxy, tmp_path: Path, fault: str
+) -> None:
+    proxy.fault = lambda path, count: fault if path.endswith(SHARD) else None
+
+    with pytest.raises(ALWAYS[fault]) as caught:
+        fetched(TRAIN, tmp_path / "copy")
+
+    assert (caught.value.path, caught.value.shard) == (TRAIN, SHARD)
+    assert HIDDEN not in str(caught.value)
+    assert not {SHARD, "manifest.json"} & tree(tmp_path / "copy").keys()
+    assert len(proxy.ranges_of(SHARD)) <= max(TRIES, 2)
+
+    proxy.fault = lambda path, count: None
+    fetched(TRAIN, tmp_path / "copy")
+    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
+
+@pytest.mark.parametrize("fault", ["flip", "cut", "short", "long", "500"])
+def test_a_manifest_that_is_always_wrong_is_an_error(proxy: Proxy, tmp_path: Path, fault: str) -> None:
+    proxy.fault = lambda path, count: fault if path.endswith("train/manifest.json") else None
+
+    with pytest.raises(RemoteFailed if fault in ("cut", "500") else ManifestDamaged, match="s3://"):
+        fetched(TRAIN, tmp_path / "copy")
+
+    assert not (tmp_path / "copy").exists()
+
+
+def test_what_was_received_of_a_file_is_not_asked_for_again(
+    bucket: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_folder, "CHUNK_BYTES", 1 << 12)
+    proxy.fault = lambda path, count: "cut" if path.endswith(SHARD) else None
+    with pytest.raises(AnswerBroken):
+        fetched(TRAIN, tmp_path / "copy")
+    before = len(proxy.asked)
+    (part,) = [name for name in left_in(tmp_path / "copy") if SHARD in name]
+    size = (tmp_path / "copy" / ".prep" / part).stat().st_size
+
+    proxy.fault = lambda path, count: None
+    (done,) = fetched(TRAIN, tmp_path / "copy")
+
+    assert size > 0
+    assert [found for path, found in proxy.asked[before:] if path.endswith(SHARD)] == [f"bytes={size}-"]
+    assert SHARD in done.fetched
+    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
+
+def test_a_server_that_sends_no_parts_is_asked_for_the_whole(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.fault = lambda path, count: "cut" if count == 1 and path.endswith(SHARD) else "whole"
+
+    fetched(f"{proxy.url}/bucket/shards/train", tmp_path / "copy")
+
+    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
+
+def test_a_rerun_keeps_what_is_right_and_mends_what_is_not(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    fetched(TRAIN, tmp_path / "copy")
+    flip(tmp_path / "copy" / SHARD, 5000)
+    (tmp_path / "copy/index.npy").unlink()
+
+    (done,) = fetched(TRAIN, tmp_path / "copy")
+
+    assert set(done.fetched) == {SHARD, "index.npy"}
+    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
+
+def test_some_shards_are_no_dataset_until_the_others_are_there(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    (some,) = fetched(TRAIN, tmp_path / "copy", shards=[1])
+    there = tree(tmp_path / "copy").keys()
+
+    (all_,) = fetched(TRAIN, tmp_path / "copy")
+
+    assert (some.complete, all_.complete) == (False, True)
+    assert {"shard-00001.h5", "index.npy"} <= there
+    assert not {SHARD, "manifest.json"} & there
+    assert set(all_.kept) == set(some.fetched)
+    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
+
+def test_the_last_of_the_shards_makes_a_dataset_only_if_the_others_are_right(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    (some,) = fetched(TRAIN, tmp_path / "copy", shards=[0])
+    flip(tmp_path / "copy" / SHARD, 5000)
+
+    (rest,) = fetched(TRAIN, tmp_path / "copy", shards=range(1, len(some.manifest.shards)))
+
+    assert rest.complete
+    assert SHARD in rest.fetched
+    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
+
+def test_splits_are_not_mixed_with_a_dataset_and_have_no_numbers_of_shards(
+    bucket: Path, tmp_path: Path
+) -> None:
+    fetched(f"file://{bucket}/shards/val", tmp_path / "copy", shards=[0])
+
+    with pytest.raises(UsageError, match="would lie in it"):
+        fetched(f"file://{bucket}/shards", tmp_path / "copy")
+    with pytest.raises(UsageError, match="give one of them"):
+        fetched(f"file://{bucket}/shards", tmp_path / "other", shards=[0])
+    with pytest.raises(UsageError, match="is not empty"):
+        fetched(f"file://{bucket}/shards/val", tmp_path)
+
+
+def test_a_hostile_manifest_writes_nothing(bucket: Path, tmp_path: Path) -> None:
+    hostile = Path(shutil.copytree(bucket / "lmdb", tmp_path / "hostile"))
+    reseal(hostile, lambda manifest: manifest["shards"][0].update(name="../escaped"))
+
+    with pytest.raises(ManifestDamaged):
+        fetched(f"file://{hostile}", tmp_path / "copy")
+
+    assert {path.name for path in tmp_path.iterdir()} == {"hostile"}
+
+
+def test_more_than_the_disk_has_is_refused_before_anything_is_fetched(bucket: Path, tmp_path: Path) -> None:
+    huge = Path(shutil.copytree(bucket / "lmdb", tmp_path / "huge"))
+    reseal(huge, lambda manifest: manifest["shards"][0].update(size=1 << 60))
+
+    with pytest.raises(NoSpace, match="MB free"):
+        fetched(f"file://{huge}", tmp_path / "copy")
+
+    assert not (tmp_path / "copy").exists()
+
+
+def test_another_dataset_and_another_process_are_left_alone(bucket: Path, tmp_path: Path) -> None:
+    fetched(f"file://{bucket}/lmdb", tmp_path / "copy", shards=[0])
+    before = tree(tmp_path / "copy")
+
+    with pytest.raises(PlanMismatch, match="unfinished fetch: dataset changed"):
+        fetched(f"file://{bucket}/columns", tmp_path / "copy")
+    with WorkFolder(tmp_path / "copy"), pytest.raises(OutputBusy):
+        fetched(f"file://{bucket}/lmdb", tmp_path / "copy")
+
+    assert tree(tmp_path / "copy") == before
+    fetched(f"file://{bucket}/lmdb", tmp_path / "copy")
+    with pytest.raises(PlanMismatch, match="another dataset"):
+        fetched(f"file://{bucket}/columns", tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://key:hunter2@bucket/train", "https://host/train?X-Amz-Signature=hunter2", "https://host/t#hunter2"],
+)
+def test_secrets_in_a_url_are_refused_and_not_shown(tmp_path: Path, url: str) -> None:
+    done = prep_here("fetch", url, tmp_path / "copy", "--json")
+
+    assert done.returncode == 2
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("url", ["shards", "ftp://host/train", "s3://", "file://shards", "https:///"])
+def test_what_is_no_place_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(UsageError, match="is not a URL"):
+        fetch(url, tmp_path / "copy")
+
+
+def test_the_command_tells_what_was_fetched(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:
+    words = ("fetch", TRAIN, tmp_path / "copy")
+
+    first = prep_here(*words, "--shards", "0,1-1", "--json", "--quiet")
+    second = prep_here(*words, "--progress", "plain")
+    wrong = prep_here("fetch", TRAIN, tmp_path / "other", "--shards", "0-999")
+
+    (split,) = json.loads(first.stdout)["splits"]
+    assert (first.returncode, split["complete"], split["split"], split["url"]) == (0, False, "train", TRAIN)
+    assert "all intact" in second.stdout
+    assert "files are fetched already" in second.stderr
+    assert wrong.returncode == 2
+    assert json.loads(prep_here(*words, "--json", "--quiet").stdout)["splits"][0]["fetched_bytes"] == 0
+
+
+def fetched_after_fork(queue: "SimpleQueue[str]", url: str, folder: Path) -> None:
+    try:
+        fetch(url, folder)
+    except ShardprepError as error:
+        queue.put(str(error))
+
+
+def test_a_forked_process_gets_an_error_and_does_not_wait(bucket: Path, tmp_path: Path) -> None:
+    fetched(f"file://{bucket}/lmdb", tmp_path / "copy")
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(
+        target=fetched_after_fork, args=(queue, f"file://{bucket}/lmdb", tmp_path / "other")
+    )
+
+    child.start()
+    child.join(60)
+
+    assert child.exitcode == 0
+    assert "spawn" in queue.get()

@@ -1,0 +1,134 @@
+"""Whatever ends a fetch, the same command goes on, and its end is the published dataset and nothing else."""
+
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from datasets import is_root, prep, tree
+from faulty_proxy import Proxy
+
+pytestmark = pytest.mark.slow
+
+STRACE = shutil.which("strace")
+needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
+
+
+def ended(when: Callable[[], object], how: signal.Signals, *words: object) -> tuple[int, str]:
+    """Run ``prep fetch``, send it the signal when that is true, and return the exit code and stderr."""
+    command = [sys.executable, "-m", "shardprep.cli", "fetch", *map(str, words), "--quiet"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not when() and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(how)
+        _, complained = process.communicate(timeout=60)
+    return process.returncode, complained
+
+
+def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    proxy.fault = lambda path, count: "stall" if path.endswith("shard-00003.h5") else None
+    words = ("s3://bucket/shards/train", copy, "--timeout", 3600)
+
+    code, complained = ended(lambda: (copy / "shard-00004.h5").exists(), signal.SIGINT, *words)
+
+    assert code == 130
+    assert re.fullmatch(
+        r"prep: interrupted; \d+ of \d+ files are fetched; the same command goes on from there\n", complained
+    )
+    assert not [path for path in (copy / ".prep").iterdir() if path.name.startswith("run-")]
+    assert "manifest.json" not in tree(copy)
+    proxy.fault = lambda path, count: None
+    prep("fetch", "s3://bucket/shards/train", copy, check=True)
+    assert tree(copy) == tree(bucket / "shards/train")
+
+
+@pytest.mark.parametrize(
+    ("url", "kills"),
+    [
+        ("shards", 5),
+        pytest.param("shards", 60, marks=pytest.mark.torture),
+        pytest.param("lmdb", 60, marks=pytest.mark.torture),
+        pytest.param("columns", 60, marks=pytest.mark.torture),
+    ],
+)
+def test_killed_at_random_moments_it_finishes_with_the_same_bytes(
+    bucket: Path, proxy: Proxy, tmp_path: Path, url: str, kills: int
+) -> None:
+    copy, faults, chosen = tmp_path / "copy", ["slow", "slow", "cut", "flip", "long", "503"], random.Random(0)
+    rounds = 0
+    for _ in range(kills):
+        proxy.fault = lambda path, count: (
+            chosen.choice(faults) if path[-4:] in ("mdb", ".h5", ".npy") else None
+        )
+        until = time.monotonic() + chosen.uniform(0.25, 1.2)
+        ended(lambda until=until: time.monotonic() > until, signal.SIGKILL, f"s3://bucket/{url}", copy)
+        for manifest in copy.rglob("manifest.json"):
+            rounds += 1
+            assert (
+                tree(manifest.parent).items()
+                >= tree(bucket / url / manifest.parent.relative_to(copy)).items()
+            )
+        if not list(copy.rglob(".prep")) and tree(copy) == tree(bucket / url):
+            shutil.rmtree(copy)
+
+    proxy.fault = lambda path, count: None
+    prep("fetch", f"s3://bucket/{url}", copy, check=True)
+    assert tree(copy) == tree(bucket / url)
+    assert not list(copy.rglob(".prep"))
+    prep("verify", copy, check=True)
+
+
+@needs_mounts
+def test_a_disk_that_gets_full_is_an_error_and_a_run_with_more_room_finishes(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    command = f"{sys.executable} -m shardprep.cli fetch s3://bucket/lmdb {disk}/out --quiet"
+    faked = "import os, sys; sys.argv[0] = 'prep'; import shutil; real = shutil.disk_usage"
+    program = (
+        f"{faked}; shutil.disk_usage = lambda path: real('/'); from shardprep.cli.main import main; main()"
+    )
+    script = f"""
+        mount -t tmpfs -o size=300k tmpfs {disk}
+        {command}; echo first $?
+        {sys.executable} -c "{program}" fetch s3://bucket/lmdb {disk}/out --quiet; echo second $?
+        mount -o remount,size=16m {disk}
+        {command} >/dev/null; echo third $?
+        cp -r {disk}/out {kept}
+    """
+
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+
+    assert done.stdout.split() == ["first", "3", "second", "3", "third", "0"], done.stderr
+    assert "MB free" in done.stderr
+    assert "the disk is full" in done.stderr
+    assert tree(kept) == tree(bucket / "lmdb")
+
+
+@pytest.mark.torture
+@pytest.mark.skipif(not STRACE, reason="strace is not installed")
+@pytest.mark.parametrize("call", ["pwrite64", "fsync", "rename", "chmod", "unlink"])
+@pytest.mark.parametrize("fault", ["signal=SIGKILL", "error=EIO", "error=ENOSPC"])
+def test_a_fault_in_a_call_of_the_system_leaves_what_the_same_command_finishes(
+    bucket: Path, tmp_path: Path, call: str, fault: str
+) -> None:
+    copy, words = tmp_path / "copy", ("fetch", f"file://{bucket}/columns", tmp_path / "copy", "--quiet")
+    calls = 0
+    for when in (1, 2, 5, 9):
+        shutil.rmtree(copy, ignore_errors=True)
+        inject = f"-einject={call}:{fault}:when={when}"
+        prefix = [str(STRACE), "-f", "-qq", "-o/dev/null", f"-etrace={call}", inject]
+        calls += prep(*words, prefix=prefix).returncode != 0
+        if (copy / "manifest.json").exists():
+            assert tree(copy).items() >= tree(bucket / "columns").items()
+        prep(*words, check=True)
+        assert tree(copy) == tree(bucket / "columns")
+    assert calls

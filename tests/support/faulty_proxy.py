@@ -1,0 +1,129 @@
+"""A proxy that passes requests on to a server, and spoils some of the answers."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PIECE = 1 << 14
+HIDDEN = "AKIA0123456789"  # in the text of errors, where S3 has parts of the signature
+PASSED_ON = ("Content-Type", "ETag", "Last-Modified", "Content-Range", "Accept-Ranges")
+
+
+@dataclass
+class Proxy:
+    """``fault`` gives the fault for the path of a request and how many there were for it; None for none.
+
+    A fault is the number of a status, or one of: cut (half of the body, then the end of the connection),
+    short (half of the body as if it were all), long (a byte more), flip (a bit in the middle), stall (half,
+    then silence), slow (pieces with pauses), whole (no parts of files). ``asked`` are the paths and ranges.
+    """
+
+    server: int
+    fault: Callable[[str, int], str | None] = lambda path, count: None
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    port: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+    pause_s: float = 0.02
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ranges_of(self, name: str) -> list[str | None]:
+        """The ranges that were asked for of a file."""
+        return [found for path, found in self.asked if path.endswith(name)]
+
+    def fault_of(self, path: str, asked: str | None) -> str:
+        self.asked.append((path, asked))
+        return self.fault(path, sum(each == path for each, _ in self.asked)) or ""
+
+
+@contextmanager
+def faulty_proxy(server: int) -> Iterator[Proxy]:
+    """Run a proxy for the server at this port, in threads."""
+    proxy = Proxy(server)
+
+    class Handler(Spoiling):
+        plan = proxy
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener.daemon_threads = True
+    proxy.port = listener.server_address[1]
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.ended.set()
+        listener.shutdown()
+        listener.server_close()
+        thread.join()
+
+
+class Spoiling(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    plan: Proxy
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        fault = self.plan.fault_of(self.path.partition("?")[0], asked)
+        with suppress(ConnectionError):
+            if fault.isdigit():
+                self.answer(int(fault), {}, f"<Error><Code>Broken</Code><Key>{HIDDEN}</Key></Error>".encode())
+            else:
+                self.pass_on(fault, None if fault == "whole" else asked)
+
+    def pass_on(self, fault: str, asked: str | None) -> None:
+        upstream = http.client.HTTPConnection("127.0.0.1", self.plan.server, timeout=30)
+        upstream.request("GET", self.path, headers={"Range": asked} if asked else {})
+        answer = upstream.getresponse()
+        body = answer.read()
+        upstream.close()
+        headers = {name: value for name in PASSED_ON if (value := answer.headers[name])}
+        if answer.status not in (200, 206) or not fault or fault == "whole":
+            return self.answer(answer.status, headers, body)
+        self.close_connection = True
+        return self.spoil(
+            fault, answer.status, {name: headers[name] for name in headers if name != "ETag"}, body
+        )
+
+    def spoil(self, fault: str, status: int, headers: dict[str, str], body: bytes) -> None:
+        half = len(body) // 2
+        match fault:
+            case "cut" | "stall":
+                self.answer(status, headers, body[:half], length=len(body))
+                self.plan.ended.wait(600 if fault == "stall" else 0)
+            case "short":
+                self.answer(status, headers, body[:half])
+            case "long":
+                self.answer(status, headers, body + b"\0")
+            case "flip":
+                self.answer(status, headers, body[:half] + bytes([body[half] ^ 1]) + body[half + 1 :])
+            case "slow":
+                self.answer(status, headers, b"", length=len(body))
+                for start in range(0, len(body), PIECE):
+                    self.wfile.write(body[start : start + PIECE])
+                    self.wfile.flush()
+                    time.sleep(self.plan.pause_s)
+            case _:
+                raise ValueError(fault)
+
+    def answer(self, status: int, headers: dict[str, str], body: bytes, *, length: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
