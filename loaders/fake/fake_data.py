@@ -19,6 +19,7 @@ from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.identity import digest_of
 from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep
+from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
 
 from .fake_dataset import FakeDataset
 from .fake_files import fake_files
@@ -209,6 +210,11 @@ class FakeData(EpochLoader):
         """Return the counts and times since this was made, to be printed. Thread-safe."""
         size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
         return self._meter.read(image_bytes=float(size))
+
+    def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
+        """Return how well the batches of an epoch are mixed: every epoch has the same."""
+        labels = [self._labels_of(number) for number in range(self._batches)]
+        return shuffle_quality(self._plan, np.concatenate([NONE_LEFT, *labels]), epoch)
 
     def __repr__(self) -> str:
         return f"<FakeData: {self._batches:,} batches of {self._rows:,} records, epoch {self.epoch} next>"
