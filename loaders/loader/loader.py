@@ -26,7 +26,7 @@ from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Shuffle
-from shardprep.loaders.order.ranks import refuse_other_rank
+from shardprep.loaders.order.process_ranks.ranks import refuse_other_rank
 from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
