@@ -17,8 +17,9 @@ from shardprep.loaders.batching.spec import BatchSpec
 from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.identity import digest_of
+from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep
-from shardprep.loaders.order.epoch_order import Records
+from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
 
 from .fake_dataset import FakeDataset
 from .fake_files import fake_files
@@ -125,7 +126,7 @@ class FakeData(EpochLoader):
         Place and receipt do not change. Raises IndexError for a step that the epoch does not have.
         """
         for step in steps:
-            self._plan.split(0).batch(step)  # checks the step
+            self._plan.split(0).places(step)  # checks the step
             yield LoadedStep(step, self.batch(step), self._numbers(step), NONE_LEFT, NONE_LEFT)
 
     def batch(self, number: int) -> tuple[Any, Labels]:
@@ -209,6 +210,11 @@ class FakeData(EpochLoader):
         """Return the counts and times since this was made, to be printed. Thread-safe."""
         size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
         return self._meter.read(image_bytes=float(size))
+
+    def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
+        """Return how well the batches of an epoch are mixed: every epoch has the same."""
+        labels = [self._labels_of(number) for number in range(self._batches)]
+        return shuffle_quality(self._plan, np.concatenate([NONE_LEFT, *labels]), epoch)
 
     def __repr__(self) -> str:
         return f"<FakeData: {self._batches:,} batches of {self._rows:,} records, epoch {self.epoch} next>"

@@ -12,8 +12,8 @@ import numpy as np
 
 from shardprep.loaders.batching.keras_hint import KerasHint
 from shardprep.loaders.batching.spec import BatchSpec, full_batch_bytes
+from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep, resumed
-from shardprep.loaders.order.epoch_order import Records
 from shardprep.loaders.order.receipt import Receipt
 
 from .stats import LoaderStats

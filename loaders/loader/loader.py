@@ -23,9 +23,10 @@ from shardprep.loaders.batching.spec import BatchSpec, loader_specs
 from shardprep.loaders.engine.crashes import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
+from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
-from shardprep.loaders.order.epoch_order import Records, Shuffle
-from shardprep.loaders.order.ranks import refuse_other_rank
+from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.process_ranks.ranks import refuse_other_rank
 from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 

@@ -17,7 +17,7 @@ from shardprep.loaders.buffers.slots import SlotField, SlotLayout
 from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_sorted_classes
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
-from shardprep.loaders.order.ranks import rank_and_world_size
+from shardprep.loaders.order.process_ranks.ranks import rank_and_world_size
 from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 

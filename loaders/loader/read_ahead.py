@@ -29,7 +29,7 @@ from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.regular_file import OPEN_FLAGS
-from shardprep.loaders.order.epoch_order import Records
+from shardprep.loaders.order.displaced_order import Records
 
 CHUNK_BYTES = 4 << 20
 MAX_PENDING_CHUNKS = 4
@@ -40,14 +40,15 @@ SHARD_END_BYTES = 1 << 20
 class ShardStream:
     """The shards of an epoch as one stream of bytes, in the order in which they are read.
 
-    ``paths``, ``starts`` (the shards' offsets in these files) and ``ends`` (in bytes) are in that order. A
-    shard is a whole file, or a block of an archive. The rest is in the order of storage: ``record_ends``
-    are the ends of the shards' record numbers; ``bases`` and ``slopes`` give a record's estimated position in
-    the stream, ``base + number * slope``, as if all records of a shard had the same size. ``chosen`` are the
-    record numbers that are read, ascending; None for all.
+    ``names`` of files in the ``folder``, ``starts`` (the shards' offsets in these) and ``ends`` (in bytes)
+    are in that order. A shard is a whole file, or a block of an archive. The rest is in the order of storage:
+    ``record_ends`` are the ends of the shards' record numbers; ``bases`` and ``slopes`` give a record's
+    estimated position in the stream, ``base + number * slope``, as if all records of a shard had the same
+    size. ``chosen`` are the record numbers that are read, ascending; None for all.
     """
 
-    paths: tuple[Path, ...]
+    folder: Path
+    names: tuple[str, ...]
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     record_ends: npt.NDArray[np.int64]
@@ -64,17 +65,17 @@ class ShardStream:
         order: npt.NDArray[np.int64],
         chosen: Records | None = None,
     ) -> ShardStream:
-        """Return the stream of these shards; ``order`` has their positions."""
+        """Return the stream of the shards at these positions, ``order``, which may be a part of all."""
         sizes = np.array([shard.size for shard in shards], np.int64)
         records = np.array([shard.records for shard in shards], np.int64)
         ends, record_ends = np.cumsum(sizes[order]), np.cumsum(records)
-        starts = np.empty(len(shards))
+        starts = np.zeros(len(shards))
         starts[order] = ends - sizes[order]
         slopes = sizes / np.maximum(1, records)
         bases = starts - (record_ends - records) * slopes
-        paths = tuple(folder / shards[n].name for n in order)
-        offsets = np.array([shards[n].start for n in order], np.int64)
-        return cls(paths, offsets, ends, record_ends, bases, slopes, order, chosen)
+        names = tuple(shards[n].name for n in order)
+        offsets = np.array([shard.start for shard in shards], np.int64)[order]
+        return cls(folder, names, offsets, ends, record_ends, bases, slopes, order, chosen)
 
     def span(self, numbers: Records) -> tuple[int, int]:
         """Estimate where in the stream the first of these records begins and the last one ends."""
@@ -89,7 +90,7 @@ class ShardStream:
             number = int(np.searchsorted(self.ends, start, side="right"))
             begin = int(self.ends[number - 1]) if number else 0
             length = min(stop, int(self.ends[number]), start + CHUNK_BYTES) - start
-            yield self.paths[number], int(self.starts[number]) + start - begin, length
+            yield self.folder / self.names[number], int(self.starts[number]) + start - begin, length
             start += length
 
     def is_wanted(self, start: int, length: int) -> bool:

@@ -30,7 +30,7 @@ from shardprep.loaders.buffers.memory import keep_freed_memory
 from shardprep.loaders.buffers.slots import INPUTS, Arrays
 from shardprep.loaders.engine.protocol.task import Clock, Fill, Items, Skipped
 from shardprep.loaders.engine.protocol.written_rows import ROW_COLUMNS, RowWriter
-from shardprep.loaders.order.epoch_order import Records
+from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform, fill_rows, outputs_of

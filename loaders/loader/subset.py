@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
-from shardprep.loaders.order.epoch_order import Records
+from shardprep.loaders.order.displaced_order import Records
 
 from .identity import digest_of
 
@@ -40,6 +40,8 @@ class Subset:
         ``records`` is a mask or has record numbers; ``classes`` has class names, or labels in the dataset's
         label space. Raises UsageError for anything else, and where no record is chosen.
         """
+        if records is None and classes is None and len(dataset):
+            return cls(dataset)
         mask = np.ones(len(dataset), np.bool_)
         if records is not None:
             mask &= _mask(np.asarray(records), len(dataset))

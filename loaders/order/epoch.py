@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,9 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 
-from .epoch_order import RankSplit, Records, Shuffle, epoch_order, shard_order
+from .displaced_order import Records
+from .epoch_order import EpochOrder, Shuffle, epoch_order, shard_order
+from .rank_split import EpochSplit, RankSplit
 from .receipt import Receipt, natural
 from .rng import Purpose, keyed_bits
 
@@ -37,7 +40,7 @@ class EpochPlan:
     drop_last: bool
 
     def __post_init__(self) -> None:
-        records = self.split(0).records
+        records = self.split(0).whole.records
         if 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             raise UsageError(self._without_batch(records))
 
@@ -51,18 +54,22 @@ class EpochPlan:
             f"drop_last={self.drop_last}; use {' or '.join(instead)}"
         )
 
-    def split(self, start: int) -> RankSplit:
+    def split(self, start: int) -> EpochSplit:
         """Return this rank's batches of an epoch that continues at ``start``."""
         records = sum(self.shard_counts)
-        return RankSplit(records, self.batch_size, self.rank, self.world_size, self.drop_last, start)
+        whole = RankSplit(records, self.batch_size, self.rank, self.world_size, self.drop_last, start)
+        return EpochSplit(whole, self.shuffle.partitions if self.shuffle else 1)
 
-    def order(self, epoch: int) -> Records:
-        """Return all record numbers in the order of the epoch: 8 bytes for each."""
+    def order(self, epoch: int) -> EpochOrder:
+        """Return all record numbers in the order of the epoch, of which a window is computed at a time."""
         return epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
-        """The order in which shards are read; None where records are read from all of them at any time."""
-        return shard_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
+        """The order in which this rank reads shards; None where it reads from all its own at any time."""
+        mine = self.split(0).partitions
+        return shard_order(
+            self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch, partitions=mine
+        )
 
 
 class Epoch:
@@ -82,18 +89,22 @@ class Epoch:
         self._steps = 0
         self._ended = False
         self._receipt = receipt or Receipt(plan.dataset, number)
-        self._left_out: Records = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._split)
 
     def batches(self) -> Iterator[Records]:
-        """Yield the record numbers of each batch. The iterator keeps the order of the epoch in memory."""
-        order = self.plan.order(self.number)
-        self._left_out = order[self._split.stop :].copy()
+        """Yield the record numbers of each batch."""
         for step in range(len(self)):
-            places = self._split.batch(step)
-            yield order[places.start : places.stop]
+            yield self._order.batch(self._split.places(step))
+
+    @cached_property
+    def _order(self) -> EpochOrder:
+        return self.plan.order(self.number)
+
+    @cached_property
+    def _left_out(self) -> Records:
+        return self._order[self._split.whole.stop :]
 
     def delivered(self, numbers: Records, skipped: list[int]) -> None:
         """Note the delivery of the next batch: record numbers ``numbers``, and those that were skipped."""
@@ -107,17 +118,17 @@ class Epoch:
     @property
     def place(self) -> int:
         """The place in the epoch's order that all ranks reach with this step."""
-        return self._split.end(self._steps - 1) if self._steps else self._split.start
+        return self._split.whole.end(self._steps - 1) if self._steps else self._split.whole.start
 
     @property
     def is_over(self) -> bool:
         """Whether the next batch is of the next epoch; true after the same step for all ranks."""
-        return self._ended or self.place == self._split.stop
+        return self._ended or self.place == self._split.whole.stop
 
     @property
     def receipt(self) -> Receipt:
         """The receipt of what was delivered so far; at the end, also of what was left out."""
-        if self.place < self._split.stop:
+        if self.place < self._split.whole.stop:
             return self._receipt
         return self._receipt.leave_out(self._left_out)
 
@@ -194,7 +205,7 @@ class LoadedStep(NamedTuple):
 
 
 class EpochSteps:
-    """The steps of an epoch from its beginning: 8 bytes for each record of the dataset."""
+    """The steps of an epoch from its beginning, in any order."""
 
     def __init__(self, plan: EpochPlan, number: int) -> None:
         self.number = number
@@ -207,11 +218,11 @@ class EpochSteps:
         Raises IndexError for a step that the epoch does not have.
         """
         for step in steps:
-            places = self._split.batch(step)
+            places = self._split.places(step)
             drawn.append(step)
-            yield self._order[places.start : places.stop]
+            yield self._order.batch(places)
 
     def loaded(self, step: int, batch: Sequence[Any], delivered: Records, skipped: Records) -> LoadedStep:
         """Return a step's batch with its record numbers."""
-        start = self._split.stop if step == len(self._split) - 1 else len(self._order)
+        start = self._split.whole.stop if step == len(self._split) - 1 else len(self._order)
         return LoadedStep(step, tuple(batch), delivered, skipped, self._order[start:])

@@ -1,18 +1,16 @@
-"""The order of an epoch, a pure function of record numbers, and each rank's part of it.
+"""The order of an epoch, a pure function of record numbers.
 
-A record number is a position in the dataset's index. No record is read: the order of 1.28 million records
-takes 30 ms for any window, and its state is one number.
-
-All randomness is raw 64-bit Philox output, and all sorting is of unique integers: the order is the same on
-every platform and with every numpy.
+A record number is a position in the dataset's index. No record is read, the state is one number, and what is
+computed at a time is a window of the order.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +19,18 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.system.sizes import byte_count
 
+from .displaced_order import MAX_RECORDS, DisplacedOrder, Records
+from .partitions import dealt, places_in
 from .rng import Purpose, keyed_bits
-
-Records = npt.NDArray[np.int64]
-
-MAX_RECORDS = (1 << 31) - 1  # a 64-bit sort key holds a record's position, its new place and a fraction
 
 
 class Shuffle(ABC):
-    """A shuffle: how far a record may move from its stored place. Frozen, picklable, equal by value."""
+    """A shuffle: how far a record may move from its stored place. Frozen, picklable, equal by value.
+
+    It works on each of ``partitions`` of the shards by itself.
+    """
+
+    partitions: int = 1
 
     @abstractmethod
     def in_records(self, mean_record_bytes: float) -> Shuffle:
@@ -66,21 +67,38 @@ class LocalShuffle(Shuffle):
     reads are at most ``window`` places apart. Away from both ends a record moves by up to half the window in
     either direction, a quarter on average, with a standard deviation of 0.29 windows: a window of 3 n spreads
     as far as tensorpack's buffer of n. There is no delay to fill the window. A window of the dataset's size
-    or more is the same as a :class:`GlobalShuffle`. Raises UsageError for a window below 1.
+    or more is the same as a :class:`GlobalShuffle`, of each partition where there are several.
+
+    With ``partitions`` a rank reads only shards of its own, the same in every epoch and for every seed. The
+    shards are dealt to so many partitions of equally many records (a shard at a cut is in two). Each is
+    shuffled by itself, in its share of the window, and each gives the same share of every global step. So the
+    global steps are the same for any number of ranks that divides the number of partitions, or is a multiple
+    of it; other numbers of ranks, and batch sizes that give partitions unequal shares, are errors of the
+    Loader. By default every rank reads every shard.
+
+    Raises UsageError for a window or partitions below 1.
     """
 
     window: int | str
+    partitions: int = 1
 
     def __post_init__(self) -> None:
         if hasattr(self.window, "__index__"):  # also numpy's integers
             object.__setattr__(self, "window", operator.index(self.window))
         if _amount(self.window) < 1:
             raise UsageError(f"a shuffle window must be at least 1, not {self.window!r}")
+        if not hasattr(self.partitions, "__index__") or operator.index(self.partitions) < 1:
+            raise UsageError(f"a shuffle's partitions must be at least 1, not {self.partitions!r}")
+        object.__setattr__(self, "partitions", operator.index(self.partitions))
+
+    def __repr__(self) -> str:  # the states of flows have it
+        partitions = f", partitions={self.partitions}" if self.partitions > 1 else ""
+        return f"LocalShuffle(window={self.window!r}{partitions})"
 
     def in_records(self, mean_record_bytes: float) -> LocalShuffle:
         if isinstance(self.window, int):
             return self
-        return LocalShuffle(max(1, int(_amount(self.window) / max(1.0, mean_record_bytes))))
+        return replace(self, window=max(1, int(_amount(self.window) / max(1.0, mean_record_bytes))))
 
     def window_of(self, records: int) -> int:
         if not isinstance(self.window, int):
@@ -88,11 +106,48 @@ class LocalShuffle(Shuffle):
         return min(self.window, records)
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "local", "window": self.window}
+        values = {"kind": "local", "window": self.window}
+        return values if self.partitions == 1 else values | {"partitions": self.partitions}
 
 
-def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> Records:
-    """Return every record number of the dataset once, in the order of this epoch, over all ranks.
+class EpochOrder:
+    """All record numbers in the order of an epoch, over all ranks: one of each partition in turn.
+
+    Place i is place i // P of partition i % P, for P partitions. A window of each is computed at a time.
+    """
+
+    def __init__(self, parts: Sequence[DisplacedOrder]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __getitem__(self, places: slice) -> Records:
+        """Return the record numbers at adjacent places."""
+        start, stop, _ = places.indices(len(self))
+        numbers, partitions = np.empty(max(0, stop - start), np.int64), len(self._parts)
+        for number in range(partitions):
+            part = range(places_in(start, number, partitions), places_in(stop, number, partitions))
+            numbers[(number - start) % partitions :: partitions] = self.batch({number: part})
+        return numbers
+
+    def batch(self, places: Mapping[int, range]) -> Records:
+        """Return the record numbers at these places of partitions, one partition after the other."""
+        found = [self._parts[number][part.start : part.stop] for number, part in places.items()]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def each(self, places: Iterable[int]) -> Iterator[int]:
+        """Yield the record number at each of these places; see :meth:`DisplacedOrder.each`."""
+        if len(self._parts) == 1:
+            yield from self._parts[0].each(places)
+            return
+        for place in places:
+            row, number = divmod(place, len(self._parts))
+            yield from self._parts[number].each((row,))
+
+
+def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> EpochOrder:
+    """Return the order of this epoch, over all ranks: every record number of the dataset once.
 
     ``shard_counts`` are the shards' record counts in stored order; a ``shuffle`` of None gives stored order.
     Deterministic. Raises UsageError above MAX_RECORDS.
@@ -101,124 +156,38 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
     if records > MAX_RECORDS:
         raise UsageError(f"{records} records are more than one order can hold ({MAX_RECORDS})")
     if shuffle is None:
-        return np.arange(records, dtype=np.int64)
-    window = shuffle.window_of(records)
-    order = displaced(records, window=window, bits=keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch))
-    shards = shard_order(shard_counts, shuffle=shuffle, seed=seed, epoch=epoch)
-    if shards is None:
-        return order
-    stream: Records = _shard_stream(shard_counts, shards)[order]
-    return stream
+        bits = keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch)
+        return EpochOrder([DisplacedOrder(records, window=1, bits=bits)])
+    window = _partition_window(shuffle, records)
+    parts = dealt(shard_counts, shuffle.partitions)
+    return EpochOrder([part.order(window, seed=seed, epoch=epoch) for part in parts])
 
 
 def shard_order(
-    shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int
+    shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int, partitions: range
 ) -> npt.NDArray[np.int64] | None:
-    """The order in which the epoch reads the shards; None where it reads from all of them at any time."""
+    """The order in which the epoch reads the shards of these partitions, those of several side by side.
+
+    None where it reads from all shards of a partition at any time.
+    """
     if shuffle is None:
         return np.arange(len(shard_counts), dtype=np.int64)
-    records = sum(shard_counts)
-    if shuffle.window_of(records) == records:
+    window = _partition_window(shuffle, sum(shard_counts))
+    parts = dealt(shard_counts, shuffle.partitions)[partitions.start : partitions.stop]
+    if any(window >= part.records for part in parts):
         return None
-    bits = keyed_bits(Purpose.SHARD_ORDER, seed=seed, epoch=epoch)
-    return displaced(len(shard_counts), window=len(shard_counts), bits=bits)
+    runs = [part.runs(window, seed=seed, epoch=epoch) for part in parts]
+    begins = [np.cumsum(part.counts[run]) - part.counts[run] for part, run in zip(parts, runs, strict=True)]
+    read = np.concatenate([part.shards[run] for part, run in zip(parts, runs, strict=True)])
+    read = read[np.argsort(np.concatenate(begins), kind="stable")]
+    _, first_reads = np.unique(read, return_index=True)  # a shard may have records in two partitions
+    shards: npt.NDArray[np.int64] = read[np.sort(first_reads)]
+    return shards
 
 
-def _shard_stream(shard_counts: Sequence[int], shards: npt.NDArray[np.int64]) -> Records:
-    """The record numbers of all shards one after the other, in this order."""
-    counts = np.asarray(shard_counts, np.int64)
-    first_records = np.cumsum(counts) - counts
-    places = np.cumsum(counts[shards]) - counts[shards]
-    stream = np.repeat(first_records[shards] - places, counts[shards])
-    stream += np.arange(len(stream), dtype=np.int64)
-    return stream
-
-
-def displaced(count: int, *, window: int, bits: np.random.Philox) -> Records:
-    """Return 0 .. count - 1 ordered by i + window * u, with u uniform in [0, 1) for each i.
-
-    One 64-bit key per record holds that sum as a fixed-point number in the high bits, and i in the low bits,
-    which breaks ties and is the result. A window of ``count`` orders by u alone.
-    """
-    index_bits = count.bit_length()
-    positions = np.arange(count, dtype=np.uint64)
-    keys = bits.random_raw(count)
-    if window < count:
-        fraction_bits = min(32, 63 - 2 * index_bits)
-        keys >>= np.uint64(32)
-        keys *= np.uint64(window)
-        keys >>= np.uint64(32 - fraction_bits)
-        keys += positions << np.uint64(fraction_bits)
-    keys <<= np.uint64(index_bits)
-    keys |= positions
-    keys.sort()
-    keys &= np.uint64((1 << index_bits) - 1)
-    return keys.view(np.int64)
-
-
-@dataclass(frozen=True)
-class RankSplit:
-    """The batches of one rank, as ranges of places in the epoch's order.
-
-    A global step takes ``world_size * batch_size`` places, of which rank r has the r-th ``batch_size``. With
-    ``drop_last`` the epoch ends with the last full step, the same number for every rank. Otherwise the places
-    that remain are split as evenly as possible, the lower ranks having one more, and a rank that gets none
-    has one batch less. ``start`` continues an epoch at the end of a global step of any world size.
-    """
-
-    records: int
-    batch_size: int
-    rank: int = 0
-    world_size: int = 1
-    drop_last: bool = False
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UsageError(f"batch_size must be at least 1, not {self.batch_size}")
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(f"rank must be between 0 and {self.world_size - 1}, not {self.rank}")
-        if not 0 <= self.start <= self.records:
-            raise UsageError(f"an epoch of {self.records} records cannot continue at {self.start}")
-
-    @property
-    def stop(self) -> int:
-        """The place where the epoch ends for all ranks: ``records``, or less with ``drop_last``."""
-        return self._remainder_start if self.drop_last else self.records
-
-    def __len__(self) -> int:
-        return self._full_steps + (not self.drop_last and len(self._remainder) > 0)
-
-    def batch(self, step: int) -> range:
-        """The places of this rank's batch of this step, counted from ``start``. Raises IndexError."""
-        if not 0 <= step < len(self):
-            raise IndexError(f"step {step} of {len(self)}")
-        if step == self._full_steps:
-            return self._remainder
-        first = self.start + step * self._step_records + self.rank * self.batch_size
-        return range(first, first + self.batch_size)
-
-    def end(self, step: int) -> int:
-        """The place that all ranks have reached after this step; a state keeps it as ``start``."""
-        return min(self.start + (step + 1) * self._step_records, self.stop)
-
-    @property
-    def _step_records(self) -> int:
-        return self.world_size * self.batch_size
-
-    @property
-    def _full_steps(self) -> int:
-        return (self.records - self.start) // self._step_records
-
-    @property
-    def _remainder_start(self) -> int:
-        return self.start + self._full_steps * self._step_records
-
-    @property
-    def _remainder(self) -> range:
-        share, extra = divmod(self.records - self._remainder_start, self.world_size)
-        first = self._remainder_start + self.rank * share + min(self.rank, extra)
-        return range(first, first + share + (self.rank < extra))
+def _partition_window(shuffle: Shuffle, records: int) -> int:
+    """The window in places of one partition, of which there are fewer by their number."""
+    return math.ceil(shuffle.window_of(records) / shuffle.partitions)
 
 
 def _amount(window: int | str) -> float:

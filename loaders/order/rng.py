@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     RECORD_ORDER = 2
     AUGMENTATION = 3
     FLOW = 4
+    PARTITION = 5
 
 
 def keyed_bits(purpose: Purpose, *, seed: int, epoch: int, item: int = 0) -> np.random.Philox:

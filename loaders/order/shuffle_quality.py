@@ -12,8 +12,8 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 
 from .class_mixing import ENOUGH, ClassMixing
+from .displaced_order import Records
 from .epoch import Epoch, EpochPlan
-from .epoch_order import Records
 
 OFTEN = 3.0  # times as often as by chance; below it, records are taken to meet again by chance
 CHANCE = 5.0  # standard deviations of a count that is due to chance

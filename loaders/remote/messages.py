@@ -23,7 +23,7 @@ from shardprep.loaders.frames.codec import (
 )
 from shardprep.loaders.frames.frame_socket import MAX_TEXT_CHARACTERS
 from shardprep.loaders.frames.peers import MAX_NAME
-from shardprep.loaders.order.epoch_order import Records
+from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.remote.leasing.ledger import StepLease
 
 from .source_terms import UNKNOWN, SourceTerms

@@ -156,7 +156,7 @@ def test_what_comes_next_is_read_ahead_where_shards_are_read_through(
     lmdb_shards: Path, announced: list[RecordingReadAhead], shuffle: Any
 ) -> None:
     node = node_of(lmdb_shards, shuffle=shuffle)
-    order = node.plan.order(0).tolist()
+    order = node.plan.order(0)[:].tolist()
     assert len(list(node.keys(PassContext(), range(204)))) == 204
     (reader,) = announced
     assert reader.numbers == order

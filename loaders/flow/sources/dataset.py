@@ -24,7 +24,7 @@ from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.epoch_order import Records, Shuffle
+from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
 
 from .item_fetch import ItemFetch, ItemKey
 from .record_fetch import ColumnFetch, Key, RecordFetch
@@ -72,7 +72,7 @@ class FromDataset(Fetched):
             Subset(dataset),
             shuffle=shuffle,
             seed=seed_of(seed),
-            batch_size=1,
+            batch_size=getattr(shuffle, "partitions", 1),  # a flow's steps are items; it has no ranks
             rank=0,
             world_size=1,
             drop_last=False,
@@ -121,11 +121,11 @@ class FromDataset(Fetched):
         order, shards = self.plan.order(now.number), self.plan.shards(now.number)
         numbers = within(numbers, self.length)
         if shards is None or not self.columns.with_image:
-            yield from map(self._key, map(order.item, numbers))
+            yield from map(self._key, order.each(numbers))
             return
         stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards)
         with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
-            yield from map(self._key, _announced(ahead, order, numbers))
+            yield from map(self._key, order.each(_announced(ahead, order, numbers)))
 
     def _key(self, number: int) -> Key:
         key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
@@ -141,18 +141,18 @@ class SavedItems(FromDataset):
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         order = self.plan.order(now.number)
-        return map(self._place, map(order.item, within(numbers, self.length)))
+        return map(self._place, order.each(within(numbers, self.length)))
 
     def _place(self, number: int) -> ItemKey:
         key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
         return number, shard, ordinal, key, label, crc32c
 
 
-def _announced(ahead: ReadAhead, order: Records, numbers: Iterable[int]) -> Iterator[int]:
-    """Yield the record numbers at these places; announce further records while places are in order."""
+def _announced(ahead: ReadAhead, order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
+    """Yield these places; announce further records while they are in order."""
     due = 0
-    for number in numbers:
-        if number == due:
+    for place in places:
+        if place == due:
             ahead.expect(order[due : due + ANNOUNCED_RECORDS])
             due += ANNOUNCED_RECORDS
-        yield int(order[number])
+        yield place

@@ -19,7 +19,7 @@ from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
 from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
-from shardprep.loaders.order.epoch_order import displaced
+from shardprep.loaders.order.displaced_order import permutation
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,7 @@ class FromFiles(Fetched):
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[str]:
         places = within(numbers, self.length)
         if self.seed is not None:
-            count = len(self.paths)
-            places = map(displaced(count, window=count, bits=now.bits(self, self.seed)).item, places)
+            places = map(permutation(len(self.paths), now.bits(self, self.seed)).item, places)
         return map(self.paths.__getitem__, places)
 
 

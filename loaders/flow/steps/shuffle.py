@@ -13,11 +13,9 @@ from shardprep.loaders.flow.core.checks import checked_int, seed_of
 from shardprep.loaders.flow.core.node import Fetched, Node
 from shardprep.loaders.flow.core.numbering import Renumbered, RenumberedKeys
 from shardprep.loaders.flow.core.pass_context import PassContext
-from shardprep.loaders.order.epoch_order import MAX_RECORDS, Records, displaced
+from shardprep.loaders.order.displaced_order import MAX_RECORDS, DisplacedOrder
 
 from .weighted_choice import words
-
-CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,16 @@ class LocallyShuffled(Renumbered):
         return self.source.can_pick and self.source.length.items <= MAX_RECORDS
 
     def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
-        yield from map(self._order(now).item, places)
+        yield from self._order(now).each(places)
 
-    def _order(self, now: PassContext) -> Records:
+    def _order(self, now: PassContext) -> DisplacedOrder:
         items = self.source.length.items
-        return displaced(items, window=min(self.window, items), bits=now.bits(self, self.seed))
+        return DisplacedOrder(items, window=min(self.window, items), bits=now.bits(self, self.seed))
 
     def run(self, now: PassContext) -> Iterator[Any]:
         if self.can_pick:
-            return self.source.pick(now.of(self), _listed(self._order(now)))
+            order = self._order(now)
+            return self.source.pick(now.of(self), order.each(range(len(order))))
         return self._from_a_heap(now)
 
     def _from_a_heap(self, now: PassContext) -> Iterator[Any]:
@@ -86,8 +85,3 @@ class ShuffledKeys(LocallyShuffled, RenumberedKeys):
 
 
 _Entry = tuple[int, int, Any]  # key, number, item; numbers are unique, so that items are never compared
-
-
-def _listed(order: Records) -> Iterator[int]:
-    for start in range(0, len(order), CHUNK):
-        yield from order[start : start + CHUNK].tolist()

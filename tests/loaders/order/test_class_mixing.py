@@ -15,7 +15,7 @@ def measured(mixing: ClassMixing, window: int) -> float:
     labels = np.arange(records) * mixing.classes // records
     full, rest = divmod(records, int(mixing.shard_records))
     shards = [int(mixing.shard_records)] * full + [rest] * bool(rest)
-    order = epoch_order(shards, shuffle=LocalShuffle(window), seed=1, epoch=0)
+    order = epoch_order(shards, shuffle=LocalShuffle(window), seed=1, epoch=0)[:]
     batches = np.sort(labels[order[: records // rows * rows]].reshape(-1, rows), axis=1)
     return float((1 + np.count_nonzero(np.diff(batches, axis=1), axis=1)).mean())
 

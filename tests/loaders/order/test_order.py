@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.order.epoch_order import (
-    MAX_RECORDS,
-    GlobalShuffle,
-    LocalShuffle,
-    RankSplit,
-    epoch_order,
-)
+from shardprep.loaders.order.displaced_order import MAX_RECORDS, Records
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, epoch_order
+from shardprep.loaders.order.rank_split import RankSplit
 
 shard_counts = st.lists(st.integers(0, 40), max_size=8)
 shuffles = st.none() | st.just(GlobalShuffle()) | st.builds(LocalShuffle, st.integers(1, 200))
 seeds = st.integers(0, (1 << 64) - 1)
 IMAGENET = [1281] * 1000 + [167]
+
+
+def whole(counts: list[int], **options: Any) -> Records:
+    return epoch_order(counts, **options)[:]
 
 
 def batches(split: RankSplit) -> list[range]:
@@ -41,28 +42,28 @@ def ranks(world_size: int, **options: int) -> list[RankSplit]:
 
 @given(counts=shard_counts, shuffle=shuffles, seed=seeds, epoch=seeds)
 def test_every_record_comes_exactly_once(counts, shuffle, seed, epoch):
-    order = epoch_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
+    order = whole(counts, shuffle=shuffle, seed=seed, epoch=epoch)
 
     assert order.dtype == np.int64
     assert sorted(order) == list(range(sum(counts)))
 
 
 def test_a_window_of_600_over_1000_records_loses_none():
-    order = epoch_order([1000], shuffle=LocalShuffle(600), seed=0, epoch=0)
+    order = whole([1000], shuffle=LocalShuffle(600), seed=0, epoch=0)
 
     assert len(set(order.tolist())) == 1000
 
 
 @given(count=st.integers(1, 300), window=st.integers(1, 300), seed=seeds)
 def test_a_record_moves_less_than_the_window(count, window, seed):
-    order = epoch_order([count], shuffle=LocalShuffle(window), seed=seed, epoch=0)
+    order = whole([count], shuffle=LocalShuffle(window), seed=seed, epoch=0)
 
     assert np.abs(order - np.arange(count)).max() < window
 
 
 @given(count=st.integers(1, 300), window=st.integers(1, 300), seed=seeds)
 def test_what_is_open_at_any_moment_spans_no_more_than_the_window(count, window, seed):
-    order = epoch_order([count], shuffle=LocalShuffle(window), seed=seed, epoch=0)
+    order = whole([count], shuffle=LocalShuffle(window), seed=seed, epoch=0)
     last_read = np.maximum.accumulate(order)[:-1]
     first_unread = np.minimum.accumulate(order[::-1])[::-1][1:]
 
@@ -71,7 +72,7 @@ def test_what_is_open_at_any_moment_spans_no_more_than_the_window(count, window,
 
 def test_records_move_by_up_to_half_the_window_either_way():
     window = 1000
-    order = epoch_order([100_000], shuffle=LocalShuffle(window), seed=0, epoch=0)
+    order = whole([100_000], shuffle=LocalShuffle(window), seed=0, epoch=0)
     displacement = np.abs(order - np.arange(100_000))
 
     assert 0.45 * window < displacement[window:-window].max() < 0.55 * window
@@ -79,7 +80,7 @@ def test_records_move_by_up_to_half_the_window_either_way():
 
 
 def test_adjacent_records_swap_even_in_the_smallest_window():
-    order = epoch_order([10_000], shuffle=LocalShuffle(2), seed=0, epoch=0)
+    order = whole([10_000], shuffle=LocalShuffle(2), seed=0, epoch=0)
 
     swapped = np.count_nonzero(order != np.arange(10_000))
     assert 1_000 < swapped < 5_000
@@ -87,7 +88,7 @@ def test_adjacent_records_swap_even_in_the_smallest_window():
 
 @given(counts=shard_counts, seed=seeds)
 def test_a_window_of_one_gives_whole_shards_in_random_order(counts, seed):
-    order = epoch_order(counts, shuffle=LocalShuffle(1), seed=seed, epoch=0).tolist()
+    order = whole(counts, shuffle=LocalShuffle(1), seed=seed, epoch=0).tolist()
     starts = np.cumsum([0, *counts]).tolist()
     shards = [list(range(a, b)) for a, b in pairwise(starts) if a < b]
 
@@ -98,7 +99,7 @@ def test_a_window_of_one_gives_whole_shards_in_random_order(counts, seed):
 
 
 def test_a_full_permutation_puts_every_record_everywhere():
-    orders = [epoch_order([4], shuffle=GlobalShuffle(), seed=1, epoch=e).tolist() for e in range(2400)]
+    orders = [whole([4], shuffle=GlobalShuffle(), seed=1, epoch=e).tolist() for e in range(2400)]
 
     counts = {tuple(order): 0 for order in orders}
     for order in orders:
@@ -108,8 +109,8 @@ def test_a_full_permutation_puts_every_record_everywhere():
 
 
 def test_a_window_of_everything_is_the_global_shuffle():
-    local = epoch_order([30, 40], shuffle=LocalShuffle(70), seed=3, epoch=4)
-    everything = epoch_order([30, 40], shuffle=GlobalShuffle(), seed=3, epoch=4)
+    local = whole([30, 40], shuffle=LocalShuffle(70), seed=3, epoch=4)
+    everything = whole([30, 40], shuffle=GlobalShuffle(), seed=3, epoch=4)
 
     np.testing.assert_array_equal(local, everything)
 
@@ -117,15 +118,15 @@ def test_a_window_of_everything_is_the_global_shuffle():
 @pytest.mark.parametrize("shuffle", [LocalShuffle(50), GlobalShuffle()])
 def test_seed_and_epoch_decide_and_nothing_else(shuffle):
     def order(seed, epoch):
-        return epoch_order([100, 100], shuffle=shuffle, seed=seed, epoch=epoch).tolist()
+        return whole([100, 100], shuffle=shuffle, seed=seed, epoch=epoch).tolist()
 
     assert order(1, 2) == order(1, 2)
     assert len({tuple(order(s, e)) for s in range(4) for e in range(4)}) == 16
 
 
 def test_the_order_is_the_same_as_ever():
-    local = epoch_order([4, 4, 4], shuffle=LocalShuffle(3), seed=7, epoch=1)
-    everything = epoch_order([4, 4, 4], shuffle=GlobalShuffle(), seed=7, epoch=1)
+    local = whole([4, 4, 4], shuffle=LocalShuffle(3), seed=7, epoch=1)
+    everything = whole([4, 4, 4], shuffle=GlobalShuffle(), seed=7, epoch=1)
 
     assert local.tolist() == [9, 8, 10, 11, 0, 1, 2, 4, 3, 6, 5, 7]
     assert everything.tolist() == [11, 8, 4, 1, 3, 10, 2, 9, 6, 7, 0, 5]
@@ -135,7 +136,7 @@ def test_the_order_is_the_same_as_ever():
 def test_the_order_of_imagenet_takes_less_than_50_mb(shuffle):
     tracemalloc.start()
     try:
-        order = epoch_order(IMAGENET, shuffle=shuffle, seed=0, epoch=0)
+        order = whole(IMAGENET, shuffle=shuffle, seed=0, epoch=0)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -159,7 +160,7 @@ def test_a_window_that_means_nothing_is_refused(window):
 
 def test_a_window_of_bytes_is_no_window_before_the_mean_size_is_known():
     with pytest.raises(UsageError, match="in_records"):
-        epoch_order([10], shuffle=LocalShuffle("1KB"), seed=0, epoch=0)
+        whole([10], shuffle=LocalShuffle("1KB"), seed=0, epoch=0)
 
 
 @given(shuffle=shuffles)
@@ -170,7 +171,7 @@ def test_a_shuffle_travels_by_pickle(shuffle):
 @pytest.mark.parametrize("seed", [-1, 1 << 64])
 def test_a_seed_that_does_not_fit_is_refused(seed):
     with pytest.raises(UsageError, match="seed"):
-        epoch_order([10], shuffle=GlobalShuffle(), seed=seed, epoch=0)
+        whole([10], shuffle=GlobalShuffle(), seed=seed, epoch=0)
 
 
 def test_more_records_than_a_sort_key_holds_are_refused():
@@ -266,7 +267,7 @@ def test_a_split_that_cannot_be_meant_is_refused(wrong):
 @pytest.mark.parametrize("size", [300, 3_000])
 def test_a_window_spreads_records_as_far_as_tensorpacks_buffer_of_a_third(size):
     def in_window(window):
-        order = epoch_order([100 * size], shuffle=LocalShuffle(window), seed=0, epoch=0)
+        order = whole([100 * size], shuffle=LocalShuffle(window), seed=0, epoch=0)
         return spread(order, edge=5 * size)
 
     buffer = spread(buffer_shuffled(100 * size, size, np.random.default_rng(0)), edge=5 * size)

@@ -1,0 +1,1 @@
+"""The rank of this process among those that train together."""
