@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ class ShuffleQuality:
     neighbours in a batch that are in one batch in the next epoch, too. ``kept`` is the share of the rank's
     records that it has in the next epoch, too. ``least_window`` is the number of records of a
     :class:`LocalShuffle` that would do, None where it is not needed or only a :class:`GlobalShuffle` does.
+    ``partitions`` are those of the shuffle: their records are in the same rank's batches in every epoch.
     """
 
     records: int
@@ -62,6 +63,7 @@ class ShuffleQuality:
     meet_again: Beside
     kept: Beside
     least_window: int | None
+    partitions: int = 1
 
     @property
     def is_full(self) -> bool:
@@ -82,7 +84,7 @@ class ShuffleQuality:
             times = self.meet_again.found / self.meet_again.expected
             return (
                 f"Mixed in part: {classes}, but neighbours in a batch meet again in the next epoch {times:,.0f} times "
-                "as often as by chance; use a larger window."
+                f"as often as by chance; use a larger window{' or fewer partitions' if self.partitions > 1 else ''}."
             )
         local = f"a LocalShuffle of at least {self.least_window:,} records, " if self.least_window else ""
         return f"Not well mixed: {classes}; use {local}GlobalShuffle(), or convert with --order shuffled."
@@ -113,9 +115,10 @@ def shuffle_quality(plan: EpochPlan, labels: npt.NDArray[np.integer[Any]], epoch
     """
     first, second = (_full_batches(plan, number) for number in (epoch, epoch + 1))
     shard_records = len(labels) / len(plan.shard_counts)
-    return quality_of_batches(
+    found = quality_of_batches(
         first, second, labels, rank=plan.rank, world_size=plan.world_size, shard_records=shard_records
     )
+    return replace(found, partitions=plan.shuffle.partitions if plan.shuffle else 1)
 
 
 def quality_of_batches(

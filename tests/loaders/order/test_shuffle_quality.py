@@ -116,6 +116,15 @@ def test_mixed_shards_need_a_window_much_larger_than_a_batch() -> None:
     assert large.is_full
 
 
+def test_partitions_are_named_where_they_make_neighbours_meet() -> None:
+    plan = plan_of(LocalShuffle(30_000, partitions=4), rank=1, world_size=4)
+
+    found = shuffle_quality(plan, MIXED, 0)
+
+    assert found.kept.found > 0.99  # all but those after the last full batch
+    assert found.sentence.endswith("use a larger window or fewer partitions.")
+
+
 def test_stored_order_has_the_same_batches_in_every_epoch() -> None:
     found = shuffle_quality(plan_of(None), MIXED, 0)
 
