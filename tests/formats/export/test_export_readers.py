@@ -136,6 +136,43 @@ def test_the_official_parser_of_imagenet_reads_the_records(splits: Path, tmp_pat
     assert {f["image/format"].bytes_list.value[0] for f in features} == {b"JPEG"}
 
 
+TFDS = """
+import hashlib, os, sys
+from pathlib import Path
+import tensorflow as tf, tensorflow_datasets as tfds
+exported, links = map(Path, sys.argv[1:])
+for path in exported.glob("validation-*"):
+    split, _, rest = path.name.partition("-")
+    os.link(path, links / f"imagenet-{split}.tfrecord-{rest}")
+f = tfds.features
+sides = {side: f.Sequence(tf.float32) for side in ("xmin", "ymin", "xmax", "ymax")}
+image = {"encoded": f.Image(), "class": {"label": tf.int64}, "filename": f.Text(), "object": {"bbox": sides}}
+tfds.folder_dataset.write_metadata(data_dir=links, features=f.FeaturesDict({"image": image}))
+skip = {"image": {"encoded": tfds.decode.SkipDecoding()}}
+builder = tfds.builder_from_directory(links)
+for one in builder.as_dataset(split="validation", shuffle_files=False, decoders=skip).as_numpy_iterator():
+    one = one["image"]
+    boxes = len(one["object"]["bbox"]["xmin"])
+    print(one["filename"].decode(), one["class"]["label"], boxes, hashlib.sha256(one["encoded"]).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("tensorflow_datasets") is None, reason="tensorflow-datasets is not installed")
+def test_tensorflow_datasets_reads_the_records(splits: Path, tmp_path: Path) -> None:
+    export(splits / "val", tmp_path / "out", to="tfrecord", shard_size=150_000, workers=0)
+    (tmp_path / "links").mkdir()
+
+    command = [sys.executable, "-W", "ignore", "-c", TFDS, str(tmp_path / "out"), str(tmp_path / "links")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("ILSVRC")] == [
+        f"{one.key} {one.label + 1} {len(one.boxes)} {hashlib.sha256(one.image).hexdigest()}"
+        for one in expected(splits / "val")
+    ]
+
+
 def test_the_index_of_mds_has_each_shard_with_its_hash(splits: Path, tmp_path: Path) -> None:
     export(splits / "train", tmp_path, to="mds", shard_size=150_000, workers=0)
 
