@@ -92,6 +92,9 @@ class ArrayValues(JoinedValues):
     def only(self, first: int, last: int) -> ArrayValues:
         return replace(self, start=self.start + first * self.size)
 
+    def bytes_of(self, records: int) -> int:
+        return records * self.size
+
     def data(self, number: int) -> bytes:
         if self._file is None:
             raise ValueError("the values are closed")

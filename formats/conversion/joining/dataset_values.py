@@ -62,6 +62,11 @@ class DatasetValues(JoinedValues):
     def only(self, first: int, last: int) -> DatasetValues:
         return replace(self, places=self.places[first:last])
 
+    def bytes_of(self, records: int) -> int:
+        with open_unreplaced(self.folder, self.root) as dataset:
+            lengths = dataset.columns[self.column].lengths() if self.column else dataset.index["length"]
+            return int(lengths[self.places].sum(dtype=np.int64))
+
     def data(self, number: int) -> bytes:
         if self._dataset is None:
             raise ValueError("the values are closed")

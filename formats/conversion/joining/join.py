@@ -18,6 +18,7 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.conversion.building.column_of_shard import BuiltColumn
 from shardprep.formats.conversion.building.work_folder import WorkFolder, noting_kept
 from shardprep.formats.conversion.column_tables import column_entry
+from shardprep.formats.conversion.preflight import check_room
 from shardprep.formats.dataset.manifest import (
     JOINED,
     MANIFEST_NAME,
@@ -38,6 +39,8 @@ from .join_request import requested
 from .join_runner import run_joins
 from .joined_values import JoinedColumn
 from .matching import Keys
+
+ROW_BYTES = 16  # of a column's table, and of a container, for each value
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def join(
     asked = _Asked(path, manifest, requested(columns, manifest, keys))
     if not asked.to_build and not (path / WORK_FOLDER_NAME).exists():
         return Joined(path, manifest, (), ())
+    check_room({path: asked.bytes_to_write(len(keys))})
     with WorkFolder(path) as work_folder:
         if read_manifest(path).root != manifest.root:
             raise OutputBusy("was changed by another process meanwhile; repeat the command", path=path)
@@ -138,6 +142,12 @@ class _Asked:
             "columns": [one.field.to_json() for one in self.to_build],
             JOINED: [dict(one.custody) for one in self.to_build],
         }
+
+    def bytes_to_write(self, records: int) -> int:
+        """Return about how many bytes the columns take that are not there yet."""
+        needed = sum(one.values.bytes_of(records) + ROW_BYTES * records for one in self.to_build)
+        there = [path for name in _names(self.to_build) for path in self.path.glob(f"column-{name}-*")]
+        return max(0, needed - sum(path.stat().st_size for path in there))
 
     def _entry(self, one: JoinedColumn) -> ColumnEntry | None:
         name = one.field.name

@@ -23,6 +23,10 @@ class JoinedValues(AbstractContextManager["JoinedValues"], ABC):
         """Return the values of the records from ``first`` to before ``last`` alone."""
 
     @abstractmethod
+    def bytes_of(self, records: int) -> int:
+        """Return about how many bytes the values of all ``records`` take; to be called while closed."""
+
+    @abstractmethod
     def data(self, number: int) -> bytes:
         """Return a value. Raises BadValue, DataError and OSError."""
 

@@ -117,6 +117,9 @@ class TableValues(JoinedValues):
     def only(self, first: int, last: int) -> TableValues:
         return replace(self, offsets=self.offsets[first:last], lengths=self.lengths[first:last])
 
+    def bytes_of(self, records: int) -> int:
+        return int(self.lengths.sum())
+
     def data(self, number: int) -> bytes:
         if self._file is None:
             raise ValueError("the values are closed")

@@ -22,6 +22,7 @@ from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.conversion.building.work_folder import WorkFolder
 from shardprep.formats.errors import (
     DataError,
+    NoSpace,
     OutputBusy,
     SourceDamaged,
     SourceIncomplete,
@@ -301,6 +302,30 @@ def test_a_damaged_joined_column_is_found_and_mended_by_joining(dataset: Path, t
     assert mended.rebuilt == ("shard-00000.lmdb",)
     assert [[one.file for one in report.findings] for report in (left, mended)] == [["column-age.npy"]] * 2
     assert tree(dataset) == before
+
+
+@pytest.mark.parametrize("origin", ["array", "table", "images", "column"])
+def test_space_is_checked_before_anything_is_written(
+    dataset: Path, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str
+) -> None:
+    np.save(tmp_path / "values.npy", stored(dataset, lambda n: np.full(100, n)))
+    write(tmp_path / "t.csv", as_csv([{"key": f"{n}", "new": "a" * 800} for n in range(9)]).encode())
+    files = {
+        "array": tmp_path / "values.npy",
+        "table": tmp_path / "t.csv",
+        "images": masks,
+        "column": f"{masks}#same",
+    }
+    usage, before = shutil.disk_usage(tmp_path), tree(dataset)
+    needed = {"images": 9 * 60, "column": 9 * 60}.get(origin, 9 * 800)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
+
+        with pytest.raises(NoSpace, match="free"):
+            join(dataset, {"new": files[origin]}, workers=0)
+
+    assert tree(dataset) == before
+    assert join(dataset, {"new": files[origin]}, workers=0).added == ("new",)
 
 
 def test_two_joins_at_once_are_refused(dataset: Path, tmp_path: Path) -> None:
