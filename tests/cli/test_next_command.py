@@ -147,7 +147,10 @@ def test_without_a_manifest_the_conversion_is_next(folder: Path) -> None:
     unfinished = prep_here("verify", dataset).stdout
 
     assert "into another folder" in last(lost)
-    assert last(unfinished) == "next: the prep convert command that began it; it goes on from there"
+    assert (
+        last(unfinished)
+        == "next: the prep command that began it, such as prep convert; it goes on from there"
+    )
 
 
 def test_a_folder_that_no_conversion_made_is_said_to_be_none(tmp_path: Path) -> None:

@@ -74,6 +74,14 @@ def convert_and_repair() -> None:
     assert done.path == Path("~/converted").expanduser()
 
 
+def convert_in_parts_and_fetch() -> None:
+    for part in (1, 2):
+        formats.convert_part("~/archives", "~/in-parts", (part, 2), split="val", workers=0)
+    (done,) = formats.convert("~/archives", "~/in-parts", split="val", workers=0)
+    (copy,) = formats.fetch(done.path.as_uri(), "~/copy")
+    assert copy.path == Path("~/copy").expanduser()
+
+
 def profile() -> None:
     full_profile().save("~/disk.json")
     assert DiskProfile.load("~/disk.json") == full_profile()
@@ -122,6 +130,7 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
         "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
     },
+    convert_in_parts_and_fetch: {"convert_part.source", "convert_part.output", "fetch.folder"},
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
     flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},

@@ -10,7 +10,7 @@ from faulty_proxy import Proxy, faulty_proxy
 from object_server import object_server
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def bucket(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that is a bucket: splits in HDF5, a split in LMDB, and one with columns."""
     folder = tmp_path_factory.mktemp("server") / "bucket"
@@ -21,7 +21,7 @@ def bucket(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server(bucket: Path) -> Iterator[int]:
     """The port of a server of S3."""
     with object_server(bucket.parent) as port:
