@@ -117,7 +117,7 @@ def many(points: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """The first and the last call of each name, and some of the others; all of them take very long."""
     by_name = [[point for point in points if point[0] == name] for name in dict.fromkeys(dict(points))]
     ends = {point for some in by_name for point in (some[0], some[-1])}
-    return [point for point in points if point in ends | set(sampled(points, 12))]
+    return [point for point in points if point in ends | set(sampled(points, 20))]
 
 
 samples = pytest.mark.parametrize(

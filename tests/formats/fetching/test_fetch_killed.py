@@ -53,9 +53,9 @@ def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy
     ("url", "kills"),
     [
         ("shards", 5),
-        pytest.param("shards", 20, marks=pytest.mark.torture),
-        pytest.param("lmdb", 20, marks=pytest.mark.torture),
-        pytest.param("columns", 20, marks=pytest.mark.torture),
+        pytest.param("shards", 60, marks=pytest.mark.torture),
+        pytest.param("lmdb", 60, marks=pytest.mark.torture),
+        pytest.param("columns", 60, marks=pytest.mark.torture),
     ],
 )
 def test_killed_at_random_moments_it_finishes_with_the_same_bytes(
