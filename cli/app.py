@@ -14,7 +14,6 @@ from click.shell_completion import shell_complete
 from shardprep.cli.commands.bench_disk import bench_disk
 from shardprep.cli.commands.bench_loader import bench_loader
 from shardprep.cli.commands.convert import convert
-from shardprep.cli.commands.demo import demo
 from shardprep.cli.commands.export import export
 from shardprep.cli.commands.index import index
 from shardprep.cli.commands.inspect import inspect
@@ -23,7 +22,8 @@ from shardprep.cli.commands.network.fetch import fetch
 from shardprep.cli.commands.network.keygen import keygen
 from shardprep.cli.commands.network.serve import serve
 from shardprep.cli.commands.repair import repair
-from shardprep.cli.commands.sample import sample
+from shardprep.cli.commands.trying.demo import demo
+from shardprep.cli.commands.trying.sample import sample
 from shardprep.cli.commands.verify import verify
 from shardprep.cli.console.failures import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
 from shardprep.formats.errors import ShardprepError

@@ -12,9 +12,9 @@ from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
-from shardprep.formats.dataset.fetching.fetch import fetch
-from shardprep.formats.dataset.fetching.fetched_dataset import FetchedDataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
+from shardprep.formats.dataset.remote.fetching.fetch import fetch
+from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify
@@ -23,8 +23,8 @@ from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
-from shardprep.formats.sample.make_sample import make_sample
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.sources.sample.make_sample import make_sample
 
 from .errors import (
     BadImage,

@@ -31,7 +31,7 @@ def fake_files(seed: int) -> list[bytes]:
 
 def _photographs() -> list[Pixels]:
     """The photographs of the sample dataset, without the CMYK one."""
-    folder = resources.files("shardprep.formats.sample.photographs")
+    folder = resources.files("shardprep.formats.sources.sample.photographs")
     names = sorted(p.name for p in folder.iterdir() if p.name.endswith(".jpg"))
     files = [np.frombuffer((folder / name).read_bytes(), np.uint8) for name in names if name != "cmyk.jpg"]
     return [cv2.imdecode(file, cv2.IMREAD_COLOR) for file in files]  # type: ignore[misc]

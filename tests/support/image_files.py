@@ -10,7 +10,7 @@ import numpy as np
 PHOTOGRAPHS = sorted(
     (
         file
-        for file in resources.files("shardprep.formats.sample.photographs").iterdir()
+        for file in resources.files("shardprep.formats.sources.sample.photographs").iterdir()
         if file.name.endswith(".jpg")
     ),
     key=lambda file: file.name,

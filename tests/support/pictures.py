@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 def photograph(name: str) -> bytes:
     """A photograph of the project."""
-    return (resources.files("shardprep.formats.sample.photographs") / name).read_bytes()
+    return (resources.files("shardprep.formats.sources.sample.photographs") / name).read_bytes()
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.io
 
-from shardprep.formats.sample.make_sample import SampleSummary, make_sample
+from shardprep.formats.sources.sample.make_sample import SampleSummary, make_sample
 
 TRAIN, VAL, TEST = (f"ILSVRC2012_img_{split}.tar" for split in ("train", "val", "test"))
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"

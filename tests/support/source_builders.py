@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardprep.formats.sample.devkit import Synset, meta_mat
 from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.sources.sample.devkit import Synset, meta_mat
 
 BLOCK = 512
 TRAIN, VAL, TEST = (f"ILSVRC2012_img_{split}.tar" for split in ("train", "val", "test"))

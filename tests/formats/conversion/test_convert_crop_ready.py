@@ -29,7 +29,7 @@ from shardprep.formats import (
 from shardprep.formats.images.crop_ready import jpegtran
 from shardprep.formats.images.crop_ready.restart_grid import grid_of
 from shardprep.formats.images.kinds.image_info import ImageFlag
-from shardprep.formats.sample.make_sample import make_sample
+from shardprep.formats.sources.sample.make_sample import make_sample
 from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform, decode_rgb
 
 pytestmark = pytest.mark.skipif(not shutil.which(jpegtran.PROGRAM), reason="no jpegtran")

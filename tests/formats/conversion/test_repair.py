@@ -53,7 +53,7 @@ def test_a_damaged_quarantine_list_is_rebuilt(archives: Path, tmp_path: Path) ->
     source = tmp_path / "source" / "cat"
     source.mkdir(parents=True)
     for number, name in enumerate(["a.jpg", "b.jpg"]):
-        shutil.copy(ROOT / "formats/sample/photographs/coffee.jpg", source / name)
+        shutil.copy(ROOT / "formats/sources/sample/photographs/coffee.jpg", source / name)
         if number:
             (source / name).write_bytes(b"no image")
     converted(source.parent, tmp_path / "out", on_bad_image="skip")

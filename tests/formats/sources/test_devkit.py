@@ -16,9 +16,9 @@ from source_builders import (
 )
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.sample.devkit import meta_mat
 from shardprep.formats.sources.annotations import devkit
 from shardprep.formats.sources.annotations.devkit import read_devkit
+from shardprep.formats.sources.sample.devkit import meta_mat
 
 MINI = Miniature()
 

@@ -15,7 +15,6 @@ from shardprep.formats.images.header import READERS, read_image_header
 from shardprep.formats.images.kinds import jpeg
 from shardprep.formats.records.labels import MAX_WORDS
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.sample.devkit import DOUBLE, INT8, INT32, MATRIX, STRUCT, UINT32, meta_mat
 from shardprep.formats.sources.annotations.boxes import read_boxes
 from shardprep.formats.sources.annotations.devkit import read_devkit
 from shardprep.formats.sources.annotations.mat_reader import (
@@ -26,6 +25,7 @@ from shardprep.formats.sources.annotations.mat_reader import (
 )
 from shardprep.formats.sources.listing.entry_table import EntryTable
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.sample.devkit import DOUBLE, INT8, INT32, MATRIX, STRUCT, UINT32, meta_mat
 from shardprep.formats.sources.tar.header import parse_pax
 from shardprep.formats.system.foreign_file import foreign_file
 

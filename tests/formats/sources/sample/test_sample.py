@@ -28,8 +28,8 @@ from sample_reading import (
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import official_words
-from shardprep.formats.sample.make_sample import make_sample
-from shardprep.formats.sample.plan import Oddity, SamplePlan
+from shardprep.formats.sources.sample.make_sample import make_sample
+from shardprep.formats.sources.sample.plan import Oddity, SamplePlan
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 def in_child(code: str, **environment: str) -> subprocess.Popen[bytes]:
-    imports = "from pathlib import Path\nfrom shardprep.formats.sample.make_sample import make_sample\n"
+    imports = (
+        "from pathlib import Path\nfrom shardprep.formats.sources.sample.make_sample import make_sample\n"
+    )
     return subprocess.Popen([sys.executable, "-c", imports + code], env={**os.environ, **environment})
 
 

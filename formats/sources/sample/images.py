@@ -43,7 +43,7 @@ class Album:
     @classmethod
     def load(cls, on_draw: Callable[[], None] | None = None) -> Album:
         """Return the photographs in the package."""
-        folder = resources.files("shardprep.formats.sample.photographs")
+        folder = resources.files("shardprep.formats.sources.sample.photographs")
         files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".jpg")}
         cmyk = files.pop("cmyk.jpg")
         names = tuple(sorted(files))

@@ -9,9 +9,9 @@ from sample_reading import TEST, TRAIN, TRAIN_BOXES, VAL, VAL_BOXES, Sample, dec
 
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
-from shardprep.formats.sample.boxes import BoxDefect
-from shardprep.formats.sample.images import Album
-from shardprep.formats.sample.plan import Oddity
+from shardprep.formats.sources.sample.boxes import BoxDefect
+from shardprep.formats.sources.sample.images import Album
+from shardprep.formats.sources.sample.plan import Oddity
 
 IMAGE_SHOWS: dict[Oddity, Callable[[ImageInfo], bool]] = {
     Oddity.PNG: lambda info: info.flags == ImageFlag.PNG and info.components == 4,

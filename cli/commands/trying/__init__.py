@@ -1,0 +1,1 @@
+"""The sub-commands of ``prep`` that make something to try the others on."""
