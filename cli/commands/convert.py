@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardprep.cli.console.cluster import cluster_executor
+from shardprep.cli.console.cluster import cluster_executor, cluster_option
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
@@ -132,11 +131,7 @@ from shardprep.formats.sources.listing.source import SPLITS
     metavar="I/N",
     help="Build one of N shares of the shards, on any machine; without --part, finish.",
 )
-@click.option(
-    "--cluster",
-    metavar="ADDRESS",
-    help="Build on the workers of Dask's scheduler there, tcp://HOST:PORT; --workers is shards at a time.",
-)
+@cluster_option
 @click.option(
     "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
 )
@@ -201,7 +196,7 @@ def convert(
         built = convert_part(source, output, part, **arguments)
         print_json(part_for_machines(built, part)) if as_json else print_part(built)
         return
-    with cluster_executor(cluster) if cluster else nullcontext() as executor:
+    with cluster_executor(cluster) as executor:
         done = convert_source(source, output, executor=executor, **arguments)
     show_converted(done, output, as_json=as_json)
 

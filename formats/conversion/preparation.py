@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ class Prepared:
 
     def _writer(self) -> str:
         """Return the versions and settings that decide the bytes of the shards besides plan and images."""
-        used = container(self.planned.options.container).library()
+        used = {"shardprep": version("shardprep"), **container(self.planned.options.container).library()}
         return ", ".join(f"{name} {value}" for name, value in used.items())
 
 

@@ -20,8 +20,8 @@ from waiting import until
 
 from shardprep.formats import BadImage, PlanOptions, SourceOptions, convert, export, verify
 from shardprep.formats.containers import lmdb_shard
-from shardprep.formats.conversion.building.machine import OtherMachine
-from shardprep.formats.conversion.running.executor_run import AT_ONCE, ExecutorFailed
+from shardprep.formats.processes.executors.executor_call import AT_ONCE, ExecutorFailed
+from shardprep.formats.processes.executors.other_machine import OtherMachine
 
 OPTIONS = PlanOptions(shard_size=60_000)
 
