@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from shardprep.cli.console.cluster import cluster_executor, cluster_option
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
@@ -37,6 +39,7 @@ from .verify import print_report, summary_of
 @click.option("--source", type=ANY_PATH, required=True, help="What the dataset was converted from.")
 @click.option("--root", type=FOLDER, help="The folder that the paths of a list of images begin at.")
 @workers_option
+@cluster_option
 @progress_option
 @json_option
 @click.pass_context
@@ -46,6 +49,7 @@ def repair(
     source: Path,
     root: Path | None,
     workers: int | None,
+    cluster: str | None,
     form: Form,
     as_json: bool,
 ) -> None:
@@ -53,8 +57,10 @@ def repair(
 
     The root stays the same.
     """
-    work = Repairing(source, root, workers, progress_in(form))
-    ctx.exit(work.run(dataset, as_json=as_json))
+    with cluster_executor(cluster) as executor:
+        work = Repairing(source, root, workers, executor, progress_in(form))
+        code = work.run(dataset, as_json=as_json)
+    ctx.exit(code)
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,17 @@ class Repairing(DatasetWork[Report]):
     source: Path
     root: Path | None
     workers: int | None
+    executor: Executor | None
     progress: Progress
 
     def result(self, dataset: Path) -> Report:
         return repair_dataset(
-            dataset, self.source, root=self.root, workers=self.workers, progress=self.progress
+            dataset,
+            self.source,
+            root=self.root,
+            workers=self.workers,
+            executor=self.executor,
+            progress=self.progress,
         )
 
     def show(self, result: Report) -> None:

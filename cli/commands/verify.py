@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from shardprep.cli.commands.mending import say_what_mends
+from shardprep.cli.console.cluster import cluster_executor, cluster_option
 from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, workers_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.progress import Form, progress_in
@@ -36,11 +38,18 @@ from shardprep.formats.dataset.verification.verify import LEVELS
     help="What to check; each level checks what the one before it does, see below.",
 )
 @workers_option
+@cluster_option
 @progress_option
 @json_option
 @click.pass_context
 def verify(
-    ctx: click.Context, dataset: Path, level: str, workers: int | None, form: Form, as_json: bool
+    ctx: click.Context,
+    dataset: Path,
+    level: str,
+    workers: int | None,
+    cluster: str | None,
+    form: Form,
+    as_json: bool,
 ) -> None:
     """Check that DATASET, or each split in that folder, is complete and intact. Changes nothing.
 
@@ -54,8 +63,9 @@ def verify(
     Where images were skipped, the order and class_sorted cannot be checked. No level compares with
     the source.
     """
-    work = Verifying(level, workers, progress_in(form))
-    ctx.exit(work.run(dataset, as_json=as_json))
+    with cluster_executor(cluster) as executor:
+        code = Verifying(level, workers, executor, progress_in(form)).run(dataset, as_json=as_json)
+    ctx.exit(code)
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,13 @@ class Verifying(DatasetWork[Report]):
 
     level: str
     workers: int | None
+    executor: Executor | None
     progress: Progress
 
     def result(self, dataset: Path) -> Report:
-        return verify_dataset(dataset, level=self.level, workers=self.workers, progress=self.progress)
+        return verify_dataset(
+            dataset, level=self.level, workers=self.workers, executor=self.executor, progress=self.progress
+        )
 
     def show(self, result: Report) -> None:
         print_report(result)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from shardprep.formats.containers.archive import (
@@ -28,18 +30,18 @@ from shardprep.formats.dataset.manifest import (
 )
 from shardprep.formats.dataset.table_checks import checked_boxes, checked_column, checked_index
 from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
-from shardprep.formats.processes.thread_start import starting_thread
-from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.user_path import user_path
 
 from .check import NO_MEMORY, Check, Checked
-from .isolated_check import IsolatedChecks
+from .check_runner import CheckRunner
+from .isolated_check import IsolatedChecks, isolated_check
 from .manifest_claims import check_quarantine, false_claims
 from .record_checks import KnownTables, record_checks, regions_of
 from .report import Finding, Report, unfinished, unlisted
+from .seen_dataset import SeenDataset
 
 UNFINISHED = "is of a prep join that is not finished; the same command goes on, another one removes it"
 LEVELS = ("quick", "full", "records", "decode")
@@ -56,11 +58,14 @@ def verify(
     *,
     level: str = "full",
     workers: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Check a dataset, and return every finding. Never changes the dataset, and does not crash on damage.
 
     ``dataset`` is its folder. ``workers`` is the number of parallel reads; None or 0 is one per usable CPU.
+    An ``executor`` of :mod:`concurrent.futures`, of this machine or of many, reads the shards instead, and is
+    left open: at most ``workers`` at a time, None or 0 is 256. The report is that of this machine alone.
     ``progress`` receives the progress; None shows a bar in a notebook. Each ``level`` includes the one
     before:
 
@@ -79,7 +84,8 @@ def verify(
 
     No level compares with the source: ``source``, ``writer``, the classes' words and the boxes' coordinates
     are only protected by a pinned ``root``. Raises UnknownVersion, UsageError, OSError if the manifest cannot
-    be read, and OperationError if the system allows no further thread.
+    be read, and OperationError if the system allows no further thread; with an ``executor`` ExecutorFailed,
+    and OtherMachine, which names a machine that sees another dataset, or none.
     """
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
@@ -92,19 +98,27 @@ def verify(
     except ManifestDamaged as error:
         report.findings.append(Finding(MANIFEST_NAME, error.message))
         return report
-    _Verification(report, report.manifest, workers or usable_cpus(), shown(progress)).run()
+    _Verification(report, report.manifest, workers, executor, shown(progress)).run()
     return report
 
 
 class _Verification:
     """One run over one dataset with an intact manifest."""
 
-    def __init__(self, report: Report, manifest: Manifest, workers: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        report: Report,
+        manifest: Manifest,
+        workers: int | None,
+        executor: Executor | None,
+        progress: Progress,
+    ) -> None:
         self.report = report
         self.manifest = manifest
-        self.workers = workers
-        self.progress = progress
         self.checks = IsolatedChecks()
+        decode, path = report.level == "decode", report.dataset
+        there = None if executor is None else (executor, SeenDataset.here(path, manifest, decode=decode))
+        self.runner = CheckRunner(there, workers, progress, self.checks.end)
         self.columns = manifest.columns.entries if manifest.columns else ()
 
     def run(self) -> None:
@@ -207,68 +221,42 @@ class _Verification:
         """Hash the files that were not hashed when they were read."""
         read = {INDEX_NAME, BOXES_NAME} | {c.table.name for c in self.columns if not c.field.is_fixed}
         unread = [entry for entry in entries if entry.name not in read]
-        for entry, digest in self._in_threads("hash", unread, self._hash_of):
+        folder = self.report.dataset.absolute()
+        calls = [partial(_hash_of, folder / entry.name) for entry in unread]
+        for entry, digest in self._results("hash", unread, calls):
             if digest != entry.sha256:
                 self._found(entry.name, "its SHA-256 is not the manifest's")
 
     def _hash_regions(self, shards: Sequence[FileEntry]) -> None:
         """Hash the regions of the archive that these shards' images are in, if they are in one."""
-        link, regions = self.report.dataset / ARCHIVE_NAME, regions_of(self.manifest)
+        link, regions = self.report.dataset.absolute() / ARCHIVE_NAME, regions_of(self.manifest)
         parts = [replace(shard, size=regions[shard.name].size) for shard in shards if regions]
-        for part, digest in self._in_threads("hash", parts, lambda p: hash_region(link, regions[p.name])):
+        calls = [partial(hash_region, link, regions[part.name]) for part in parts]
+        for part, digest in self._results("hash", parts, calls):
             if digest != regions[part.name].sha256:
                 self._found(ARCHIVE_NAME, changed_in(link, regions[part.name]))
 
-    def _hash_of(self, entry: FileEntry) -> str:
-        """Return the hash of a file, through one descriptor, so that its name may change."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self.report.dataset / entry.name, flags)
-        try:
-            return hash_descriptor(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _in_threads(
-        self, title: str, entries: list[FileEntry], call: Callable[[FileEntry], T]
+    def _results(
+        self, title: str, entries: Sequence[FileEntry], calls: Sequence[Callable[[], T]]
     ) -> Iterator[tuple[FileEntry, T]]:
-        """Yield results in the entries' order; an unreadable file is reported, and does not stop the rest."""
-        done_records = done_bytes = 0
-        records, size = sum(e.records for e in entries), sum(e.size for e in entries)
-        results: dict[str, T] = {}
-        pool = ThreadPoolExecutor(self.workers)
-        with self.progress.task(title, records=records, size=size), pool:
-            try:
-                with starting_thread():
-                    futures = {pool.submit(call, entry): entry for entry in entries}
-                for future in as_completed(futures):
-                    entry = futures[future]
-                    done_records, done_bytes = done_records + entry.records, done_bytes + entry.size
-                    self.progress.at(done_records, done_bytes)
-                    self._collect(entry, future, results)
-            except BaseException:
-                self.checks.end()
-                pool.shutdown(cancel_futures=True)
-                raise
-        yield from ((entry, results[entry.name]) for entry in entries if entry.name in results)
-
-    def _collect(self, entry: FileEntry, future: Future[T], results: dict[str, T]) -> None:
-        with self._reading(entry.name):
-            try:
-                results[entry.name] = future.result()
-            except DataError as error:
-                self._found(entry.name, f"its container is unreadable: {error.message}")
+        """Yield what the calls return, in order; an unreadable file is reported, and ends nothing."""
+        for entry, outcome in self.runner.run(title, entries, calls):
+            with self._reading(entry.name):
+                try:
+                    result = outcome()
+                except DataError as error:
+                    self._found(entry.name, f"its container is unreadable: {error.message}")
+                else:
+                    yield entry, result
 
     def _check_records(self, files: list[FileEntry], checks: Mapping[str, Check]) -> None:
         digests: dict[str, bytes] = {}
-
-        def checked(entry: FileEntry) -> Checked:
-            timeout_s = SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND
-            return self.checks.check(checks[entry.name], timeout_s)
-
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
         sized = [replace(file, size=room.get(file.name, file.size)) for file in files]
+        make = isolated_check if self.runner.elsewhere else self.checks.check
+        calls = [partial(make, _absolute(checks[file.name]), _timeout_s(file)) for file in sized]
         with self.checks:
-            for entry, found in self._in_threads(self.report.level, sized, checked):
+            for entry, found in self._results(self.report.level, sized, calls):
                 self._note(entry, found)
                 digests[entry.name] = found.digests
         if self.report.exit_code == 0:
@@ -291,3 +279,21 @@ class _Verification:
                 self._found(
                     MANIFEST_NAME, f"its content_root of the column {column.field.name} is not the values'"
                 )
+
+
+def _hash_of(path: Path) -> str:
+    """Return the hash of a file, through one descriptor, so that its name may change."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return hash_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _absolute(check: Check) -> Check:
+    """Return the check with an absolute path: another process has another current folder."""
+    return replace(check, path=check.path.absolute())
+
+
+def _timeout_s(file: FileEntry) -> float:
+    return SHARD_TIMEOUT_S + file.size / SLOWEST_BYTES_PER_SECOND
