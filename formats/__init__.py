@@ -21,6 +21,7 @@ from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.export.export import Exported, export
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
+from shardprep.formats.processes.executors.ray_executor import RayExecutor
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
 from shardprep.formats.sources.listing.source_options import SourceOptions
@@ -76,6 +77,7 @@ __all__ = [
     "PlanOptions",
     "PlannedSplit",
     "Progress",
+    "RayExecutor",
     "Record",
     "Report",
     "Schema",
