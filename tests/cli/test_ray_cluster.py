@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from datasets import converted, prep, prep_here, tree
+from datasets import converted, flip, prep, prep_here, tree
 from ray_cluster import OPTIONS, RayCluster, ray_cluster
 from waiting import until
 
@@ -76,6 +76,22 @@ def lose(cluster: RayCluster, address: str, archives: Path, folder: Path) -> Non
     assert tree(folder / "lost") == tree(folder / "not-lost")
 
 
+def verify_and_repair(archives: Path, folder: Path, cluster: RayCluster) -> None:
+    """Damage the dataset, verify it on the cluster and here, and repair it there."""
+    before = tree(folder / "out")
+    first, second = sorted(shards(folder / "out"))[:2]
+    flip(first, first.stat().st_size // 2)
+    second.unlink()
+    verify = ["verify", "out", "--level", "records", "--json", "--quiet"]
+    there = ["--cluster", "auto"]
+    here, found = (prep(*verify, *more, cwd=folder, env=cluster.environment) for more in ([], there))
+    assert (here.returncode, found.returncode) == (1, 1), found.stderr
+    assert found.stdout == here.stdout
+    repair = ["repair", "out", "--source", archives, "--quiet", "--cluster", cluster.address]
+    prep(*repair, cwd=folder, env=cluster.environment, check=True)
+    assert tree(folder / "out") == before
+
+
 @needs_ray
 @pytest.mark.slow
 def test_a_cluster_of_ray_converts_to_the_same_bytes_although_workers_are_killed_and_a_lost_one_is_an_error(
@@ -86,6 +102,7 @@ def test_a_cluster_of_ray_converts_to_the_same_bytes_although_workers_are_killed
 
     converted(archives, tmp_path / "whole")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    verify_and_repair(archives, tmp_path, cluster)
     lose(cluster, cluster.address, archives, tmp_path)
 
 

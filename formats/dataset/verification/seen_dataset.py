@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,6 +17,9 @@ from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.processes.executors.other_machine import other_machine, refuse_other_versions
+from shardprep.formats.system.regular_file import OPEN_FLAGS, Identity
+
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 
 T = TypeVar("T")
 
@@ -56,16 +61,18 @@ class SeenDataset:
     def _issue(self, name: str) -> str:
         """Say what this machine does not see; empty if it sees all that a check of the file reads."""
         try:
-            status = (self.path / MANIFEST_NAME).stat()
-            root, sizes = _known(self.path, status.st_size, status.st_mtime_ns, status.st_ino)
+            root, sizes = _known(self.path, Identity.of(_status(self.path / MANIFEST_NAME)))
             if root != self.root:
                 return "its root is another"
-            file = (self.path / name).lstat()
+            try:
+                file = _status(self.path / name, os.O_NOFOLLOW)
+            except OSError as error:
+                return "" if error.errno in UNREADABLE else str(error)  # the call reports what is unreadable
             if not stat.S_ISREG(file.st_mode) or file.st_size != sizes[name]:
                 return f"{name} has another size"
             if self.archive_bytes is None:
                 return ""
-            if (self.path / ARCHIVE_NAME).stat().st_size != self.archive_bytes:
+            if _status(self.path / ARCHIVE_NAME).st_size != self.archive_bytes:
                 return f"{ARCHIVE_NAME} has another size"
         except (OSError, ManifestDamaged, UnknownVersion) as error:
             return str(error)
@@ -88,11 +95,17 @@ def _archive_bytes(path: Path, manifest: Manifest) -> int | None:
     return None
 
 
-@lru_cache(maxsize=4)
-def _known(path: Path, size: int, mtime_ns: int, inode: int) -> tuple[str, dict[str, int]]:
-    """Return the root, and the size of each file, of the dataset there; a worker checks many files of it.
+def _status(path: Path, flags: int = 0) -> os.stat_result:
+    """Return the status of a file that is opened: NFS then asks the server, and shows what is new."""
+    descriptor = os.open(path, OPEN_FLAGS | flags)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
-    The size, time and inode are those of its manifest, to read another one.
-    """
-    manifest = read_manifest(path)
-    return manifest.root, {file.name: file.size for file in manifest.files}
+
+@lru_cache(maxsize=4)
+def _known(path: Path, manifest: Identity) -> tuple[str, dict[str, int]]:
+    """Return the root, and the size of each file, of the dataset there; a worker checks many files of it."""
+    found = read_manifest(path)
+    return found.root, {file.name: file.size for file in found.files}

@@ -126,6 +126,23 @@ def test_what_an_engine_raises_ends_the_verification_and_its_other_jobs(dataset:
     assert [future.cancelled() for future in submitted] == [True, True, False, True, True]
 
 
+def test_a_file_that_is_there_and_cannot_be_read_is_unchecked_as_on_this_machine(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refusing(path: Any, *given: Any, **options: Any) -> int:
+        if str(path).endswith("shard-00001.lmdb"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *given, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    here, there = (verify(dataset, executor=each) for each in (None, Engine(finish)))
+
+    assert here.exit_code == 3
+    assert there.to_json() == here.to_json()
+
+
 @pytest.mark.slow
 def test_an_executor_repairs_to_the_same_bytes(dataset: Path, archives: Path) -> None:
     before = tree(dataset)
