@@ -122,8 +122,8 @@ def test_workers_of_ray_that_are_killed_again_and_again_change_nothing(
     def kill(ended: threading.Event) -> None:
         seen = 0
         while not ended.wait(0.02):
-            if len(shards(tmp_path / "out")) >= seen + 3:
-                seen += 3
+            if len(shards(tmp_path / "out")) >= seen + 6:
+                seen += 6
                 kill_workers(cluster)
 
     with meanwhile(kill):
