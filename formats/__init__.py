@@ -15,6 +15,8 @@ from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
 from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
+from shardprep.formats.dataset.remote.publishing.publish import publish
+from shardprep.formats.dataset.remote.publishing.published_dataset import PublishedDataset
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify
@@ -76,6 +78,7 @@ __all__ = [
     "PlanOptions",
     "PlannedSplit",
     "Progress",
+    "PublishedDataset",
     "Record",
     "Report",
     "Schema",
@@ -98,6 +101,7 @@ __all__ = [
     "make_sample",
     "open_dataset",
     "plan_conversion",
+    "publish",
     "read_image_header",
     "read_manifest",
     "repair",

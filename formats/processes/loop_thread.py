@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -67,6 +67,25 @@ async def _all_ended() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def all_run(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_once: int) -> None:
+    """Run all of these, ``at_once`` at the same time. The first failure cancels the others, and is raised."""
+    waiting = iter(works)
+    failure: BaseException
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, len(works))):
+                group.create_task(_each(waiting))
+        return
+    except BaseExceptionGroup as error:
+        failure = error.exceptions[0]
+    raise failure
+
+
+async def _each(waiting: Iterator[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    for work in waiting:
+        await work()
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
