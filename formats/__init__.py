@@ -15,6 +15,7 @@ from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
 from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
+from shardprep.formats.dataset.remote.publishing.convert_to_url import ConvertedTo, convert_to_url
 from shardprep.formats.dataset.remote.publishing.publish import publish
 from shardprep.formats.dataset.remote.publishing.published_dataset import PublishedDataset
 from shardprep.formats.dataset.summary import Summary, summarise
@@ -56,6 +57,7 @@ __all__ = [
     "ConvertOptions",
     "Converted",
     "ConvertedPart",
+    "ConvertedTo",
     "CorruptRecord",
     "DataError",
     "Dataset",
@@ -95,6 +97,7 @@ __all__ = [
     "WorkerDied",
     "convert",
     "convert_part",
+    "convert_to_url",
     "export",
     "fetch",
     "join",

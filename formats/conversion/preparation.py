@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,10 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a conversion, as in :func:`.convert.convert`; ``part`` is None for all of it."""
+    """The arguments of a conversion, as in :func:`.convert.convert`; ``part`` is None for all of it.
+
+    ``kept_shards`` is the number of shards that lie in the output at a time, None for all.
+    """
 
     source: Path
     output: Path
@@ -57,6 +62,7 @@ class Request:
     options: ConvertOptions
     source_options: SourceOptions
     part: ConversionPart | None = None
+    kept_shards: int | None = None
 
     def __post_init__(self) -> None:
         if self.plan_options.order in ITEM_ORDERS:
@@ -79,6 +85,12 @@ class Request:
         if self.split:
             return {self.split: self.output}
         return {split: self.output / split for split in source.splits}
+
+    def kept(self, prepared: Prepared) -> Iterable[PlannedShard]:
+        """Return shards that take as much room as those of a split that lie in the output at a time."""
+        if self.kept_shards is None:
+            return prepared.shards
+        return nlargest(self.kept_shards, prepared.shards, key=lambda shard: shard.extent.payload_bytes)
 
     def check_outputs(self, source: Source) -> None:
         """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
@@ -116,12 +128,16 @@ class Prepared:
     def finished_manifest(self) -> Manifest:
         """Return the finished output's manifest. Raises PlanMismatch if it is of another plan, DataError."""
         manifest = read_manifest(self.output)
+        self.refuse_other(manifest, self.output)
+        return manifest
+
+    def refuse_other(self, manifest: Manifest, place: str | os.PathLike[str]) -> None:
+        """Raise PlanMismatch if the finished dataset at a place is of another plan."""
         if differing := self._differing(manifest):
             raise PlanMismatch(
                 f"holds a finished dataset: {differing}; choose another folder, or remove this one",
-                path=self.output,
+                path=place,
             )
-        return manifest
 
     def _differing(self, manifest: Manifest) -> str:
         """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped.
@@ -190,7 +206,9 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
         _check_output(one, source, request.options, problems)
     with problems.collected():
         begun = [one for one in prepared if not one.is_finished]
-        check_space({one.output: (one.planned, one.shards) for one in begun}, alone=request.part is None)
+        check_space(
+            {one.output: (one.planned, request.kept(one)) for one in begun}, alone=request.part is None
+        )
     return prepared
 
 

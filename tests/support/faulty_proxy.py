@@ -80,6 +80,10 @@ class Spoiling(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     plan: Proxy
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # of a client that was killed
+            super().handle()
+
     def log_message(self, *_: object) -> None:
         pass
 

@@ -11,18 +11,9 @@ from pathlib import Path
 import pytest
 from datasets import prep, tree
 from faulty_proxy import Proxy
+from killing import killed
 
 pytestmark = pytest.mark.slow
-
-
-def killed(seconds: float, *words: object) -> None:
-    """Run ``prep`` for so many seconds, at most."""
-    command = [sys.executable, "-m", "shardprep.cli", *map(str, words), "--quiet"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.torture)])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PROVENANCE_NAME, Manifest
 from shardprep.formats.dataset.remote.fetching.download import RemoteDamaged
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, UsageError
-from shardprep.formats.system.storage.writable_folder import WritableFolder
+from shardprep.formats.system.storage.writable_folder import StoredFile, WritableFolder
 
 from .claim import Claim
 from .small_file import created
-from .upload import Upload
 
 
 @dataclass(frozen=True)
@@ -50,25 +49,25 @@ class StorePlace:
         if await self.published() is not None:  # another process has finished since: the caller looks again
             await self.claim.drop()
 
-    async def _check(self, uploads: Iterable[Upload]) -> None:
+    async def _check(self, proven: Mapping[str, StoredFile]) -> None:
         """Raise RemoteDamaged unless all that was proven is still there; PlanMismatch without the claim."""
         await self.claim.check()
         files = await self.remote.files()
-        for upload in uploads:
-            if upload.stored is None or files.get(upload.entry.name) != upload.stored:
+        for name, stored in proven.items():
+            if files.get(name) != stored:
                 raise RemoteDamaged(
                     "was changed or removed after it was uploaded; run the same command again",
                     path=self.remote.place.url,
-                    shard=upload.entry.name,
+                    shard=name,
                 )
 
-    async def finish(self, data: bytes, uploads: Iterable[Upload]) -> None:
-        """Publish the manifest if there is none and all files are still there; drop the claim.
+    async def finish(self, data: bytes, proven: Mapping[str, StoredFile]) -> None:
+        """Publish the manifest if there is none and all files are as they were ``proven``; drop the claim.
 
         Raises PlanMismatch for another manifest or claim, RemoteDamaged for a changed file, RemoteFailed.
         """
         try:
-            await self._check(uploads)
+            await self._check(proven)
         except PlanMismatch:
             if await self._manifest_bytes() == data:  # the same work ended in another process
                 return
@@ -76,6 +75,17 @@ class StorePlace:
         if not await created(self.remote, MANIFEST_NAME, data) and await self._manifest_bytes() != data:
             raise self.taken()
         await self.claim.drop()
+
+    async def check_sizes(self, manifest: Manifest) -> None:
+        """Raise RemoteDamaged unless each file of a published dataset is there, with its size."""
+        files = await self.remote.files()
+        for file in manifest.files:
+            if (stored := files.get(file.name)) is None or stored.size != file.size:
+                raise RemoteDamaged(
+                    "is not as the manifest lists it; publish an intact copy there, or remove what is there",
+                    path=self.remote.place.url,
+                    shard=file.name,
+                )
 
     def taken(self) -> PlanMismatch:
         """Return the error for a place with another dataset."""

@@ -66,7 +66,8 @@ class _Publishing:
         uploads = [Upload(place.remote, file, self.folder / file.name) for file in files]
         self.transfers.run("publish", self.manifest, uploads)
         if not already:
-            run(place.finish(self.manifest.to_bytes(), uploads))
+            proven = {each.entry.name: each.stored for each in uploads if each.stored}
+            run(place.finish(self.manifest.to_bytes(), proven))
         names = {
             kept: tuple(each.entry.name for each in uploads if each.is_kept == kept) for kept in (True, False)
         }
