@@ -7,7 +7,6 @@ from shardprep.formats.conversion.convert_part import ConvertedPart, convert_par
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.joining.join import Joined, join
 from shardprep.formats.conversion.preparation import ConvertOptions
-from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
@@ -18,6 +17,7 @@ from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDat
 from shardprep.formats.dataset.remote.publishing.convert_to_url import ConvertedTo, convert_to_url
 from shardprep.formats.dataset.remote.publishing.publish import publish
 from shardprep.formats.dataset.remote.publishing.published_dataset import PublishedDataset
+from shardprep.formats.dataset.remote.repairing.repair import repair
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify
