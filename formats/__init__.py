@@ -14,7 +14,8 @@ from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
 from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
-from shardprep.formats.dataset.remote.publishing.convert_to_url import ConvertedTo, convert_to_url
+from shardprep.formats.dataset.remote.publishing.convert_to_url import convert_to_url
+from shardprep.formats.dataset.remote.publishing.converted_to import ConvertedTo
 from shardprep.formats.dataset.remote.publishing.publish import publish
 from shardprep.formats.dataset.remote.publishing.published_dataset import PublishedDataset
 from shardprep.formats.dataset.remote.repairing.repair import repair

@@ -25,6 +25,7 @@ from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.listing.stored_entries import StoredEntries
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.system.storage.location import SCHEMES
 
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
 from .tables import GatheredBoxes, gathered_boxes
@@ -65,6 +66,8 @@ class Request:
     kept_shards: int | None = None
 
     def __post_init__(self) -> None:
+        if self.output.parts[:1] in {(f"{scheme}:",) for scheme in SCHEMES}:
+            raise UsageError("is a URL, and convert_to_url() converts to these", path=self.output)
         if self.plan_options.order in ITEM_ORDERS:
             raise UsageError(
                 f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardprep.formats.containers.registry import IN_PLACE
@@ -13,8 +11,6 @@ from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.building.work_folder import noting_kept
 from shardprep.formats.conversion.convert import kept_of
 from shardprep.formats.conversion.preparation import ConvertOptions, Request, note_untrained, prepare
-from shardprep.formats.conversion.skipped import SkippedImages
-from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.progress import Progress, shown
@@ -24,22 +20,8 @@ from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RetryPolicy
 from shardprep.formats.system.user_path import user_path
 
+from .converted_to import ConvertedTo
 from .publish import RETRIES, TIMEOUT_S
-
-
-@dataclass(frozen=True)
-class ConvertedTo:
-    """One split that was converted into object storage.
-
-    ``url`` is its place; ``manifest``, ``already_complete``, ``skipped`` and ``ignored`` are as in
-    :class:`Converted`.
-    """
-
-    url: str
-    manifest: Manifest
-    already_complete: bool
-    skipped: SkippedImages = field(default_factory=SkippedImages)
-    ignored: Mapping[str, int] = field(default_factory=dict)
 
 
 def convert_to_url(
@@ -63,11 +45,12 @@ def convert_to_url(
     room for one shard more than there are workers, and for the tables. The tables and, only if there is none,
     the manifest come last. Of two different conversions to one place, one gets an error.
 
-    ``url`` is the place of the dataset if ``split`` is given; otherwise every split found is converted into
-    ``url/<split>``. It is ``s3://``, ``gs://``, ``az://`` or ``file://``. ``scratch`` is a folder of this
-    machine that keeps the state of the work until it ends, so the call that goes on is given the same; None
-    is one in the user's folder of caches, named by the URL. ``retries`` and ``timeout_s`` are those of
-    :func:`~.publish.publish`, and all else those of :func:`~.convert.convert`.
+    ``source`` is as in :func:`~.convert.convert`. ``url`` is the place of the dataset if ``split`` is given;
+    otherwise every split found is converted into ``url/<split>``. It is ``s3://``, ``gs://``, ``az://`` or
+    ``file://``. ``scratch`` is a folder here that keeps the state of the work until it ends, so the
+    call that goes on is given the same; None is one in the user's folder of caches, named by the URL.
+    ``plan_options``, ``options``, ``source_options``, ``workers`` and ``progress`` are those of
+    :func:`~.convert.convert`, ``retries`` and ``timeout_s`` those of :func:`~.publish.publish`.
 
     Raises what these two raise. Needs obstore.
     """

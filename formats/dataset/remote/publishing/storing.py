@@ -25,7 +25,7 @@ from shardprep.formats.system.storage.remote_folder import RetryPolicy
 from shardprep.formats.system.storage.writable_folder import StoredFile, WritableFolder
 
 from .claim import Claim
-from .convert_to_url import ConvertedTo
+from .converted_to import ConvertedTo
 from .receipts import Receipts
 from .store_place import StorePlace
 from .stored_shard_job import StoredShardJob
