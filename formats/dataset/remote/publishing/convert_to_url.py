@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from shardprep.formats.containers.registry import IN_PLACE
@@ -55,13 +56,9 @@ def convert_to_url(
     Raises what these two raise. Needs obstore.
     """
     progress, place = shown(progress), Location.parse(url)
-    request = Request(
-        user_path(source),
-        default_scratch(place) if scratch is None else user_path(scratch),
-        split,
-        plan_options or PlanOptions(),
-        options or ConvertOptions(),
-        source_options or SourceOptions(),
+    folder = default_scratch(place) if scratch is None else scratch
+    request = replace(
+        Request.of(source, folder, split, plan_options, options, source_options),
         kept_shards=1 + max(1, usable_cpus() if workers is None else workers),
     )
     if request.plan_options.container == IN_PLACE:
