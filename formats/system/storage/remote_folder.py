@@ -54,6 +54,10 @@ class RetryPolicy:
     retries: int
     timeout_s: float
 
+    def __post_init__(self) -> None:
+        if self.retries < 0 or not self.timeout_s > 0:
+            raise UsageError("retries must be at least 0 and timeout_s more than 0")
+
 
 class RemoteFolder(Owned):
     """A folder that is read over the network; the same for every kind of store.

@@ -47,10 +47,7 @@ class WritableFolder(RemoteFolder):
     """
 
     def __init__(self, place: Location, policy: RetryPolicy) -> None:
-        if place.scheme in ("http", "https"):
-            raise UsageError(
-                "is a web server, which takes no files; give s3://, gs://, az:// or file://", path=place.url
-            )
+        refuse_server(place)
         super().__init__(place, policy)
 
     def _local(self, folder: Path) -> ObjectStore:
@@ -141,6 +138,14 @@ class WritableFolder(RemoteFolder):
         if (folder := self.place.folder) is not None:
             for path in (folder / name, (folder / name).parent):
                 await asyncio.get_running_loop().run_in_executor(None, flush_file, path)
+
+
+def refuse_server(place: Location) -> None:
+    """Raise UsageError for a place on a web server."""
+    if place.scheme in ("http", "https"):
+        raise UsageError(
+            "is a web server, which takes no files; give s3://, gs://, az:// or file://", path=place.url
+        )
 
 
 def part_bytes(size: int) -> int:

@@ -136,7 +136,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(archives: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.torture)])
 def test_a_conversion_killed_at_random_moments_ends_with_the_same_bytes(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, kills: int
 ) -> None:

@@ -19,6 +19,7 @@ from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RetryPolicy
+from shardprep.formats.system.storage.writable_folder import refuse_server
 from shardprep.formats.system.user_path import user_path
 
 from .converted_to import ConvertedTo
@@ -65,6 +66,7 @@ def convert_to_url(
         raise UsageError(
             "images that stay in their archive are not uploaded; index them in a folder", path=url
         )
+    refuse_server(place)
     from .storing import Storing  # start-up time: asyncio
 
     storing = Storing(RetryPolicy(retries, timeout_s), request.options, workers, progress)

@@ -48,8 +48,8 @@ def publish(
     local dataset that is not finished or not intact; RemoteDamaged for what is not right in the store, after
     several uploads; OperationError (RemoteFailed, RemoteDenied); OSError. Needs obstore.
     """
-    if at_once < 1 or retries < 0 or not timeout_s > 0:
-        raise UsageError("at_once must be at least 1, retries at least 0 and timeout_s more than 0")
+    if at_once < 1:
+        raise UsageError("at_once must be at least 1")
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
     local = _datasets(user_path(folder))
     from .uploading import published_datasets  # start-up time: asyncio
