@@ -78,7 +78,8 @@ def convert_to_url(
     problems.raise_all()
     note_untrained(prepared, progress)
     places = {one.output: place if split else place.child(one.planned.split) for one in prepared}
-    with noting_kept(lambda: kept_of(prepared, of_split=len(prepared) > 1)):
+    again = "the same command without --restart" if request.options.restart else "the same command"
+    with noting_kept(lambda: kept_of(prepared, of_split=len(prepared) > 1), again):
         return [storing.converted(one, places[one.output]) for one in prepared]
 
 

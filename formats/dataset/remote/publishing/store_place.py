@@ -54,7 +54,7 @@ class StorePlace:
         await self.claim.check()
         files = await self.remote.files()
         for name, stored in proven.items():
-            if files.get(name) != stored:
+            if files.get(name) != stored and await self.remote.about(name) != stored:
                 raise RemoteDamaged(
                     "was changed or removed after it was uploaded; run the same command again",
                     path=self.remote.place.url,
