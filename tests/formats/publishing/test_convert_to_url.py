@@ -26,6 +26,7 @@ def stored(source: Path, url: str, scratch: Path, **options: object) -> list[Con
     return convert_to_url(source, url, scratch=scratch, **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_removed(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_columns_are_stored_too(bucket: Path, url: str, proxy: Proxy, tmp_path: 
     assert tree(bucket) == tree(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_of_two_conversions_into_one_place_one_wins_and_the_other_gets_an_error(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -136,20 +138,18 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(archives: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.torture)])
 def test_a_conversion_killed_at_random_moments_ends_with_the_same_bytes(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, kills: int
 ) -> None:
-    convert(archives, tmp_path / "local", plan_options=OPTIONS, workers=0)
-    words = ("convert", archives, url, "--scratch", tmp_path / "scratch", *WORDS)
+    convert(archives, tmp_path / "local", split="train", plan_options=OPTIONS, workers=0)
+    words = ("convert", archives, url, "--split", "train", "--scratch", tmp_path / "scratch", *WORDS)
     faults, chosen = ["slow", "slow", "cut", "503", "flip"], random.Random(0)
     for _ in range(kills):
         proxy.sending = lambda path, count: chosen.choice(faults[: 3 if path.endswith(".json") else 5])
-        killed(chosen.uniform(1.0, 4.0), *words)
-        for manifest in bucket.rglob("manifest.json"):
-            assert tree(manifest.parent) == tree(tmp_path / "local" / manifest.parent.name) | {
-                name: digest for name, digest in tree(manifest.parent).items() if name.startswith(".prep")
-            }
+        killed(chosen.uniform(0.8, 2.5), *words)
+        if (bucket / "manifest.json").exists():
+            assert tree(bucket).items() >= tree(tmp_path / "local").items()
         if tree(bucket) == tree(tmp_path / "local"):
             shutil.rmtree(bucket)
 

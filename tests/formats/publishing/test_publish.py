@@ -158,6 +158,7 @@ def test_a_place_with_anything_else_is_left_alone(local: Path, bucket: Path, url
     assert tree(bucket) == before | {"other/mine.txt": tree(other)["mine.txt"]}
 
 
+@pytest.mark.slow
 def test_of_two_datasets_published_at_once_one_wins_and_the_other_gets_an_error(
     local: Path, bucket: Path, url: str, proxy: Proxy
 ) -> None:

@@ -16,7 +16,7 @@ from killing import killed
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(30, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.torture)])
 def test_a_publishing_killed_at_random_moments_ends_with_the_same_bytes(
     local: Path, bucket: Path, url: str, proxy: Proxy, kills: int
 ) -> None:
