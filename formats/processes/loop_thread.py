@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from shardprep.formats.errors import OperationError
 from shardprep.formats.system.owned import Owned
@@ -69,8 +69,15 @@ async def _all_ended() -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-async def all_run(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_once: int) -> None:
-    """Run all of these, ``at_once`` at the same time. The first failure cancels the others, and is raised."""
+class Running(Protocol):
+    """What :func:`run_all` runs."""
+
+    async def run(self) -> None:
+        """Do the work."""
+
+
+async def run_all(works: Sequence[Running], at_once: int) -> None:
+    """Run the works, ``at_once`` at the same time. The first failure cancels the others, and is raised."""
     waiting = iter(works)
     failure: BaseException
     try:
@@ -83,9 +90,9 @@ async def all_run(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_o
     raise failure
 
 
-async def _each(waiting: Iterator[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+async def _each(waiting: Iterator[Running]) -> None:
     for work in waiting:
-        await work()
+        await work.run()
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:

@@ -8,19 +8,16 @@ from typing import Protocol
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.processes.loop_thread import LoopThread, all_run
+from shardprep.formats.processes.loop_thread import LoopThread, Running, run_all
 from shardprep.formats.progress import Progress, tell_shards
 
 
-class FileTransfer(Protocol):
+class FileTransfer(Running, Protocol):
     """A file on its way: ``done`` bytes are there; ``is_done`` once all are, and right."""
 
     entry: FileEntry
     done: int
     is_done: bool
-
-    async def run(self) -> None:
-        """Bring the file to its place."""
 
 
 @dataclass(frozen=True)
@@ -45,4 +42,4 @@ class TransferRun:
 
         size = sum(each.entry.size for each in transfers)
         with self.progress.task(f"{verb} {manifest.split}", records=0, size=size):
-            self.loop.run(all_run([each.run for each in transfers], self.at_once), tick)
+            self.loop.run(run_all(transfers, self.at_once), tick)
