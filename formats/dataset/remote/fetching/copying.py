@@ -9,7 +9,6 @@ from pathlib import Path
 from shardprep.formats.conversion.building.work_folder import WorkFolder, noting_kept
 from shardprep.formats.conversion.preflight import check_room
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME
-from shardprep.formats.dataset.remote.transfers import TransferRun
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.progress import Progress
@@ -20,6 +19,7 @@ from .download import Download
 from .fetched_dataset import FetchedDataset
 from .local_copy import LocalCopy
 from .remote_dataset import RemoteDataset, find_datasets
+from .transfer_run import TransferRun
 
 
 def fetched_copies(

@@ -16,7 +16,7 @@ from shardprep.formats.conversion.preparation import ConvertOptions, Prepared
 from shardprep.formats.conversion.running.job_runner import run_jobs
 from shardprep.formats.conversion.skipped import sum_up
 from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME, Manifest
-from shardprep.formats.dataset.remote.transfers import TransferRun
+from shardprep.formats.dataset.remote.fetching.transfer_run import TransferRun
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.progress import Progress
 from shardprep.formats.records.canonical_json import canonical_json, sha256_of

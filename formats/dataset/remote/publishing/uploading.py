@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.dataset.remote.transfers import TransferRun
+from shardprep.formats.dataset.remote.fetching.transfer_run import TransferRun
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.progress import Progress
 from shardprep.formats.records.canonical_json import canonical_json

@@ -15,7 +15,7 @@ from shardprep.formats.dataset.remote.fetching.download import Download
 from shardprep.formats.dataset.remote.fetching.fetch import AT_ONCE, RETRIES, TIMEOUT_S
 from shardprep.formats.dataset.remote.fetching.local_copy import LocalCopy
 from shardprep.formats.dataset.remote.fetching.remote_dataset import RemoteDataset, find_datasets
-from shardprep.formats.dataset.remote.transfers import TransferRun
+from shardprep.formats.dataset.remote.fetching.transfer_run import TransferRun
 from shardprep.formats.dataset.verification.report import Report
 from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.errors import PlanMismatch
