@@ -151,11 +151,12 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def used(self, position: int) -> None:
         """Tell that the first ``position`` of the foreseen uses are over."""
-        self._reader.used(position)
+        with self._lock:
+            self._reader.used(position)
 
     def close(self) -> None:
         """Let go what is kept, and end what runs in other threads. Idempotent; not reusable afterwards."""
-        if not self.made_here:
+        if not self.made_here or self._is_closed:
             return
         with self._lock:
             self._is_closed = True
