@@ -7,7 +7,6 @@ from shardprep.formats.conversion.convert_part import ConvertedPart, convert_par
 from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.joining.join import Joined, join
 from shardprep.formats.conversion.preparation import ConvertOptions
-from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
@@ -15,6 +14,11 @@ from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
 from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
+from shardprep.formats.dataset.remote.publishing.convert_to_url import convert_to_url
+from shardprep.formats.dataset.remote.publishing.converted_to import ConvertedTo
+from shardprep.formats.dataset.remote.publishing.publish import publish
+from shardprep.formats.dataset.remote.publishing.published_dataset import PublishedDataset
+from shardprep.formats.dataset.remote.repairing.repair import repair
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify
@@ -55,6 +59,7 @@ __all__ = [
     "ConvertOptions",
     "Converted",
     "ConvertedPart",
+    "ConvertedTo",
     "CorruptRecord",
     "DataError",
     "Dataset",
@@ -77,6 +82,7 @@ __all__ = [
     "PlanOptions",
     "PlannedSplit",
     "Progress",
+    "PublishedDataset",
     "RayExecutor",
     "Record",
     "Report",
@@ -94,12 +100,14 @@ __all__ = [
     "WorkerDied",
     "convert",
     "convert_part",
+    "convert_to_url",
     "export",
     "fetch",
     "join",
     "make_sample",
     "open_dataset",
     "plan_conversion",
+    "publish",
     "read_image_header",
     "read_manifest",
     "repair",

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from shardprep.formats import OperationError
 from shardprep.formats.system.sizes import parse_bytes
+from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.user_path import user_path
 
 from .progress import FORMS, form_of
@@ -82,8 +83,25 @@ class UserPath(click.Path):
         return user_path(super().convert(value, param, ctx))  # type: ignore[arg-type]
 
 
+class PathOrUrl(click.ParamType["Path | str"]):
+    """A path, or the URL of a place in object storage or on a server."""
+
+    name = "path or URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        if isinstance(value, str) and value.partition("://")[1]:
+            return Location.parse(value).url
+        return ANY_PATH.convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
 FOLDER = Folder()
 ANY_PATH = UserPath(readable=False, path_type=Path)
+PATH_OR_URL = PathOrUrl()
 
 Command = Callable[..., Any]
 

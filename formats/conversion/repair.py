@@ -40,7 +40,7 @@ from .tables import (
 )
 
 
-def repair(
+def repair_from_source(
     dataset: str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
@@ -51,30 +51,10 @@ def repair(
 ) -> Report:
     """Rebuild what ``verify(level="full")`` finds damaged or missing; return a new verification.
 
-    Its ``rebuilt`` are the files that were replaced.
-
-    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from. ``root`` is
-    the folder that the paths of a list of images begin at; None is the list's own.
-    ``workers``, ``executor`` and ``progress`` are as in :func:`~.convert.convert`.
-
-    A file is replaced only by one with the SHA-256 in the manifest, so the root stays the same, and files
-    that are intact are left alone. For a damaged table the whole source is read, because its rows come from
-    all records. Files that do not belong to the dataset are reported and left alone, and so are those of
-    columns that :func:`~.joining.join.join` added: joining them again rebuilds them. Raises ManifestDamaged
-    if the manifest is damaged, PlanMismatch if the source is a different one, and what
-    :func:`~.convert.convert` raises.
+    All is as in :func:`~shardprep.formats.dataset.remote.repairing.repair.repair` with a path.
     """
     path, progress = user_path(dataset), shown(progress)
-    manifest = read_manifest(path)
-    report = verify(path, workers=workers, executor=executor, progress=progress)
-    if report.unchecked:
-        raise OperationError(f"could not check {report.unchecked[0]}", path=path)
-    for finding in report.findings:
-        if finding.file == ARCHIVE_NAME:
-            raise SourceDamaged(
-                f"{finding.problem}; prep repair rebuilds tables, and no archive: copy or download that again",
-                path=path,
-            )
+    manifest, report = found_damaged(path, workers, executor, progress)
     joined = {
         file.name for name in manifest.joined if manifest.columns for file in manifest.columns[name].files
     }
@@ -101,6 +81,23 @@ def repair(
     again = verify(path, workers=workers, executor=executor, progress=progress)
     again.rebuilt = tuple(sorted(damaged))
     return again
+
+
+def found_damaged(
+    path: Path, workers: int | None, executor: Executor | None, progress: Progress
+) -> tuple[Manifest, Report]:
+    """Verify a dataset that is to be repaired. Raises what repairing raises."""
+    manifest = read_manifest(path)
+    report = verify(path, workers=workers, executor=executor, progress=progress)
+    if report.unchecked:
+        raise OperationError(f"could not check {report.unchecked[0]}", path=path)
+    for finding in report.findings:
+        if finding.file == ARCHIVE_NAME:
+            raise SourceDamaged(
+                f"{finding.problem}; prep repair rebuilds tables, and no archive: copy or download that again",
+                path=path,
+            )
+    return manifest, report
 
 
 def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
