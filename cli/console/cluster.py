@@ -82,9 +82,17 @@ def _ray(address: str) -> Iterator[Executor]:
     executor = RayExecutor()
     try:
         yield executor
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
-        ray.shutdown()
+    except Exception:
+        _disconnect(executor, ray)
+        raise
+    _disconnect(
+        executor, ray
+    )  # not when interrupted: a thread of Ray may wait for this one, and the process ends
+
+
+def _disconnect(executor: Executor, engine: Any) -> None:
+    executor.shutdown(wait=False)
+    engine.shutdown()
 
 
 def _knock(address: str) -> None:

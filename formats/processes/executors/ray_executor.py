@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, InvalidStateError, wait
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,9 +25,9 @@ class RayExecutor(Executor):
     """Runs each call as a task of the Ray cluster that this process is connected to by ``ray.init``.
 
     ``options`` are those of ``ray.remote``, such as ``num_cpus`` and ``resources``. A task runs again if its
-    worker is killed, at most RETRIES times. A call that is cancelled is cancelled in the cluster, too, where
-    it may be running. Once the cluster is gone, calls raise ConnectionError. Ending the executor leaves the
-    connection open. Raises ImportError without Ray, and ConnectionError without a connection.
+    worker is killed, at most RETRIES times. A call that is cancelled is not taken back from the cluster. Once
+    the cluster is gone, calls raise ConnectionError. Ending the executor leaves the connection open. Raises
+    ImportError without Ray, and ConnectionError without a connection.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -46,16 +47,10 @@ class RayExecutor(Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
         self._refuse_unconnected()
         reference = self._task.remote(fn, args, kwargs)
-        future: Future[T] = reference.future()
-
-        def ended(future: Future[T]) -> None:
-            self._pending.discard(future)
-            if future.cancelled() and self._ray.is_initialized():
-                with suppress(Exception):  # it has ended since, or the cluster is gone
-                    self._ray.cancel(reference)
-
+        future: Future[T] = Future()  # not Ray's own, which ends a thread of Ray if it was cancelled
         self._pending.add(future)
-        future.add_done_callback(ended)
+        future.add_done_callback(self._pending.discard)
+        reference.future().add_done_callback(partial(_settle, future))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -85,6 +80,17 @@ class RayExecutor(Executor):
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     return fn(*args, **kwargs)
+
+
+def _settle(future: Future[T], done: Future[T]) -> None:
+    """End a future as another one did, unless it has ended."""
+    with suppress(InvalidStateError):
+        try:
+            future.set_result(done.result())
+        except InvalidStateError:
+            raise
+        except BaseException as error:
+            future.set_exception(error)
 
 
 def _await(futures: list[Future[Any]]) -> None:
