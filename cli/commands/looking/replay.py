@@ -80,7 +80,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("dataset", type=FOLDER)
 @run_options
 @click.option("--records", "listed", is_flag=True, help="List all records of the step, not the first ten.")
-@click.option("--sheet", type=ANY_PATH, metavar="FILE.png", help="Also write a contact sheet of the pixels.")
+@click.option(
+    "--sheet", type=ANY_PATH, metavar="FILE", help="Also write a contact sheet of the pixels, .png or .html."
+)
 @click.option(
     "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs, by their cards or states."
 )
@@ -126,7 +128,8 @@ def replay(
         comparison = Comparison(options, cards, epochs, by_pixels)
         print_parting(comparison, comparison.parting(form), diff, as_json=as_json)
         return
-    check_writable(sheet)
+    if sheet:
+        _check_sheet(sheet)
     file = run["card"] or run["state"]
     recorded = RecordedRun.load(file) if file else None
     with options.loader(recorded.card if recorded else None) as loader:
@@ -145,6 +148,14 @@ def _replayed(loader: Loader, epoch: int, step: int, start: int) -> Replayed:
         return loader.replay(epoch, step, start=start)
     except IndexError as error:
         raise click.UsageError(f"the epoch has no {error}; steps are counted from 0") from error
+
+
+def _check_sheet(file: Path) -> None:
+    """Raise, before the work begins, what writing the sheet would raise."""
+    from shardprep.loaders.loader.replaying.sheet import check_suffix  # start-up time: OpenCV
+
+    check_suffix(file)
+    check_writable(file)
 
 
 def _save_sheet(made: Replayed, loader: Loader, file: Path) -> None:

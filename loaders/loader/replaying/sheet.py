@@ -6,11 +6,12 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.system.atomic_write import publish_bytes
 from shardprep.formats.system.user_path import user_path
@@ -50,7 +51,8 @@ class Size(NamedTuple):
 class ContactSheet:
     """The sheet of a step that was replayed; ``transform`` is that of the loader. Skipped records are told.
 
-    Raises UsageError for a batch without images, or with more than 1024.
+    It is drawn as a PNG, or written as a page of HTML that needs nothing but itself. Raises UsageError for a
+    batch without images, or with more than 1024.
     """
 
     replayed: Replayed
@@ -58,30 +60,48 @@ class ContactSheet:
 
     def png(self) -> bytes:
         """Return the sheet as a PNG."""
-        done, data = cv2.imencode(".png", cv2.cvtColor(self.drawn(), cv2.COLOR_RGB2BGR))
-        return data.tobytes() if done else b""
+        return _png(self.drawn())
+
+    def html(self) -> str:
+        """Return the sheet as a page of HTML, with each picture as it is in the batch."""
+        from shardprep.formats.pages.page import page  # start-up time: Jinja
+
+        made = self.replayed
+        facts = {"records": len(made), "skipped": len(made.skipped), "digest": made.digest()}
+        records = [(record, picture is not None and _png(picture)) for record, picture in self._shown()]
+        return page("step", title=self._title, facts=facts, records=records)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a PNG, replacing an existing file. Raises OSError, OperationError."""
-        final = user_path(path).absolute()
-        publish_bytes(final, self.png(), final.parent)
+        """Write a ``.png`` or ``.html`` file, replacing an existing one.
 
-    def drawn(self) -> Picture:
-        """Return the pixels of the sheet: uint8 [height, width, 3] in RGB."""
+        Raises UsageError for another suffix, OSError, OperationError.
+        """
+        final = user_path(path).absolute()
+        check_suffix(final)
+        data = self.png() if final.suffix.lower() == ".png" else self.html().encode()
+        publish_bytes(final, data, final.parent)
+
+    def _shown(self) -> list[tuple[ReplayedRecord, Picture | None]]:
+        """The records of the step with their pictures; None for one that was skipped."""
         if len(self.replayed.records) > MOST:
             raise UsageError(f"a sheet has at most {MOST} pictures, and the step {len(self.replayed)}")
         pictures = iter(pictures_of(self.replayed.batch, self.transform))
-        records = self.replayed.records
-        grid = Size.of(len(records))
+        return [
+            (record, next(pictures) if record.skipped is None else None) for record in self.replayed.records
+        ]
+
+    def drawn(self) -> Picture:
+        """Return the pixels of the sheet: uint8 [height, width, 3] in RGB."""
+        shown = self._shown()
+        grid = Size.of(len(shown))
         height, width = grid.cell + 3 * LINE + GAP, grid.cell + GAP
         sheet: Picture = np.full(
             (TITLE + GAP + grid.rows * height, GAP + grid.columns * width, 3), PAPER, np.uint8
         )
         _write(sheet, self._title, GAP, TITLE - 8, sheet.shape[1] - 2 * GAP)
-        for place, record in enumerate(records):
+        for place, (record, picture) in enumerate(shown):
             row, column = divmod(place, grid.columns)
             x, y = GAP + column * width, TITLE + GAP + row * height
-            picture = next(pictures) if record.skipped is None else None
             _draw(sheet, picture, x, y, grid.cell)
             _caption(sheet, record, x, y + grid.cell, grid.cell)
         return sheet
@@ -91,6 +111,19 @@ class ContactSheet:
         made = self.replayed
         bad = f", {len(made.skipped)} skipped" if made.skipped else ""
         return f"epoch {made.epoch}, step {made.step}: {len(made)} records{bad}"
+
+
+def check_suffix(path: Path) -> None:
+    """Raise UsageError for the name of a sheet that ends neither in .png nor in .html."""
+    if path.suffix.lower() not in (".png", ".html"):
+        raise UsageError("a sheet is a .png or .html file; give such a name", path=path)
+
+
+def _png(pixels: Picture) -> bytes:
+    done, data = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
+    if not done:
+        raise OperationError("OpenCV could not write a PNG")
+    return data.tobytes()
 
 
 def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) -> None:
