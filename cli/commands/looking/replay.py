@@ -73,7 +73,6 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     epilog=examples(
         "replay shards/train --card run.json --epoch 3 --step 1207 --sheet step.png",
         "replay shards/train --state checkpoint.json --records",
-        "replay shards/train --step 0 --batch-size 64 --shuffle 10000 --seed 7",
         "replay shards/train --diff monday.json tuesday.json",
     ),
 )
