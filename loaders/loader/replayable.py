@@ -25,9 +25,9 @@ from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform
 
 from .epoch_loader import EpochLoader
-from .identity import digest_of
 from .options import described
 from .replaying.chosen_records import ChosenRecords
+from .replaying.identity import digest_of
 from .replaying.observed import ObservedTransform
 from .replaying.parting import Parting, RunOrder, first_parting
 from .replaying.replayed import Replayed, ReplayedRecord
