@@ -48,7 +48,8 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     run=runs(),
     before=st.integers(0, 8),
