@@ -198,6 +198,11 @@ class FlowStats:
             "verdict": verdict.to_dict() if verdict else None,
         }
 
+    def _repr_html_(self) -> str:
+        from shardprep.loaders.measuring.pages.load_chart import load_chart  # start-up time
+
+        return load_chart(self.to_dict())
+
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""
         return f"<FlowStats: {self.rows:,} {self.unit} in {self.passes:,} passes{limit}>"

@@ -65,6 +65,11 @@ class LoaderStats(EngineStats):
             "verdict": verdict.to_dict() if verdict else None,
         }
 
+    def _repr_html_(self) -> str:
+        from shardprep.loaders.measuring.pages.load_chart import load_chart  # start-up time
+
+        return load_chart(self.to_dict())
+
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""
         return f"<{type(self).__name__}: {self.rows:,} images in {self.batches:,} batches{limit}>"
