@@ -16,6 +16,7 @@ IN_ORDER = [
     "join",
     "verify",
     "inspect",
+    "report",
     "repair",
     "fetch",
     "export",
