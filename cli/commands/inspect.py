@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from shardprep.cli.console.options import FOLDER, examples, json_option
+from shardprep.cli.commands.looking.report import Reporting
+from shardprep.cli.console.options import ANY_PATH, FOLDER, check_writable, examples, json_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
@@ -24,33 +25,42 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
     epilog=examples(
         "inspect shards",
         "inspect shards/train --classes",
+        "inspect shards/train --html report.html",
     ),
 )
 @click.argument("dataset", type=FOLDER)
 @click.option("--classes", is_flag=True, help="Also list the classes: label, images, name, words.")
+@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also write the page of prep report.")
 @json_option
 @click.pass_context
-def inspect(ctx: click.Context, dataset: Path, classes: bool, as_json: bool) -> None:
+def inspect(ctx: click.Context, dataset: Path, classes: bool, html: Path | None, as_json: bool) -> None:
     """Say what DATASET, or each split in that folder, is: counts, bytes, classes, sizes, order, roots."""
-    ctx.exit(Inspecting(classes).run(dataset, as_json=as_json))
+    check_writable(html)
+    pages = Reporting(html).of(dataset) if html else None
+    ctx.exit(Inspecting(classes, pages).run(dataset, as_json=as_json))
 
 
 class Inspected(NamedTuple):
-    """The summary of a dataset, and its classes if they were asked for."""
+    """The summary of a dataset, and its classes and the file of its page if they were asked for."""
 
     summary: Summary
     classes: list[ClassCount] | None
+    page: Path | None
 
 
 @dataclass(frozen=True)
 class Inspecting(DatasetWork[Inspected]):
-    """The summary of datasets."""
+    """The summary of datasets, and their pages if they are wanted."""
 
     classes: bool
+    pages: Reporting | None
 
     def result(self, dataset: Path) -> Inspected:
+        if self.pages:
+            self.pages.result(dataset)
+        page = self.pages.page_of(dataset) if self.pages else None
         with open_dataset(dataset) as opened:
-            return Inspected(summarise(opened), class_counts(opened) if self.classes else None)
+            return Inspected(summarise(opened), class_counts(opened) if self.classes else None, page)
 
     def show(self, result: Inspected) -> None:
         summary = result.summary
@@ -59,10 +69,13 @@ class Inspecting(DatasetWork[Inspected]):
         print_fields(_fields(summary))
         for line in class_lines(result.classes or ()):
             say(line)
+        if result.page:
+            say(f"page: {result.page}")
 
     def to_json(self, result: Inspected) -> dict[str, Any]:
         listed = {} if result.classes is None else {"class_counts": [asdict(c) for c in result.classes]}
-        return result.summary.to_json() | listed
+        page = {} if result.page is None else {"page": str(result.page)}
+        return result.summary.to_json() | listed | page
 
     def summary(self, results: Mapping[str, Inspected]) -> str:
         found = [result.summary for result in results.values()]

@@ -21,6 +21,7 @@ from shardprep.loaders.engine.protocol.task import Items
 from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import EpochSteps
 from shardprep.loaders.transforms.columns import AsColumns
+from shardprep.loaders.transforms.contract import Transform
 
 from .epoch_loader import EpochLoader
 from .identity import digest_of
@@ -92,7 +93,7 @@ class ReplayableLoader(EpochLoader, ABC):
 
     def card(self) -> RunCard:
         """Return what decides the batches of this rank's run; ``card().save(path)`` writes it to a file."""
-        transform = self._own_transform
+        transform = self.transform
         identity = None
         if transform is not None:
             with suppress(UsageError):  # it cannot be compared
@@ -105,13 +106,13 @@ class ReplayableLoader(EpochLoader, ABC):
         return RunOrder(card or self.card(), self._plan, self._subset.numbers_at, label_of)
 
     @property
-    def _own_transform(self) -> Any:
+    def transform(self) -> Transform | None:
         """The transform that was given; None for what delivers columns as they are."""
         transform = self._work.transform
         return None if isinstance(transform, AsColumns) else transform
 
     def _card(self, identity: str | None) -> RunCard:
-        plan, chosen, transform = self._plan, self._subset.chosen, self._own_transform
+        plan, chosen, transform = self._plan, self._subset.chosen, self.transform
         return RunCard(
             dataset=self.dataset.manifest.root,
             split=self.dataset.manifest.split,

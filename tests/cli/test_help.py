@@ -22,6 +22,7 @@ IN_ORDER = [
     "export",
     "bench-disk",
     "bench-loader",
+    "replay",
     "serve",
     "keygen",
     "demo",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from shardprep.formats import Examination, Progress
 from shardprep.formats import report as report_dataset
 from shardprep.formats.dataset.examining.choice import PIXELS
 from shardprep.formats.dataset.splits import splits_of
+from shardprep.formats.progress import NoProgress
 
 
 @click.command(
@@ -82,12 +83,12 @@ class Reporting(DatasetWork[Examination]):
     """The pages of datasets; with ``has_splits`` the name of each page has that of its split."""
 
     output: Path
-    against: Path | None
-    pixels: str
-    classes: tuple[str, ...]
-    seed: int
-    workers: int | None
-    progress: Progress
+    against: Path | None = None
+    pixels: str = "sample"
+    classes: tuple[str, ...] = ()
+    seed: int = 0
+    workers: int | None = None
+    progress: Progress = field(default_factory=NoProgress)
     has_splits: bool = False
 
     def of(self, folder: Path) -> Reporting:

@@ -27,7 +27,7 @@ from .index_statistics import index_statistics
 from .observation import OTHER, THIS, RecordNames
 from .observations import Findings, observations
 from .pixels.pixel_statistics import PixelStatistics
-from .pixels.reading import Reading
+from .pixels.image_reading import ImageReading
 from .sheets import contact_sheets
 
 
@@ -60,7 +60,7 @@ def examine(
         examining = _Examining(opened, pixels, tuple(classes), seed)
         count = max(1, usable_cpus() if workers is None else workers)
         pool = stack.enter_context(WorkerPool(count))
-        return examining.result(Reading(pool, count, shown(progress)))
+        return examining.result(ImageReading(pool, count, shown(progress)))
 
 
 def report(
@@ -102,7 +102,7 @@ class _Examining:
         self.choices, self.looked_at = chosen(self.indexes, pixels, seed)
         self.sheets = contact_sheets(self.names, classes, seed) if len(self.indexes[0]) else []
 
-    def result(self, reading: Reading) -> Examination:
+    def result(self, reading: ImageReading) -> Examination:
         statistics = [
             reading.statistics(dataset, choice.records, choice.is_decoded)
             for dataset, choice in zip(self.opened, self.choices, strict=True)
@@ -116,7 +116,7 @@ class _Examining:
         }
         return Examination(found, self._pictures(found, reading) if self.looked_at.decoded else {})
 
-    def _pictures(self, found: dict[str, Any], reading: Reading) -> Pictures:
+    def _pictures(self, found: dict[str, Any], reading: ImageReading) -> Pictures:
         """Return thumbnails of all records that the result names."""
         shown, pictures = set(shown_in(found)), {}
         for which, dataset in zip((THIS, OTHER), self.opened, strict=False):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.loaders.transforms.geometry.shown import ShownPart
+
+DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,26 @@ class Replayed:
         """The bad records that are not in the batch."""
         return tuple(record for record in self.records if record.skipped is not None)
 
+    def digests(self) -> list[str]:
+        """Return a digest of the values of each row, to compare between machines: 32 hex digits."""
+        return [_digest(row) for row in self._rows()]
+
+    def digest(self) -> str:
+        """Return a digest of the values of the whole batch: 32 hex digits."""
+        return _digest(self.digests())
+
+    def first_difference(self, other: Replayed) -> int | None:
+        """Return the first row whose values are not those of the other step, None where all are."""
+        pairs = zip_longest(self.digests(), other.digests())
+        return next((row for row, (one, two) in enumerate(pairs) if one != two), None)
+
+    def _rows(self) -> Iterator[list[Any]]:
+        for row in range(len(self)):
+            yield [
+                [value[row] for value in part.values()] if isinstance(part, dict) else part[row]
+                for part in self.batch
+            ]
+
     def __len__(self) -> int:
         return len(self.delivered)
 
@@ -80,3 +104,15 @@ class Replayed:
     def __repr__(self) -> str:
         bad = f", {len(self.skipped):,} skipped" if self.skipped else ""
         return f"<Replayed step {self.step} of epoch {self.epoch}: {len(self):,} records{bad}>"
+
+
+def _digest(value: Any) -> str:
+    """The digest of arrays, bytes and values of JSON, and of lists of them."""
+    found = blake2b(digest_size=DIGEST_BYTES)
+    if isinstance(value, list | tuple):
+        found.update("".join(map(_digest, value)).encode())
+    elif isinstance(value, np.ndarray | np.generic):
+        found.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
+    else:
+        found.update(value if isinstance(value, bytes | memoryview) else repr(value).encode())
+    return found.hexdigest()

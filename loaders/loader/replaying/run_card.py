@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, UnknownVersion
+from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.sources.listing.text_file import read_small_file
@@ -90,7 +90,7 @@ class RunCard:
         try:
             card = cls(**_checked(value))
             same = canonical_json(card.to_json()) == canonical_json(value)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, UsageError) as error:
             raise DataError(f"is a damaged run card ({error}); {ADVICE}") from error
         if not same:
             raise DataError(f"is a damaged run card: it has other parts than a card; {ADVICE}")

@@ -16,7 +16,7 @@ OWN: dict[str, Callable[..., Transform]] = {kind.__name__: kind for kind in (Tra
 
 @dataclass(frozen=True)
 class TransformCard:
-    """A transform: its ``name``, its ``identity``, and, of this package's own, its ``arguments``.
+    """A transform: its ``name``, and, of this package's own, its ``arguments``; of others, its ``identity``.
 
     The identity is the loader's: equal for transforms that are made in the same way. It is None for one that
     cannot be compared.
@@ -31,7 +31,7 @@ class TransformCard:
         """Return the card of a transform."""
         name = str(getattr(transform, "__name__", type(transform).__name__))
         is_own = OWN.get(name) is type(transform)
-        return cls(name, identity, _arguments(transform) if is_own else None)
+        return cls(name, None, _arguments(transform)) if is_own else cls(name, identity, None)
 
     def made(self) -> Transform:
         """Return the transform made of the arguments. Raises UsageError without them."""

@@ -14,7 +14,9 @@ from column_datasets import write_columns
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from loaded import assert_same, crops_on, epoch_of, kept, loader_on
+from loader_workers import Tagging, reject
 
+from shardprep.formats import open_dataset
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ColorJitter, EvalTransform, GlobalShuffle, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.transforms.decode import decode_rgb
@@ -154,19 +156,21 @@ class Corner:
         return ShownPart(rng.random(), 0, 3, 3, is_mirrored=True)
 
 
-def test_bad_records_are_told_with_their_reasons(lmdb_shards: Path) -> None:
-    options: dict[str, Any] = {"transform": EvalTransform(8, resize=9)}
+@pytest.mark.parametrize("shuffle", [None, LocalShuffle(60)])
+def test_bad_records_are_told_with_their_reasons(shuffle: Any, lmdb_shards: Path) -> None:
+    with open_dataset(lmdb_shards) as dataset:
+        bad = {dataset.index["key"][number].decode(): reject for number in (3, *range(50, 60))}
+    options = {"transform": Tagging(bad), "shuffle": shuffle}
     with loader_on(lmdb_shards, **options, on_bad_record="skip") as loader:
         delivered = epoch_of(loader)
         replays = [loader.replay(0, step) for step in range(len(delivered))]
-        reasons = {record.key: record.skipped for each in replays for record in each.skipped}
-        assert reasons == loader.skipped != {}
-    with loader_on(lmdb_shards, **options) as loader:
-        bad = next(each.step for each in replays if each.skipped)
-        with pytest.raises(BadImage):
-            loader.replay(0, bad)
+        told = {record.key: record.skipped for each in replays for record in each.skipped}
+        assert told == loader.skipped == dict.fromkeys(bad, "does not decode")
+    with loader_on(lmdb_shards, **options) as loader, pytest.raises(BadImage):
+        loader.replay(0, next(each.step for each in replays if each.skipped))
 
     assert_same([each.batch for each in replays], delivered)
+    assert all(len(each.digests()) == len(each) for each in replays)
 
 
 def test_a_step_that_is_not_there_is_an_error(lmdb_shards: Path) -> None:

@@ -12,7 +12,6 @@ from shardprep.formats.images.opencv import cv2
 
 from .measures import MEAN_SIDE, Measures
 
-HASHED_SIDE = 32  # pixels from which the hash is computed
 LEAST_SIDE = 128  # a JPEG is decoded at a smaller scale, but not to a shorter side below this
 LARGEST_SIDE = 512
 THUMBNAIL_SIDE = 104
@@ -36,12 +35,12 @@ def measured(image: bytes, width: int, height: int) -> Measures:
     gray: npt.NDArray[Any] = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
     mean, deviation = cv2.meanStdDev(gray)
     laplacian = cv2.meanStdDev(cv2.Laplacian(gray, cv2.CV_32F))[1]
-    small = cv2.resize(pixels, (MEAN_SIDE, MEAN_SIDE), interpolation=cv2.INTER_AREA)
+    small: npt.NDArray[Any] = cv2.resize(pixels, (MEAN_SIDE, MEAN_SIDE), interpolation=cv2.INTER_AREA)
     return Measures(
         brightness=float(mean[0, 0]),
         contrast=float(deviation[0, 0]),
         sharpness=float(laplacian[0, 0]) ** 2,
-        hash=perceptual_hash(gray),
+        hash=perceptual_hash(cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)),
         small=np.ascontiguousarray(small[:, :, ::-1]).astype(np.uint8),
     )
 
@@ -52,21 +51,21 @@ def thumbnail(image: bytes) -> bytes:
     return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, THUMBNAIL_QUALITY])[1].tobytes()
 
 
-def perceptual_hash(gray: npt.NDArray[np.uint8]) -> int:
+def perceptual_hash(small: npt.NDArray[np.uint8]) -> int:
     """Return a hash of 64 bits that changes little where an image is scaled, or compressed again.
 
-    Of the cosine transform of 32x32 pixels, the 64 lowest frequencies but the mean are compared with their
-    median."""
-    small = cv2.resize(gray, (HASHED_SIDE, HASHED_SIDE), interpolation=cv2.INTER_AREA)
+    ``small`` is the image as 32x32 gray pixels. Of its cosine transform, the 64 lowest frequencies but the mean
+    are halved into the larger and the smaller ones.
+    """
     waves = cv2.dct(small.astype(np.float32))[LOWEST]
-    bits = waves > np.median(waves)
+    bits = waves >= np.partition(waves, 32)[32]
     return int.from_bytes(np.packbits(bits).tobytes(), "big")
 
 
 def _lowest(count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the places of the lowest frequencies but the mean, from coarse to fine."""
     places = sorted(
-        ((y, x) for y in range(HASHED_SIDE) for x in range(HASHED_SIDE)),
+        ((y, x) for y in range(MEAN_SIDE) for x in range(MEAN_SIDE)),
         key=lambda place: (sum(place), place),
     )[1 : count + 1]
     rows, columns = np.array(places).T

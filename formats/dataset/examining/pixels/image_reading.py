@@ -21,7 +21,7 @@ T = TypeVar("T", bound=Merged)
 
 
 @dataclass(frozen=True)
-class Reading:
+class ImageReading:
     """The processes that read, how many they are, and what is told of the progress."""
 
     pool: WorkerPool
