@@ -24,6 +24,7 @@ from shardprep.loaders.engine.protocol.status_table import CpuClock, StatusTable
 from shardprep.loaders.engine.protocol.task import Fill, Items, RowTask
 
 from .checks import check_engine
+from .course import Course
 from .crashes import CrashPolicy
 from .dispatcher import Dispatcher
 from .protocol import worker_errors
@@ -78,6 +79,7 @@ class Engine(Owned):
         self._owner = owner
         self._numbers = itertools.count(1)
         self.meter = Meter()
+        self.course = Course()
         self._closed = False
         self._status_table = StatusTable(max(1, workers), len(work.stages))
         self._sent: SentWork | None = None
@@ -144,6 +146,7 @@ class Engine(Owned):
         self._status_table.cpu[0] += cpu.read() - before
         self.meter.waited(took)
         self.meter.handed(len(items), 0.0)
+        self.course.add(len(items), ready=0, waited=took)
         if (trace := self._trace) is not None:
             trace.filled_here(run, number, len(items), began)
         return batch
@@ -201,6 +204,7 @@ class Engine(Owned):
         )
         ended = perf_counter()
         self.meter.handed(len(leased.items), ended - got)
+        self.course.add(len(leased.items), ready=run.results.qsize(), waited=got - began)
         if (trace := self._trace) is not None:
             reception = BatchTaken(run.number, leased.number, len(leased.items), began, got, ended)
             trace.received(reception, run.results.qsize())

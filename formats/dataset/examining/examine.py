@@ -26,8 +26,8 @@ from .examination import Examination, Pictures, shown_in
 from .index_statistics import index_statistics
 from .observation import OTHER, THIS, RecordNames
 from .observations import Findings, observations
-from .pixels.pixel_statistics import PixelStatistics
 from .pixels.image_reading import ImageReading
+from .pixels.pixel_statistics import PixelStatistics
 from .sheets import contact_sheets
 
 
