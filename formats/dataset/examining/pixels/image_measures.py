@@ -51,11 +51,11 @@ def thumbnail(image: bytes) -> bytes:
     return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, THUMBNAIL_QUALITY])[1].tobytes()
 
 
-def perceptual_hash(small: npt.NDArray[np.uint8]) -> int:
+def perceptual_hash(small: npt.NDArray[Any]) -> int:
     """Return a hash of 64 bits that changes little where an image is scaled, or compressed again.
 
-    ``small`` is the image as 32x32 gray pixels. Of its cosine transform, the 64 lowest frequencies but the mean
-    are halved into the larger and the smaller ones.
+    ``small`` is the image as 32x32 gray pixels. Of its cosine transform, the 64 lowest frequencies but the
+    mean are halved into the larger and the smaller ones.
     """
     waves = cv2.dct(small.astype(np.float32))[LOWEST]
     bits = waves >= np.partition(waves, 32)[32]

@@ -65,7 +65,8 @@ class PixelStatistics:
             at = np.searchsorted(edges, getattr(measures, name), side="right") - 1
             self.counts[name][min(at, len(edges) - 2)] += 1
         for name, (measure, _) in EXTREMES.items():
-            self._keep(name, [(round(getattr(measures, measure), 3), record)])
+            if name != "blurriest" or not measures.is_flat:  # nothing there could be sharp
+                self._keep(name, [(round(getattr(measures, measure), 3), record)])
 
     def add_damaged(self, record: int, reason: str) -> None:
         """Add an image that cannot be read or decoded."""

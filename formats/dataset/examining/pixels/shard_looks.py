@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
@@ -31,6 +33,19 @@ class Merged(Protocol):
 T = TypeVar("T", bound=Merged)
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Drop what C libraries write to descriptor 2, in a process that does nothing else."""
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
+
+
 @dataclass(frozen=True, eq=False)
 class ShardLook(ABC, Generic[T]):
     """A look at records of the shard at ``path``: ``rows`` of the index, with their record ``numbers``.
@@ -50,7 +65,7 @@ class ShardLook(ABC, Generic[T]):
         use_one_thread()
         found = self.empty()
         try:
-            with container(self.container).read(self.path) as reader:
+            with _silent(), container(self.container).read(self.path) as reader:
                 for row, number, is_decoded in zip(self.rows, self.numbers, self.is_decoded, strict=True):
                     indexed = (row["key"].item(), row["label"].item(), row["crc32c"].item())
                     try:
