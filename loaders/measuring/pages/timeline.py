@@ -19,7 +19,7 @@ WAITING = "waiting"
 KINDS = ("stage", "consumer")
 
 
-class Span(NamedTuple):
+class TracedSpan(NamedTuple):
     """What a process did from ``began`` for ``lasted`` microseconds."""
 
     track: int
@@ -69,11 +69,13 @@ def _names_a_track(event: Any) -> bool:
     return bool(event["ph"] == "M" and event["name"] == "thread_name")
 
 
-def _span(event: Any) -> Span:
-    return Span(int(event["tid"]), text_in(event["name"]), number_in(event["ts"]), number_in(event["dur"]))
+def _span(event: Any) -> TracedSpan:
+    return TracedSpan(
+        int(event["tid"]), text_in(event["name"]), number_in(event["ts"]), number_in(event["dur"])
+    )
 
 
-def _middle(spans: Sequence[Span]) -> Sequence[Span]:
+def _middle(spans: Sequence[TracedSpan]) -> Sequence[TracedSpan]:
     ordered = sorted(spans, key=lambda span: span.began)
     first = max(0, (len(ordered) - MOST_EVENTS) // 2)
     return ordered[first : first + MOST_EVENTS]
@@ -88,7 +90,7 @@ def _classes(names: Iterable[str]) -> dict[str, str]:
     )
 
 
-def _drawn(span: Span, row: int, began: float, lasted: float, classes: dict[str, str]) -> Markup:
+def _drawn(span: TracedSpan, row: int, began: float, lasted: float, classes: dict[str, str]) -> Markup:
     return Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>').format(
         classes[span.name], LEFT + began * WIDTH, row * ROW + 2, max(lasted * WIDTH, 0.3), BAR
     )

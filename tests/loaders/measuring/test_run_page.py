@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from datasets import prep_here
 from disk_profiles import full_profile
+from run_figures import bench, course, stats, trace_of
 
 from shardprep.formats.errors import DataError
 from shardprep.loaders import EvalTransform, FakeData, Flow, Loader
@@ -16,34 +17,6 @@ from shardprep.loaders.measuring import tracing
 from shardprep.loaders.measuring.pages.run_page import run_page
 
 HOSTILE = "</title><script>alert(1)</script>\u202e" + "x" * 3000
-SWEEP = [(1, 100.0), (2, 198.0), (4, 200.0), (8, 150.0)]
-
-
-def course(count: int) -> list[dict[str, float]]:
-    part = {"seconds": 0.5, "batches": 3, "rows": 30, "ready": 4.5, "waited": 0.1}
-    return [{"began": number / 2, **part} for number in range(count)]
-
-
-def stage(name: str, share: float) -> dict[str, Any]:
-    waits = {"starved": 0.0, "blocked": 0.1, "seconds": 0.002, "limit": None}
-    return {"name": name, "place": "worker", "utilisation": share, **waits}
-
-
-def stats(limit: str = "decode", **more: Any) -> dict[str, Any]:
-    verdict = {"limit": limit, "rate": 1234.5, "unit": "images", "sentence": f"{limit} limits"}
-    return {"loads": [stage("read", 0.1), stage(limit, 0.8)], "verdict": verdict, **more}
-
-
-def bench(**more: Any) -> dict[str, Any]:
-    runs = [{"value": value, "images_per_second": rate} for value, rate in SWEEP]
-    figures = {"first_batch": 1.5, "gap_p50": 0.1, "gap_p99": 0.2, "bytes_per_second": 5e7}
-    return {
-        "stats": stats(),
-        "sweep": {"option": "batch_size", "runs": runs},
-        "disk": None,
-        **figures,
-        **more,
-    }
 
 
 def test_the_limit_is_marked_and_the_course_is_drawn() -> None:
@@ -68,10 +41,7 @@ def test_a_sweep_has_its_knee_and_the_disk_lies_beside_the_run() -> None:
 
 
 def test_hostile_values_stay_bounded_text() -> None:
-    trace = {"traceEvents": [
-        {"ph": "M", "name": "thread_name", "tid": 1, "args": {"name": HOSTILE}},
-        {"ph": "X", "cat": "stage", "name": HOSTILE, "tid": 1, "ts": 5, "dur": 10},
-    ]}  # fmt: skip
+    trace = trace_of(HOSTILE)
     page = run_page(stats(HOSTILE), name=HOSTILE, trace=trace)
 
     assert "<script" not in page
