@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Two runs on one dataset, to be compared over so many ``epochs``, with ``pixels`` by their values."""
 
     options: RunOptions
@@ -29,6 +29,7 @@ class Comparison:
 
     def parting(self, form: Form) -> Parting | None:
         """Return where the runs part."""
+        # start-up time: OpenCV
         from shardprep.loaders.loader.replaying.parting import first_parting, parting_of_datasets
 
         if parted := parting_of_datasets(*self.cards):
@@ -56,13 +57,13 @@ class Comparison:
     @property
     def differences(self) -> Differences:
         """All settings that differ."""
-        from shardprep.loaders.loader.replaying.settings import differences
+        from shardprep.loaders.loader.replaying.settings import differences  # start-up time: OpenCV
 
         return differences(*self.cards)
 
 
 def print_parting(
-    compared: Comparison, parting: Parting | None, files: tuple[Path, Path], *, as_json: bool
+    compared: RunComparison, parting: Parting | None, files: tuple[Path, Path], *, as_json: bool
 ) -> None:
     """Print where the runs of two files part."""
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from .identity import digest_of
 from .options import described
 from .replaying.chosen_records import ChosenRecords
 from .replaying.observed import ObservedTransform
-from .replaying.parting import RunOrder
+from .replaying.parting import Parting, RunOrder, first_parting
 from .replaying.replayed import Replayed, ReplayedRecord
 from .replaying.run_card import RunCard, installed_versions
 from .replaying.transform_card import TransformCard
@@ -99,6 +100,13 @@ class ReplayableLoader(EpochLoader, ABC):
             with suppress(UsageError):  # it cannot be compared
                 identity = digest_of(transform)
         return self._card(identity)
+
+    def parting(self, other: ReplayableLoader, epochs: Iterable[int] = (0,)) -> Parting | None:
+        """Return the first step and record at which another loader's run differs, and why; None for none.
+
+        ``epochs`` are compared, by the order, the labels and the settings: no image is read.
+        """
+        return first_parting(self.order_of(), other.order_of(), epochs)
 
     def order_of(self, card: RunCard | None = None) -> RunOrder:
         """Return what this loader's run delivers, for :func:`.first_parting`; ``card`` by default its own."""

@@ -18,7 +18,7 @@ from test_public import CALLS
 
 from shardprep import formats
 from shardprep.formats.system.user_path import user_path
-from shardprep.loaders import Flow, Loader
+from shardprep.loaders import ContactSheet, Flow, Loader, RunCard
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.measuring import measure, tracing
 from shardprep.loaders.measuring.disk import DiskProfile, measure_disk
@@ -50,6 +50,9 @@ def load() -> None:
         with tracing(loader) as trace:
             next(iter(loader))
         trace.save("~/trace.json")
+        loader.card().save("~/card.json")
+        ContactSheet(loader.replay(0, 0)).save("~/sheet.png")
+        assert RunCard.load("~/card.json") == loader.card()
     small = partial(Loader, "~/dataset", batch_size=8, workers=0)
     measure(small, seconds=0.1, trace="~/measured.json")
     for name in ("trace", "measured"):
@@ -125,7 +128,10 @@ def look() -> None:
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
-    load: {"Loader.path", "Trace.save.path", "measure.trace"},
+    load: {
+        "Loader.path", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "ContactSheet.save.path",
+    },
     convert_and_repair: {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
         "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",

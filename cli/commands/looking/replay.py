@@ -20,7 +20,7 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.output import print_json
 from shardprep.cli.console.progress import Form
 from shardprep.cli.console.runs import RunOptions, TransformName, given_options
-from shardprep.cli.reports.parting_report import Comparison, print_parting
+from shardprep.cli.reports.parting_report import RunComparison, print_parting
 from shardprep.cli.reports.replay_report import print_replayed, replayed_json
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
@@ -124,7 +124,7 @@ def replay(
     if diff:
         options.refuse(OF_ONE_STEP, "--diff compares all steps of the ranks of two runs")
         cards = (RecordedRun.load(diff[0]).card, RecordedRun.load(diff[1]).card)
-        comparison = Comparison(options, cards, epochs, by_pixels)
+        comparison = RunComparison(options, cards, epochs, by_pixels)
         print_parting(comparison, comparison.parting(form), diff, as_json=as_json)
         return
     if sheet:

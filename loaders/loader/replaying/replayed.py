@@ -84,7 +84,7 @@ class Replayed:
         return _digest(self.digests())
 
     def first_difference(self, other: Replayed) -> int | None:
-        """Return the first row whose values are not those of the other step, None where all are."""
+        """Return the first row with other values than in the other step; None where all are equal."""
         pairs = zip_longest(self.digests(), other.digests())
         return next((row for row, (one, two) in enumerate(pairs) if one != two), None)
 

@@ -33,9 +33,11 @@ class RunCard:
     """The options of a rank's run, as JSON: for :meth:`.Loader.replay` of its steps on any machine.
 
     ``dataset`` is the root of the dataset's manifest, ``split`` its split. ``records`` says which were
-    chosen, None for all. ``columns`` are those that were named, None without. ``versions`` are those of the
-    programs that decide the pixels; a replay takes those that are installed. The other fields are the
-    Loader's arguments of these names.
+    chosen, None for all. ``columns`` are those that were named, None without. ``transform`` has the
+    arguments, or the identity, of the transform. ``versions`` are those of the programs that decide the
+    pixels; a replay takes those that are installed. ``labels``, ``shuffle`` (a window counts records),
+    ``seed``, ``batch_size``, ``rank``, ``world_size``, ``drop_last``, ``on_bad_record`` and ``with_numbers``
+    are the Loader's arguments of these names.
     """
 
     dataset: str

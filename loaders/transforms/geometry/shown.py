@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 
 class ShownPart(NamedTuple):
-    """The rectangle of an image that a result shows, in pixels of the image, and whether it is mirrored.
+    """The rectangle of an image that a result shows, in pixels of the image as it is turned before the crop.
 
-    It begins at ``x`` and ``y``, of the image as it is turned before the crop.
+    It begins at ``x`` and ``y``, and has a ``width`` and a ``height``. ``is_mirrored`` says that left and
+    right have changed places.
     """
 
     x: float

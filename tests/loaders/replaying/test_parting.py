@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loaded import loader_on
 
-from shardprep.loaders import EvalTransform, GlobalShuffle, Loader, LocalShuffle, TrainTransform
-from shardprep.loaders.loader.replaying.parting import Parting, first_parting
+from shardprep.loaders import EvalTransform, GlobalShuffle, LocalShuffle, Parting, TrainTransform
+from shardprep.loaders.loader.replaying.parting import first_parting
 
 OPTIONS: dict[str, list[Any]] = {
     "shuffle": [LocalShuffle(60), None, LocalShuffle(204), GlobalShuffle(), LocalShuffle(60, partitions=2)],
@@ -27,10 +27,6 @@ OPTIONS: dict[str, list[Any]] = {
     "transform": [TrainTransform(8), EvalTransform(8, resize=9), EvalTransform(8, resize=10), None],
     "with_numbers": [True, False],
 }
-
-
-def parting(one: Loader, other: Loader, **options: Any) -> Parting | None:
-    return first_parting(one.order_of(), other.order_of(), range(2), **options)
 
 
 def delivered(path: Path, run: dict[str, Any], epoch: int) -> Iterator[list[tuple[int, int]]]:
@@ -68,7 +64,7 @@ def test_runs_part_where_their_deliveries_do(data: st.DataObject, lmdb_shards: P
     changed = data.draw(st.sets(st.sampled_from(sorted(OPTIONS)), max_size=2))
     other = one | {name: data.draw(st.sampled_from(OPTIONS[name])) for name in changed}
     with loader_on(lmdb_shards, rank=0, **one) as some, loader_on(lmdb_shards, rank=0, **other) as others:
-        found = parting(some, others)
+        found = some.parting(others, range(2))
 
     place = found and (found.epoch, found.step, found.row, found.kind, found.numbers)
     assert place == brute_force(lmdb_shards, one, other)
@@ -78,7 +74,7 @@ def test_runs_part_where_their_deliveries_do(data: st.DataObject, lmdb_shards: P
 
 def test_other_datasets_part_at_once(lmdb_shards: Path, hdf5_shards: Path) -> None:
     with loader_on(lmdb_shards) as one, loader_on(hdf5_shards) as other:
-        found = parting(one, other)
+        found = one.parting(other)
         roots = one.dataset.manifest.root, other.dataset.manifest.root
 
     assert found == Parting(0, 0, 0, "dataset", (None, None), {"dataset": roots})
@@ -89,7 +85,7 @@ def test_the_arguments_that_differ_are_named(lmdb_shards: Path) -> None:
         loader_on(lmdb_shards, transform=TrainTransform(8, scale=(0.5, 1))) as one,
         loader_on(lmdb_shards, transform=TrainTransform(8, flip=False)) as other,
     ):
-        found = parting(one, other)
+        found = one.parting(other)
 
     assert found is not None
     assert found.because == {
@@ -106,9 +102,10 @@ def test_pixels_part_where_values_differ(flip: bool, lmdb_shards: Path) -> None:
         loader_on(lmdb_shards, transform=TrainTransform(8, flip=flip)) as one,
         loader_on(lmdb_shards, transform=TrainTransform(8, flip=False)) as other,
     ):
-        found = parting(
-            one,
-            other,
+        found = first_parting(
+            one.order_of(),
+            other.order_of(),
+            [0],
             pixels=lambda epoch, step: one.replay(epoch, step).first_difference(other.replay(epoch, step)),
         )
         flipped = [row for row, made in enumerate(one.replay(0, 0)) if made.shown and made.shown.is_mirrored]
