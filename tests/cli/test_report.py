@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import prep_here
 
-from shardprep.formats import report
+from shardprep.formats import report, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,14 @@ def test_inspect_writes_the_same_page(folder: Path) -> None:
 
     assert done.stdout.endswith("page: two.html\n")
     assert (folder / "one.html").read_bytes() == (folder / "two.html").read_bytes()
+
+
+def test_records_without_images_have_a_page(folder: Path) -> None:
+    write_dataset([{"key": str(n), "age": n} for n in range(4)], folder / "items", workers=0)
+    done = prep_here("report", "items", "-o", "items.html", cwd=folder)
+
+    assert (done.returncode, done.stdout) == (0, "items.html: items, records without images\n")
+    assert "The records have no images." in (folder / "items.html").read_text()
 
 
 def test_an_unknown_class_is_wrong_usage_and_leaves_no_page(folder: Path) -> None:

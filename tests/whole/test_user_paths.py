@@ -125,6 +125,11 @@ def look() -> None:
         assert formats.summarise(dataset) == formats.summarise("~/dataset")
     assert formats.read_manifest("~/dataset").records == 204
     assert formats.verify("~/dataset", level="quick").exit_code == 0
+    found = formats.report("~/dataset", "~/report.html", against="~/dataset", pixels="none")
+    assert formats.examine("~/dataset", against="~/dataset", pixels="none") == found
+    found.save("~/again.html")
+    home = Path("~").expanduser()
+    assert (home / "again.html").read_bytes() == (home / "report.html").read_bytes()
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
@@ -145,6 +150,7 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     look: {
         "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "read_manifest.dataset",
+        "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against", "Examination.save.path",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""

@@ -164,4 +164,6 @@ class Reporting(DatasetWork[Examination]):
 def _looked_at(looked: Mapping[str, Any]) -> str:
     if looked["pixels"] == "none":
         return "the index only"
+    if not looked["images"]:
+        return "records without images"
     return f"{looked['decoded']:,} of {count_of(looked['images'], 'image')} looked at"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ class Examination:
 
         about = self.found["dataset"]
         pictures = {f"{which}:{record}": data for (which, record), data in self.pictures.items()}
-        title = f"{Path(about['path']).name}: {about['split']}, {about['records']:,} records"
+        title = f"{about['path']}: {about['split']}, {about['records']:,} records"
         return page("dataset", title=title, found=self.found, pictures=pictures, mean=self._mean())
 
     def _mean(self) -> bytes | None:

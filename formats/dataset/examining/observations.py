@@ -19,7 +19,7 @@ from .pixels.pixel_statistics import PixelStatistics
 ODDITIES = {
     "EXIF orientation": (
         "Images that EXIF turns",
-        "Loaders show them as they are stored; turn the pixels, or use exif=True.",
+        'Their pixels are stored turned; orientation="apply" of a transform turns them.',
     ),
     "CMYK": ("CMYK images", "Their colours depend on the decoder; convert them to RGB."),
     "tiny": ("Images under 32 pixels", "A crop of them is mostly enlarged; see whether they belong here."),
