@@ -95,7 +95,7 @@ def conversion(folder: Path) -> list[Printed]:
 def printed(
     folder: Path, words: Sequence[str], *, interrupted: Callable[[str], bool] = lambda line: False
 ) -> list[Printed]:
-    """Return the lines of a command, each with its second; Ctrl-C follows the line that is ``interrupted``."""
+    """Return the lines of a command, each with its second; Ctrl-C follows an ``interrupted`` one."""
     command = [sys.executable, "-m", "shardprep.cli", *words, "--progress", "plain"]
     began, lines = time.monotonic(), []
     with subprocess.Popen(

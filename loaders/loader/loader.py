@@ -27,10 +27,10 @@ from shardprep.loaders.order.process_ranks.ranks import refuse_other_rank
 from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
-from .identity import loader_identity
 from .options import check_reading, described, key_of, layout_of, plan_of, worker_count
 from .read_ahead import ReadAhead, ShardStream
 from .replayable import ReplayableLoader
+from .replaying.identity import loader_identity
 from .results import Wanted, results_of
 from .shard_task import ShardWork, blocks_read, items_of
 from .stats import LoaderStats

@@ -25,9 +25,9 @@ from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform
 
 from .epoch_loader import EpochLoader
-from .identity import digest_of
 from .options import described
 from .replaying.chosen_records import ChosenRecords
+from .replaying.identity import digest_of
 from .replaying.observed import ObservedTransform
 from .replaying.parting import Parting, RunOrder, first_parting
 from .replaying.replayed import Replayed, ReplayedRecord
@@ -56,11 +56,11 @@ class ReplayableLoader(EpochLoader, ABC):
     def replay(self, epoch: int, step: int, *, start: int = 0) -> Replayed:
         """Return what this rank gets at a step of an epoch: records, keys, labels, crops and the batch.
 
-        The batch is bit for bit that of an iteration. It is made in this process, of these records alone; the
-        loader's place, receipt and iteration stay as they are. Steps are counted from the epoch's beginning,
-        or from the place ``start`` (``"start"`` of a state) where a rest of it began, with another batch size
-        or world size than before. Raises IndexError for a step that the epoch does not have, and what an
-        iteration raises for these records.
+        The batch is bit for bit that of an iteration. It is made in this process, of these records alone. The
+        loader's place, receipt and iteration stay as they are; a closed loader has its steps, too. They are
+        counted from the epoch's beginning, or from the place ``start`` (``"start"`` of a state) where a rest
+        of it began, with another batch size or world size than before. Raises IndexError for a step that the
+        epoch does not have, and what an iteration raises for these records.
         """
         steps = EpochSteps(self._plan, operator.index(epoch), start=start)
         places = next(steps.batches([operator.index(step)], deque()))

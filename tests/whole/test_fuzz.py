@@ -142,7 +142,7 @@ MANY = {
     "hdf5_shard": 1500,
     "tar_shard": 1500,
     "verified": 60,
-    "run_card": 1500,
+    "run_card": 800,
 }
 
 

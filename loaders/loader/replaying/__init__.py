@@ -1,1 +1,1 @@
-"""What a step of a run delivered, made again; and where two runs part."""
+"""What identifies a run, its steps made again, and where two runs part."""

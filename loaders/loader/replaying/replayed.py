@@ -107,8 +107,10 @@ class Replayed:
 
 
 def _digest(value: Any) -> str:
-    """The digest of arrays, bytes and values of JSON, and of lists of them."""
+    """The digest of arrays, bytes and values of JSON, and of lists and dicts of them."""
     found = blake2b(digest_size=DIGEST_BYTES)
+    if isinstance(value, dict):
+        return _digest([part for item in value.items() for part in item])
     if isinstance(value, list | tuple):
         found.update("".join(map(_digest, value)).encode())
     elif isinstance(value, np.ndarray | np.generic):

@@ -57,7 +57,8 @@ def brute_force(path: Path, one: dict[str, Any], other: dict[str, Any]) -> tuple
     return None
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_runs_part_where_their_deliveries_do(data: st.DataObject, lmdb_shards: Path) -> None:
     one = {name: data.draw(st.sampled_from(values)) for name, values in OPTIONS.items()}

@@ -48,7 +48,8 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     run=runs(),
     before=st.integers(0, 8),
@@ -111,7 +112,15 @@ def undeclared(record: Any, rng: np.random.Generator) -> Any:
     return decode_rgb(record)[:4, :4] if rng.random() < 2 else None, rng.random(3)
 
 
-@pytest.mark.parametrize("options", [{"transform": undeclared}, {"columns": ["image", "caption"]}, {}])
+def named(record: Any, rng: np.random.Generator) -> dict[str, Any]:
+    return {"some": [record.image[:5], rng.random(3)], "size": len(record.image)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"transform": undeclared}, {"transform": named}, {"columns": ["image", "caption"]}, {}],
+    ids=["undeclared", "named", "columns", "all"],
+)
 def test_columns_and_results_of_any_form_are_replayed(options: Any, tmp_path: Path) -> None:
     write_columns(tmp_path / "columns")
     with Loader(
@@ -120,7 +129,12 @@ def test_columns_and_results_of_any_form_are_replayed(options: Any, tmp_path: Pa
         delivered = list(run)
         replays = [run.replay(0, step).batch for step in range(len(delivered))]
 
+        first = run.replay(0, 0)
+    closed = run.replay(0, 0)
+
     assert list(map(repr, replays)) == list(map(repr, delivered))
+    assert first.first_difference(closed) is None
+    assert len(set(first.digests())) == len(first) == 2
 
 
 def test_the_part_that_is_shown_is_that_of_the_pixels(lmdb_shards: Path) -> None:

@@ -105,7 +105,8 @@ def good(lmdb_shards: Path) -> bytes:
         return canonical_json(loader.card().to_json())
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.mark.slow
+@settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_a_changed_card_is_refused_or_is_another_card(
     data: st.DataObject, good: bytes, tmp_path_factory: pytest.TempPathFactory
