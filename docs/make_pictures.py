@@ -24,18 +24,16 @@ PICTURES = ROOT / "docs" / "pictures"
 HASHES = PICTURES / "inputs.json"
 PAGES = ("formats/pages/*.py", "formats/pages/templates/*")
 INPUTS = {
-    "convert.svg": ("cli/console/progress.py", "cli/commands/convert.py", "docs/make_pictures.py"),
-    "report.png": (*PAGES, "docs/make_pictures.py"),
-    "run.png": (*PAGES, "loaders/measuring/pages/*.py", "docs/make_pictures.py"),
+    "convert.svg": ("cli/console/progress.py", "cli/commands/convert.py"),
+    "report.png": PAGES,
+    "run.png": (*PAGES, "loaders/measuring/pages/*.py"),
 }
 MOST_BYTES = 200_000  # of a picture
-COLUMNS, LINE, CHARACTER = (
-    92,
-    19,
-    8.4,
-)  # characters of a line; pixels of a line's height and a character's width
+COLUMNS = 92  # characters of a line
+LINE, CHARACTER = 19, 8.4  # pixels: the height of a line, the width of a character
 SAMPLE = ("sample", "archives", "--classes", "20", "--train-per-class", "60", "--val", "40", "--quiet")
 CONVERT = ("convert", "archives", "shards", "--split", "train", "--shard-size", "5MB", "--workers", "1")
+BENCH = ("bench-loader", "shards", "--size", "128", "--batch-size", "32", "--seconds", "6", "--quiet")
 SHOTS = {"report.png": (1200, 1000), "run.png": (1200, 1130)}  # pixels of the window
 
 
@@ -54,8 +52,7 @@ def main() -> None:
         prep(folder, *SAMPLE)
         (PICTURES / "convert.svg").write_text(recording(conversion(folder)), encoding="utf-8")
         prep(folder, "report", "shards", "-o", "report.html", "--quiet")
-        bench = ("bench-loader", "shards", "--size", "128", "--batch-size", "32", "--seconds", "6", "--quiet")
-        prep(folder, *bench, "--sweep", "workers=1,2,3,4", "--trace", "trace.json", "--html", "run.html")
+        prep(folder, *BENCH, "--html", "run.html")
         for picture, size in SHOTS.items():
             screenshot(folder / picture.replace("png", "html"), PICTURES / picture, size)
     for picture in INPUTS:
@@ -65,8 +62,8 @@ def main() -> None:
 
 
 def hash_of(picture: str) -> str:
-    """Return the SHA-256 over the names and bytes of the files that decide how a picture looks."""
-    found = hashlib.sha256()
+    """Return the SHA-256 over the commands, and the names and bytes of files, that decide how it looks."""
+    found = hashlib.sha256(repr((SAMPLE, CONVERT, BENCH, SHOTS)).encode())
     for path in sorted({path for pattern in INPUTS[picture] for path in ROOT.glob(pattern)}):
         found.update(f"{path.relative_to(ROOT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()

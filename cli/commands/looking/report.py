@@ -34,7 +34,6 @@ LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 M
 @click.command(
     short_help="Write a page that shows what is in a dataset.",
     epilog=examples(
-        "report shards/train",
         "report shards/train --against shards/val -o leaks.html",
         "report shards/train --pixels all --class n01440764 --json",
         "report --run stats.json --disk profile.json -o run.html",
