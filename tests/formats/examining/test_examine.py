@@ -11,6 +11,7 @@ import pytest
 from crashing_decoder import install, write_images
 from datasets import converted, flip, writable
 from examined import Made, made_datasets
+from image_files import encoded, pixels
 
 from shardprep.formats import Examination, UsageError, examine, open_dataset
 
@@ -136,6 +137,20 @@ def test_damaged_records_and_shards_are_observations(built: Built, tmp_path: Pat
     assert {record for record in damaged if shard_of[record] == 0} == set(of_first)
     assert "does not match its CRC-32C" in other
     assert found.to_html()
+
+
+def test_images_that_were_left_out_and_classes_without_any_are_named(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images", 6)
+    (images / "class9").mkdir()
+    (images / "class9" / "cut.jpg").write_bytes(encoded(pixels(40, 40, 3))[:200])
+    converted(images, tmp_path / "d", on_bad_image="skip")
+
+    found = examine(tmp_path / "d", pixels="none")
+
+    assert observed(found, "empty classes")["names"] == ["class9"]
+    (named,) = observed(found, "quarantined")["names"]
+    assert named.startswith("class9/cut.jpg: ")
+    assert "class9/cut.jpg" in found.to_html()
 
 
 @pytest.mark.slow
