@@ -269,6 +269,7 @@ class Loader(Owned, ReplayableLoader):
             cpus=usable_cpus(),
             image_bytes=self._subset.mean_image,
             crop_ready=self._subset.crop_ready,
+            course=self.engine.course.points(),
         )
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,9 @@ from .replaying.transform_card import TransformCard
 from .results import DeclaredResults, results_of, without
 from .shard_task import ShardWork, items_of
 from .subset import Subset
+
+if TYPE_CHECKING:
+    from shardprep.formats.images.gallery import Gallery
 
 
 class ReplayableLoader(EpochLoader, ABC):
@@ -71,6 +74,24 @@ class ReplayableLoader(EpochLoader, ABC):
             for key in (self.key(number),)
         )
         return Replayed(epoch, step, tuple(parts), tuple(records))
+
+    def show_batch(self, epoch: int | None = None, step: int = 0, *, most: int = 16) -> Gallery:
+        """Return the images of a step as a training gets them: pictures in a notebook, a list in a terminal.
+
+        ``epoch`` is by default the next one. At most ``most`` images are shown, up to 100, each with the
+        number, key and class of its record. The batch is made by :meth:`replay`, so the loader's place stays,
+        and so do its errors; UsageError for a batch without images. Normalised pixels are shown as they were
+        before.
+        """
+        from .replaying.shown_batch import shown_batch  # start-up time
+
+        made = self.replay(self.epoch if epoch is None else epoch, step)
+        return shown_batch(made, self.transform, self._class_of, title=repr(self), most=most)
+
+    def _class_of(self, number: int) -> str:
+        """The name of the class of a record; empty without a label."""
+        label = int(self.dataset.index["label"][number])
+        return self.dataset.classes[label] if label >= 0 else ""
 
     def _made_here(self, items: Items, step: int) -> tuple[dict[str, Any], EngineBatch]:
         """Return the batch of these items, and what is shown of their images, by key."""

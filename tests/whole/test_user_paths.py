@@ -51,6 +51,7 @@ def load() -> None:
             next(iter(loader))
         trace.save("~/trace.json")
         loader.card().save("~/card.json")
+        loader.stats().to_html("~/stats.html")
         ContactSheet(loader.replay(0, 0)).save("~/sheet.png")
         assert RunCard.load("~/card.json") == loader.card()
     small = partial(Loader, "~/dataset", batch_size=8, workers=0)
