@@ -23,6 +23,7 @@ from shardprep.loaders.batching.spec import BatchSpec, loader_specs
 from shardprep.loaders.engine.crashes import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
+from shardprep.loaders.engine.run import BatchRequest
 from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Shuffle
@@ -34,7 +35,7 @@ from .epoch_loader import EpochLoader
 from .identity import loader_identity
 from .options import check_reading, described, key_of, layout_of, plan_of, worker_count
 from .read_ahead import ReadAhead, ShardStream
-from .results import Wanted, results_of, without
+from .results import results_of, without
 from .shard_task import ShardWork, blocks_read, items_of
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
@@ -212,7 +213,9 @@ class Loader(Owned, EpochLoader):
                 ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget))))
             yield ahead
 
-    def _items(self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]) -> Iterator[Wanted]:
+    def _items(
+        self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]
+    ) -> Iterator[BatchRequest]:
         """Yield the items of each batch, and report their records to the read-ahead."""
         for numbers in map(self._subset.numbers_at, batches):
             for each in ahead:
