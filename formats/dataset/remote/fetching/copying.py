@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from .download import Download
 from .fetched_dataset import FetchedDataset
 from .local_copy import LocalCopy
 from .remote_dataset import RemoteDataset, find_datasets
+from .transfer import run_all
 
 
 def fetched_copies(
@@ -96,26 +96,7 @@ class _Fetching:
 
         size = sum(each.entry.size for each in downloads)
         with self.progress.task(f"fetch {manifest.split}", records=0, size=size):
-            self.loop.run(_all(downloads, self.at_once), tick)
-
-
-async def _all(downloads: Sequence[Download], at_once: int) -> None:
-    """Run the downloads, some at once; the first failure cancels the others."""
-    waiting = iter(downloads)
-    failure: BaseException
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(at_once, len(downloads))):
-                group.create_task(_each(waiting))
-        return
-    except BaseExceptionGroup as error:
-        failure = error.exceptions[0]
-    raise failure
-
-
-async def _each(waiting: Iterator[Download]) -> None:
-    for download in waiting:
-        await download.run()
+            self.loop.run(run_all(downloads, self.at_once), tick)
 
 
 def _names(downloads: Sequence[Download], *, is_kept: bool) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from shardprep.formats.system.storage.failures import AnswerBroken, RemoteDenied
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
 
-from .download import TRIES
+from .transfer import TRIES
 
 
 @dataclass(frozen=True)
