@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import resource
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
@@ -11,8 +12,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from shardprep.formats.containers.table import Rows
+from shardprep.formats.dataset.remote.open_dataset import url_of
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.buffers.slots import SlotField, SlotLayout
 from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_sorted_classes
 from shardprep.loaders.order.epoch import EpochPlan
@@ -24,6 +27,11 @@ from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_
 from .subset import Subset
 
 ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
+
+
+def place_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return the place of a dataset: its URL, or its absolute path."""
+    return user_path(path).absolute() if url_of(path) is None else path
 
 
 def plan_of(
@@ -74,7 +82,7 @@ def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -
     mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
     window = shuffle.window_of(records)
     instead = "convert it to shards" if subset.dataset.manifest.archive else "convert without --order key"
-    place = str(subset.dataset.path)
+    place = subset.dataset.location
     warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
 
 
