@@ -11,10 +11,11 @@ from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
-from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
 from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
+from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify

@@ -108,14 +108,13 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                 raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
             patience.wait()
             found = self._held(wanted)
-        if found.came:
-            self._count(waited_s=perf_counter() - began)
-        return found
+        return self._waited(found, began)
 
     def hold_now(self, entries: Iterable[FileEntry]) -> Held | None:
         """Hold some files as :meth:`hold` does, None if there is no room now."""
-        found = self._held(self._fitting(entries))
-        return None if isinstance(found, NoRoom) else found
+        wanted, began = self._fitting(entries), perf_counter()
+        found = self._held(wanted)
+        return None if isinstance(found, NoRoom) else self._waited(found, began)
 
     def keep(self, entries: Iterable[FileEntry]) -> None:
         """Hold some files until this cache is closed. Raises what :meth:`hold` does."""
@@ -162,6 +161,11 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _waited(self, held: Held, began: float) -> Held:
+        if held.came:
+            self._count(waited_s=perf_counter() - began)
+        return held
 
     def _fitting(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
         """Return each of the files once. Raises CacheTooSmall if they can never be there together."""

@@ -1,0 +1,60 @@
+"""The opening of a dataset, by the path of its folder or by a URL."""
+
+from __future__ import annotations
+
+import os
+
+from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.errors import UsageError
+from shardprep.formats.system.sizes import byte_count
+from shardprep.formats.system.storage.location import Location, redacted
+
+CACHE_ADVICE = "give the cache that its files are downloaded into: a new folder on a local disk, as cache="
+
+
+def open_dataset(
+    path: str | os.PathLike[str],
+    *,
+    labels: str = "sorted_wnid0",
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> Dataset:
+    """Open the dataset of one converted split, in a folder or at a URL.
+
+    ``path`` is its folder, or a URL as :func:`~shardprep.formats.fetch` takes it. ``labels`` is the space of
+    the records' labels: ``sorted_wnid0`` (0 to n - 1, by sorted class names), ``ilsvrc2012_id`` (the
+    devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for background).
+
+    A URL needs a ``cache``: a folder on a local disk, new or of other datasets' files, which all processes of
+    this machine share. Tables are downloaded now and held as long as the dataset is open, shards when they
+    are read. ``cache_limit`` is the most bytes that all files in the cache have together, a number or a size
+    as "200GiB"; None for as many as the disk has. Close such a dataset at the end, or use it in ``with``.
+
+    Raises ManifestDamaged, UnknownVersion, OSError; UsageError for unknown labels, for a folder of splits,
+    which it names, for a URL without a cache and a folder with one; for a URL also RemoteMissing,
+    RemoteDamaged, RemoteFailed, and CacheTooSmall where the limit is less than what is read at once.
+    """
+    url = url_of(path)
+    if url is None:
+        if cache is not None or cache_limit is not None:
+            raise UsageError(
+                "is no URL: a dataset on this machine is read in place, without a cache", path=path
+            )
+        return Dataset(path, labels=labels)
+    if cache is None:
+        raise UsageError(f"is a URL: {CACHE_ADVICE}, or fetch the dataset", path=redacted(url))
+    from .caching.cached_dataset import CachedDataset  # start-up time: asyncio
+
+    return CachedDataset(Location.parse(url), cache, limit_bytes(cache_limit), labels=labels)
+
+
+def url_of(path: str | os.PathLike[str]) -> str | None:
+    """Return the URL that was given in place of a path, None for a path."""
+    return path if isinstance(path, str) and "://" in path else None
+
+
+def limit_bytes(limit: int | str | None) -> int | None:
+    """Return the bytes of a limit. Raises UsageError."""
+    if isinstance(limit, int) and limit <= 0:
+        raise UsageError(f"cache_limit is more than 0 bytes, not {limit}")
+    return limit if limit is None or isinstance(limit, int) else byte_count(limit, of="cache_limit")
