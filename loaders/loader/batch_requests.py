@@ -15,6 +15,7 @@ from shardprep.loaders.order.epoch import EpochPlan
 
 from .read_ahead import ReadAhead, reading_ahead
 from .remote_shards.local_shards import BatchFeed, LocalShards
+from .remote_shards.shard_files import ShardFiles
 from .results import DeclaredResults
 from .shard_task import ShardWork, blocks_read, files_read, items_of
 from .subset import Subset
@@ -27,7 +28,7 @@ def shards_of(dataset: Dataset, work: ShardWork, plan: EpochPlan) -> LocalShards
     """
     if "://" not in dataset.location:
         return LocalShards()
-    from .remote_shards.shard_feed import ShardFeed, ShardFiles  # start-up time: asyncio
+    from .remote_shards.shard_feed import ShardFeed  # start-up time: asyncio
 
     return ShardFeed(dataset, ShardFiles(files_read(work)), plan)  # type: ignore[arg-type]
 

@@ -37,7 +37,7 @@ class ShardFeed(LocalShards, Owned):
         self._waited_s = self._waited_first_s = 0.0
         self._check_limit(_bytes_kept(dataset))
         self._prefetcher = Prefetcher(self._cache)
-        weakref.finalize(self, self._prefetcher.end)
+        weakref.finalize(self, _end, self._prefetcher, dataset)
 
     def _check_limit(self, kept: int) -> None:
         if self._files.total + kept <= self._cache.limit_bytes:
@@ -107,6 +107,11 @@ class ShardFeed(LocalShards, Owned):
     def close(self) -> None:
         """End the downloads; the cache was closed before. Idempotent."""
         self._prefetcher.close()
+
+
+def _end(prefetcher: Prefetcher, dataset: CachedDataset) -> None:
+    prefetcher.end()
+    dataset.close()
 
 
 def _bytes_kept(dataset: CachedDataset) -> int:
