@@ -273,5 +273,5 @@ class Loader(Owned, EpochLoader):
     def close(self) -> None:
         """End the workers and release memory and files; delivered batches stay valid. Idempotent."""
         self.engine.close()
-        self.dataset.close()
         self._shards.close()
+        self.dataset.close()

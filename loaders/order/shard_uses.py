@@ -40,6 +40,12 @@ class ShardUses:
         found: Shards = self.shards[:begun][self.lasts[:begun] >= step]
         return found
 
+    def turns(self) -> tuple[Steps, Shards]:
+        """Return the first and the last use of each shard in the order of their steps: steps and shards."""
+        steps = np.concatenate([self.firsts, self.lasts])
+        order = np.argsort(steps, kind="stable")
+        return steps[order], np.concatenate([self.shards, self.shards])[order]
+
     def peak(self, sizes: npt.NDArray[np.int64]) -> int:
         """Return the largest sum of the ``sizes`` of the shards that are in use at one step."""
         if not len(self.shards):

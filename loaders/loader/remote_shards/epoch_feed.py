@@ -10,13 +10,11 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
-import numpy as np
-
 from shardprep.formats.dataset.remote.caching.held import Held
 from shardprep.loaders.engine.run import BatchRequest, NotReady, Plan
 from shardprep.loaders.order.shard_uses import ShardUses
 
-from .held_shards import HeldShards, abandon, holding
+from .held_shards import HeldShards, abandon
 
 GRACE_S = 0.02  # shards that are there are held before
 
@@ -24,20 +22,19 @@ GRACE_S = 0.02  # shards that are there are held before
 class EpochFeed:
     """The shards of an epoch's batches, held from before their items are drawn until the workers have ended.
 
-    ``hold`` holds shards and waits until they are there, ``waited`` is given the seconds in which no batch
-    was in the works, and whether none was before; ``over`` how many of the uses, by their ends, are over.
+    ``hold`` begins to hold shards, ``waited`` is given the seconds in which no batch was in the works, and
+    whether none was before, and ``over`` each step that has ended.
     """
 
     def __init__(
         self,
         uses: ShardUses,
         *,
-        hold: Callable[[Iterable[int]], Held],
+        hold: Callable[[Iterable[int]], Future[Held]],
         waited: Callable[[float, bool], None],
         over: Callable[[int], None],
     ) -> None:
         self._uses = uses
-        self._ends = np.sort(uses.lasts)
         self._hold, self._waited, self._over = hold, waited, over
         self._last: HeldShards | None = None
         self._pending: Future[Held] | None = None
@@ -48,7 +45,7 @@ class EpochFeed:
         shards = frozenset(self._uses.at(step).tolist())
         held = self._last
         while held is None or not shards <= held.shards or not held.take():
-            pending = self._pending = holding(partial(self._hold, shards))
+            pending = self._pending = self._hold(shards)
             wait([pending], GRACE_S)
             while not pending.done():
                 yield NotReady(partial(self._wait, pending))
@@ -66,7 +63,7 @@ class EpochFeed:
         """Let go what a batch had; batches end in the order of their requests."""
         with suppress(IndexError):  # closed in another thread
             self._in_flight.popleft().give_back()
-            self._over(int(np.searchsorted(self._ends, step, side="right")))
+            self._over(step)
 
     def close(self) -> None:
         """Let go what is held for batches that do not come any more."""

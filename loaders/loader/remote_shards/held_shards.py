@@ -35,24 +35,36 @@ class HeldShards:
             self._held.release()
 
 
-def holding(hold: Callable[[], Held]) -> Future[Held]:
-    """Call ``hold``, which may wait for a download, in a thread of its own.
+class HoldThreads:
+    """Threads that each wait until some files are held. Daemons: the cache's end ends them."""
 
-    Daemon: the end of the cache ends it, and the interpreter does not wait for it.
-    """
-    found: Future[Held] = Future()
+    def __init__(self) -> None:
+        self._running: list[threading.Thread] = []
 
-    def run() -> None:
-        try:
-            held = hold()
-        except BaseException as error:  # raised in the thread that asks for the result
-            found.set_exception(error)
-        else:
-            found.set_result(held)
+    def begin(self, hold: Callable[[], Held]) -> Future[Held]:
+        """Call ``hold``, which may wait for a download, in a thread."""
+        found: Future[Held] = Future()
 
-    with starting_thread():
-        threading.Thread(target=run, name="shardprep-hold", daemon=True).start()
-    return found
+        def run() -> None:
+            try:
+                held = hold()
+            except BaseException as error:  # raised in the thread that asks for the result
+                found.set_exception(error)
+            else:
+                found.set_result(held)
+
+        self._running = [thread for thread in self._running if thread.is_alive()]
+        thread = threading.Thread(target=run, name="shardprep-hold", daemon=True)
+        with starting_thread():
+            thread.start()
+        self._running.append(thread)
+        return found
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for their end, for at most so many seconds each."""
+        for thread in self._running:
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
 
 
 def abandon(pending: Future[Held]) -> None:

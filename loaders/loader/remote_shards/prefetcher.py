@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import heapq
 import threading
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.dataset.remote.caching.file_cache import FileCache
@@ -20,13 +19,15 @@ JOIN_TIMEOUT_S = 5.0
 class Prefetcher(Owned):
     """Threads that bring files to ``cache``, in the order of their use, as far as there is room.
 
-    A file that has no room, or cannot be downloaded, is tried again when more of the files were used: who
+    A file that has no room, or cannot be downloaded, is tried again when more of the files were used; what
     needs it raises the error. The threads are daemons, and end with :meth:`close`, after that of the cache.
     """
 
     def __init__(self, cache: FileCache, *, at_once: int = AT_ONCE) -> None:
         self._cache = cache
-        self._upcoming: deque[FileEntry] = deque()
+        self._files: Sequence[FileEntry] = ()
+        self._next = 0
+        self._put_back: list[int] = []
         self._changed = threading.Condition()
         self._progress = 0
         self._is_closed = False
@@ -37,57 +38,57 @@ class Prefetcher(Owned):
             with starting_thread():
                 thread.start()
 
-    def follow(self, files: Iterable[FileEntry]) -> None:
+    def follow(self, files: Sequence[FileEntry]) -> None:
         """Download these files, instead of what was to come."""
         with self._changed:
-            self._upcoming = deque(files)
+            self._files, self._next, self._put_back = files, 0, []
             self._progressed()
 
-    def progressed(self) -> None:
-        """Note that there may be room again."""
+    def skip_to(self, begun: int) -> None:
+        """Note that the first so many files are in use, or were, and that there may be room again."""
         with self._changed:
+            self._next = max(self._next, begun)
+            self._put_back = [number for number in self._put_back if number >= begun]
             self._progressed()
 
     def _progressed(self) -> None:
         self._progress += 1
         self._changed.notify_all()
 
-    def end(self) -> None:
-        """Let the threads end, after what they download."""
-        with self._changed:
-            self._is_closed = True
-            self._upcoming.clear()
-            self._progressed()
-
     def close(self) -> None:
         """End the threads. Idempotent."""
-        self.end()
-        if not sys.is_finalizing():  # daemons do not run then
-            for thread in self._threads:
+        with self._changed:
+            self._is_closed = True
+            self._progressed()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
                 thread.join(JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:
-            files, file, progress = taken
+            files, number, progress = taken
             try:
-                is_there = self._cache.prefetch(file)
+                is_there = self._cache.prefetch(files[number])
             except (ShardprepError, OSError):
                 is_there = False
             if not is_there:
-                self._wait(files, file, progress)
+                self._wait(files, number, progress)
 
-    def _take(self) -> tuple[deque[FileEntry], FileEntry, int] | None:
-        """Return the next file, when there is one; None at the end."""
+    def _take(self) -> tuple[Sequence[FileEntry], int, int] | None:
+        """Return the number of the next file among all, when there is one; None at the end."""
         with self._changed:
-            while not self._upcoming and not self._is_closed:
+            while not (self._is_closed or self._put_back or self._next < len(self._files)):
                 self._changed.wait()
             if self._is_closed:
                 return None
-            return self._upcoming, self._upcoming.popleft(), self._progress
+            number = heapq.heappop(self._put_back) if self._put_back else self._next
+            self._next = max(self._next, number + 1)
+            return self._files, number, self._progress
 
-    def _wait(self, files: deque[FileEntry], file: FileEntry, progress: int) -> None:
+    def _wait(self, files: Sequence[FileEntry], number: int, progress: int) -> None:
         """Put a file back, and wait until others were used."""
         with self._changed:
-            files.appendleft(file)
+            if files is self._files:
+                heapq.heappush(self._put_back, number)
             while self._progress == progress:
                 self._changed.wait()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -13,11 +15,12 @@ from shardprep.formats.dataset.remote.caching.held import Held
 from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
+from shardprep.loaders.order.shard_uses import ShardUses, Steps, shard_uses
 
 from .epoch_feed import EpochFeed
+from .held_shards import HoldThreads
 from .local_shards import LocalShards, StorageCounts
-from .prefetcher import Prefetcher
+from .prefetcher import JOIN_TIMEOUT_S, Prefetcher
 from .shard_files import ShardFiles
 
 
@@ -33,11 +36,11 @@ class ShardFeed(LocalShards, Owned):
         self._files = files
         self._plan = plan
         self._known: dict[int, ShardUses] = {}
-        self._over = 0
+        self._threads = HoldThreads()
         self._waited_s = self._waited_first_s = 0.0
         self._check_limit(_bytes_kept(dataset))
         self._prefetcher = Prefetcher(self._cache)
-        weakref.finalize(self, _end, self._prefetcher, dataset)
+        self._end = weakref.finalize(self, _end, dataset, self._prefetcher, self._threads)
 
     def _check_limit(self, kept: int) -> None:
         if self._files.total + kept <= self._cache.limit_bytes:
@@ -72,20 +75,20 @@ class ShardFeed(LocalShards, Owned):
     def epoch(self, number: int, start: int) -> Iterator[EpochFeed]:
         """The context of the batches of an epoch that continues at ``start``."""
         uses = shard_uses(self._plan, number, start=start) if start else self._uses(number)
-        self._foresee([uses, self._uses(number + 1)])
-        with closing(EpochFeed(uses, hold=self._hold, waited=self._waited, over=self._used)) as feed:
+        self._foresee(uses, self._uses(number + 1))
+        over = partial(self._used, uses.firsts, uses.turns()[0])
+        with closing(EpochFeed(uses, hold=self._hold, waited=self._waited, over=over)) as feed:
             yield feed
 
-    def _foresee(self, epochs: Iterable[ShardUses]) -> None:
-        """Tell the cache the uses by their ends, and download by their beginnings."""
-        ends = [each.shards[np.argsort(each.lasts, kind="stable")] for each in epochs]
-        self._over = 0
-        self._cache.foresee(self._files.of(np.concatenate(ends).tolist()))
+    def _foresee(self, *epochs: ShardUses) -> None:
+        """Tell the cache the uses, and download each shard before its first."""
+        turns = np.concatenate([each.turns()[1] for each in epochs])
+        self._cache.foresee(self._files.of(turns.tolist()))
         begins = np.concatenate([each.shards for each in epochs])
         self._prefetcher.follow(self._files.of(begins.tolist()))
 
-    def _hold(self, shards: Iterable[int]) -> Held:
-        return self._cache.hold(self._files.of(shards))
+    def _hold(self, shards: Iterable[int]) -> Future[Held]:
+        return self._threads.begin(partial(self._cache.hold, self._files.of(shards)))
 
     def _waited(self, seconds: float, is_first: bool) -> None:
         self._waited_s += seconds
@@ -98,20 +101,21 @@ class ShardFeed(LocalShards, Owned):
             found.downloaded, found.downloaded_bytes, found.hits, self._waited_s, self._waited_first_s
         )
 
-    def _used(self, over: int) -> None:
-        if over != self._over:
-            self._over = over
-            self._cache.used(over * self._files.per_shard)
-        self._prefetcher.progressed()
+    def _used(self, firsts: Steps, turns: Steps, step: int) -> None:
+        """Note that a step has ended, of an epoch with such first uses, and such uses."""
+        begun, over = (int(np.searchsorted(steps, step, side="right")) for steps in (firsts, turns))
+        self._cache.used(over * self._files.per_shard)
+        self._prefetcher.skip_to(begun * self._files.per_shard)
 
     def close(self) -> None:
-        """End the downloads; the cache was closed before. Idempotent."""
-        self._prefetcher.close()
+        self._end()
 
 
-def _end(prefetcher: Prefetcher, dataset: CachedDataset) -> None:
-    prefetcher.end()
+def _end(dataset: CachedDataset, prefetcher: Prefetcher, threads: HoldThreads) -> None:
+    """End the downloads, and then the threads that wait for them."""
     dataset.close()
+    prefetcher.close()
+    threads.join(JOIN_TIMEOUT_S)
 
 
 def _bytes_kept(dataset: CachedDataset) -> int:

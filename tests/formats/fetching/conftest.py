@@ -7,7 +7,7 @@ import pytest
 from column_datasets import write_columns
 from datasets import converted
 from faulty_proxy import Proxy, faulty_proxy
-from object_server import object_server
+from object_server import as_endpoint, object_server
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,5 @@ def server(bucket: Path) -> Iterator[int]:
 def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy of the server, which is the endpoint of S3 in this test."""
     with faulty_proxy(server) as running:
-        for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ALLOW_HTTP"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+        as_endpoint(running.url, monkeypatch)
         yield running
