@@ -16,9 +16,9 @@ from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
 from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
 from shardprep.formats.dataset.remote.open_dataset import open_dataset
+from shardprep.formats.dataset.remote.verify import verify
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
-from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.export.export import Exported, export
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo

@@ -9,7 +9,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.system.sizes import byte_count
 from shardprep.formats.system.storage.location import Location, redacted
 
-CACHE_ADVICE = "give the cache that its files are downloaded into: a new folder on a local disk, as cache="
+CACHE_ADVICE = "give the folder on a local disk that its files are to be cached in, as cache= (--cache)"
 
 
 def open_dataset(
@@ -36,16 +36,25 @@ def open_dataset(
     """
     url = url_of(path)
     if url is None:
-        if cache is not None or cache_limit is not None:
-            raise UsageError(
-                "is no URL: a dataset on this machine is read in place, without a cache", path=path
-            )
+        refuse_cache(path, cache, cache_limit)
         return Dataset(path, labels=labels)
-    if cache is None:
-        raise UsageError(f"is a URL: {CACHE_ADVICE}, or fetch the dataset", path=redacted(url))
+    folder = cache_for(url, cache)
     from .caching.cached_dataset import CachedDataset  # start-up time: asyncio
 
-    return CachedDataset(Location.parse(url), cache, limit_bytes(cache_limit), labels=labels)
+    return CachedDataset(Location.parse(url), folder, limit_bytes(cache_limit), labels=labels)
+
+
+def refuse_cache(path: str | os.PathLike[str], cache: object, cache_limit: object) -> None:
+    """Raise UsageError where a cache is given for a dataset on this machine."""
+    if cache is not None or cache_limit is not None:
+        raise UsageError("is no URL: a dataset on this machine is read in place, without a cache", path=path)
+
+
+def cache_for(url: str, cache: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
+    """Return the cache for a URL. Raises UsageError where none is given."""
+    if cache is None:
+        raise UsageError(f"is a URL: {CACHE_ADVICE}, or fetch the dataset", path=redacted(url))
+    return cache
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:

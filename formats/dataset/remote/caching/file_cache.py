@@ -134,6 +134,14 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         found.release()
         return True
 
+    def discard(self, entry: FileEntry) -> None:
+        """Remove a file that is there but not right, so that the next one to hold it downloads it anew.
+
+        Whoever has it open keeps what is open.
+        """
+        with self.folder.turn():
+            self.folder.path_of(hex_of(entry)).unlink(missing_ok=True)
+
     def foresee(self, entries: Sequence[FileEntry]) -> None:
         """Tell all processes the files that this one will use, in their order; replaces what was told."""
         names = [hex_of(entry) for entry in entries]
