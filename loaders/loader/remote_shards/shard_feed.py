@@ -20,8 +20,10 @@ from shardprep.loaders.order.shard_uses import ShardUses, Steps, shard_uses
 from .epoch_feed import EpochFeed
 from .held_shards import HoldThreads
 from .local_shards import LocalShards, StorageCounts
-from .prefetcher import JOIN_TIMEOUT_S, Prefetcher
+from .prefetcher import JOIN_TIMEOUT_S, MOST_AHEAD, Prefetcher
 from .shard_files import ShardFiles
+
+ROOM_AHEAD = 10  # one such part of the room is for shards that are used next
 
 
 class ShardFeed(LocalShards, Owned):
@@ -39,7 +41,7 @@ class ShardFeed(LocalShards, Owned):
         self._threads = HoldThreads()
         self._waited_s = self._waited_first_s = 0.0
         self._check_limit(_bytes_kept(dataset))
-        self._prefetcher = Prefetcher(self._cache)
+        self._prefetcher = Prefetcher(self._cache, ahead=self._ahead() * files.per_shard)
         self._end = weakref.finalize(self, _end, dataset, self._prefetcher, self._threads)
 
     def _check_limit(self, kept: int) -> None:
@@ -64,6 +66,11 @@ class ShardFeed(LocalShards, Owned):
         if shuffle.partitions < self._plan.world_size:
             return f"a smaller window, or LocalShuffle(..., partitions={self._plan.world_size})"
         return "a smaller window"
+
+    def _ahead(self) -> int:
+        """The number of shards to evict others for: a tenth of the room, at least one."""
+        mean = self._files.total // max(1, len(self._files.sizes)) or 1
+        return min(MOST_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
 
     def _uses(self, epoch: int) -> ShardUses:
         if epoch not in self._known:
@@ -105,7 +112,7 @@ class ShardFeed(LocalShards, Owned):
         """Note that a step has ended, of an epoch with such first uses, and such uses."""
         begun, over = (int(np.searchsorted(steps, step, side="right")) for steps in (firsts, turns))
         self._cache.used(over * self._files.per_shard)
-        self._prefetcher.skip_to(begun * self._files.per_shard)
+        self._prefetcher.skip_to(begun * self._files.per_shard, over)
 
     def close(self) -> None:
         self._end()

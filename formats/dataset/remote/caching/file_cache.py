@@ -122,13 +122,14 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         with self._lock:
             self._kept.take(held)
 
-    def prefetch(self, entry: FileEntry) -> bool:
+    def prefetch(self, entry: FileEntry, *, evict: bool = True) -> bool:
         """Download a file ahead, and return whether it is there; it is not held.
 
-        Only files that are used later than it, by what all readers foresee, are evicted for it. Raises what
+        Only files that are used later than it, by what all readers foresee, are evicted for it; without
+        ``evict`` none is. Raises what
         :meth:`hold` does but CacheTooSmall.
         """
-        found = self._held([entry], sooner=True)
+        found = self._held([entry], sooner=True, evict=evict)
         if isinstance(found, NoRoom):
             return False
         found.release()
@@ -194,13 +195,15 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             needed=needed,
         )
 
-    def _held(self, wanted: Sequence[FileEntry], *, sooner: bool = False) -> Held | NoRoom:
+    def _held(
+        self, wanted: Sequence[FileEntry], *, sooner: bool = False, evict: bool = True
+    ) -> Held | NoRoom:
         """Hold the files, or none of them if there is no room for all that are missing."""
         held = Held()
         try:
             hits = self._pin(held, wanted)
             while missing := held.lacks(wanted):
-                found = take_room(self.folder, missing, self.limit_bytes, sooner=sooner)
+                found = take_room(self.folder, missing, self.limit_bytes, sooner=sooner, evict=evict)
                 if isinstance(found, NoRoom):
                     held.release()
                     return found

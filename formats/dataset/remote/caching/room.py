@@ -55,17 +55,23 @@ class NoRoom:
 
 
 def take_room(
-    folder: CacheFolder, entries: Iterable[FileEntry], limit: int, *, sooner: bool = False
+    folder: CacheFolder,
+    entries: Iterable[FileEntry],
+    limit: int,
+    *,
+    sooner: bool = False,
+    evict: bool = True,
 ) -> Taken | NoRoom:
     """Take the room of all the files that are neither there nor on their way, or of none.
 
     ``limit`` is that of the caller; of those of all living readers the smallest holds. Files that are pinned
-    stay; with ``sooner`` also those that are used before the one entry is. Raises NoSpace, OSError.
+    stay; with ``sooner`` also those that are used before the one entry is, and without
+    ``evict`` all. Raises NoSpace, OSError.
     """
     taken = Taken()
     with folder.turn():
         try:
-            found = _take(folder, taken, [*entries], limit, sooner=sooner)
+            found = _take(folder, taken, [*entries], limit, sooner=sooner, evict=evict)
         except BaseException:
             taken.give_up()
             raise
@@ -75,7 +81,13 @@ def take_room(
 
 
 def _take(
-    folder: CacheFolder, taken: Taken, entries: Sequence[FileEntry], limit: int, *, sooner: bool
+    folder: CacheFolder,
+    taken: Taken,
+    entries: Sequence[FileEntry],
+    limit: int,
+    *,
+    sooner: bool,
+    evict: bool,
 ) -> Taken | NoRoom:
     readers = [*living_readers(folder.readers)]
     limit = min([limit, *(reader.limit for reader in readers)])
@@ -96,7 +108,9 @@ def _take(
     distances = nearest(readers)
     bound = distances.get(identity_of(hex_of(entries[0])), math.inf) if sooner else -1
     keep = {hex_of(entry) for entry in entries}
-    others = [file for file in files if file.name not in keep and _distance(file, distances) > bound]
+    others = [
+        file for file in files if evict and file.name not in keep and _distance(file, distances) > bound
+    ]
     if (freed := _evict(eviction_order(others, distances), lacking)) < lacking:
         return NoRoom(used + wanted - freed, limit, _state(files, coming, readers))
     for part in taken.parts:
