@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.splits import splits_of
 from shardprep.formats.errors import UsageError
 from shardprep.formats.system.sizes import byte_count
 from shardprep.formats.system.storage.location import Location, redacted
@@ -42,6 +44,20 @@ def open_dataset(
     from .caching.cached_dataset import CachedDataset  # start-up time: asyncio
 
     return CachedDataset(Location.parse(url), folder, limit_bytes(cache_limit), labels=labels)
+
+
+def datasets_in(place: str | os.PathLike[str]) -> dict[str, Path | str]:
+    """Return the datasets in a folder of splits, or at the URL of one, by their names.
+
+    Empty for a dataset itself. Raises ManifestDamaged for a URL with nothing; RemoteFailed; OSError.
+    """
+    url = url_of(place)
+    if url is None:
+        return {**splits_of(place)}
+    from .caching.cached_dataset import found_at  # start-up time: asyncio
+
+    where = Location.parse(url)
+    return {name: where.child(name).url for name in found_at(where) if name}
 
 
 def refuse_cache(path: str | os.PathLike[str], cache: object, cache_limit: object) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from shardprep.formats.containers.archive import (
@@ -164,27 +163,18 @@ class _Verification:
     def _read_tables(self, sound: set[str]) -> KnownTables:
         """Check the tables named in ``sound``; return those that are intact."""
         known = KnownTables()
-        with self._table(INDEX_NAME, sound) as folder:
-            if folder:
-                known.index = checked_index(folder, self.manifest)
-        with self._table(BOXES_NAME, sound) as folder:
-            if folder:
-                checked_boxes(folder, self.manifest)
-        for column in self.columns:
-            with self._table(column.table.name, sound) as folder:
-                if folder:
-                    known.columns[column.table.name] = checked_column(folder, self.manifest, column)
+        for entry in (file for file in self.manifest.files if file.name in sound):
+            column = next((column for column in self.columns if column.table.name == entry.name), None)
+            if column is None and entry.name not in (INDEX_NAME, BOXES_NAME):
+                continue
+            with self._reading(entry.name), self.files.at_hand(entry):
+                if column is not None:
+                    known.columns[entry.name] = checked_column(self.files.folder, self.manifest, column)
+                elif entry.name == INDEX_NAME:
+                    known.index = checked_index(self.files.folder, self.manifest)
+                else:
+                    checked_boxes(self.files.folder, self.manifest)
         return known
-
-    @contextmanager
-    def _table(self, name: str, sound: set[str]) -> Iterator[Path | None]:
-        """Have a table at hand in the folder that is yielded; None if it is none of those in ``sound``."""
-        entry = next((entry for entry in self.manifest.files if entry.name == name), None)
-        if entry is None or name not in sound:
-            yield None
-            return
-        with self._reading(name), self.files.at_hand(entry):
-            yield self.files.folder
 
     def _check_promises(self, index: Rows | None, sound: set[str]) -> None:
         if index is not None:

@@ -93,14 +93,14 @@ class CacheFolder:
 
     def cached(self) -> list[CachedFile]:
         """Return the whole files. The caller has its turn."""
-        return [file for folder in os.scandir(self.files) for file in _files_in(folder)]
+        return [file for folder in _listed(self.files) if folder.is_dir() for file in _files_in(folder)]
 
     def remove_leftovers(self) -> int:
         """Remove what dead processes left of files on their way; return the bytes of those that come.
 
         The caller has its turn.
         """
-        return sum(_bytes_coming(Path(each)) for each in os.scandir(self.parts))
+        return sum(_bytes_coming(Path(each)) for each in _listed(self.parts))
 
 
 def is_there(lock: LockDescriptor, entry: FileEntry) -> bool:
@@ -109,8 +109,13 @@ def is_there(lock: LockDescriptor, entry: FileEntry) -> bool:
     return status.st_nlink > 0 and status.st_size == entry.size
 
 
+def _listed(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as found:
+        return [*found]
+
+
 def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
-    for each in os.scandir(folder):
+    for each in _listed(folder):
         if _NAME.fullmatch(each.name) and each.is_file(follow_symlinks=False):
             status = each.stat(follow_symlinks=False)
             yield CachedFile(each.name, Path(each.path), status.st_size, status.st_mtime_ns)

@@ -100,10 +100,15 @@ def _asked(place: Location, folder: CacheFolder, root: str | None, policy: Retry
     return found.manifest
 
 
+def found_at(place: Location, policy: RetryPolicy = PATIENT) -> dict[str, RemoteDataset]:
+    """Return the dataset at a place by the name "", or the splits there; as :func:`find_datasets` does."""
+    with LoopThread(threads=1) as loop:
+        return loop.run(find_datasets(place, policy))
+
+
 def remote_dataset(place: Location, policy: RetryPolicy) -> RemoteDataset:
     """Return the dataset at a place. Raises UsageError for a folder of splits, and what fetching does."""
-    with LoopThread(threads=1) as loop:
-        found = loop.run(find_datasets(place, policy))
+    found = found_at(place, policy)
     if "" not in found:
         first = place.child(next(iter(found))).url
         raise UsageError(
