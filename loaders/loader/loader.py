@@ -74,6 +74,12 @@ class Loader(Owned, EpochLoader):
     a worker may take as long to start, but at least 30 s, and 120 s without a deadline. ``slots`` batches fit
     the shared memory. ``read_ahead`` bytes are read early, in the order of storage; 0 for none.
 
+    ``path`` may be the URL of a dataset, as :func:`.fetch` takes it. Its shards are downloaded ahead into the
+    folder ``cache`` on a local disk, which all processes of this machine share, and in which all files
+    together have at most ``cache_limit`` bytes (a number, or a size as "200GiB"; None for what the disk has).
+    Those go first that are used last in this epoch and the next. Batches, states and identity are those of a
+    local copy. Raises CacheTooSmall, which names the least limit, before anything is read.
+
     Raises ShardprepError, also for epochs without a batch; errors of a transform unchanged, with the key. Not
     copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop it.
     """

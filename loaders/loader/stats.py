@@ -60,7 +60,7 @@ class LoaderStats(EngineStats):
             blocked=self.blocked,
             starved=self.starved,
             handing=self.handing,
-            storage=self.storage.waited,
+            storage=self.storage.limiting,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,6 +25,11 @@ class StorageCounts:
     waited: float = 0.0
     waited_first: float = 0.0
 
+    @property
+    def limiting(self) -> float:
+        """The seconds that batches waited while an epoch ran."""
+        return self.waited - self.waited_first
+
     def since(self, before: StorageCounts) -> StorageCounts:
         """Return what was counted after ``before``."""
         past = vars(before)
