@@ -32,7 +32,6 @@ from shardprep.formats.dataset.verification.verify import LEVELS
     epilog=examples(
         "verify shards",
         "verify shards/train --level decode --workers 4",
-        "verify shards --json --quiet",
         "verify s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
     ),
 )

@@ -122,6 +122,11 @@ def look() -> None:
         assert formats.summarise(dataset) == formats.summarise("~/dataset")
     assert formats.read_manifest("~/dataset").records == 204
     assert formats.verify("~/dataset", level="quick").exit_code == 0
+    url = Path("~/dataset").expanduser().as_uri()
+    with formats.open_dataset(url, cache="~/cache") as dataset:
+        assert len(dataset) == 204
+    assert formats.verify(url, level="quick", cache="~/cache").exit_code == 0
+    assert Path("~/cache/datasets").expanduser().is_dir()
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
@@ -138,7 +143,8 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },
     look: {
-        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "read_manifest.dataset",
+        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
+        "read_manifest.dataset",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""

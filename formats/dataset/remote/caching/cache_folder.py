@@ -1,8 +1,8 @@
 """The folder of a cache on disk.
 
 ``files/ab/<SHA-256>`` are whole, verified files, ``parts/`` those that are on their way, ``readers/`` what
-the living readers have told, and ``datasets/<root>/`` folders of links that look like a dataset. Whoever
-changes what is there holds the lock of the whole cache; whoever reads a file holds a shared lock on it.
+the living readers have told, and ``datasets/<root>/`` folders of links that look like a dataset. What is
+there changes only under the lock of the whole cache, and a file that is read has a shared lock.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     def discard(self, entry: FileEntry) -> None:
         """Remove a file that is there but not right, so that the next one to hold it downloads it anew.
 
-        Whoever has it open keeps what is open.
+        A reader that has it open keeps what is open.
         """
         with self.folder.turn():
             self.folder.path_of(hex_of(entry)).unlink(missing_ok=True)

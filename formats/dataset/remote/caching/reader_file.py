@@ -1,7 +1,7 @@
 """What each reader of a cache tells the others: its limit, and the files that it will use, in their order.
 
-A reader's file is locked as long as the reader lives; one without a lock is a leftover, which anyone
-removes. It has a header of little-endian uint64 (a mark, the limit in bytes, how many uses are over), and
+A reader's file is locked as long as the reader lives; one without a lock is a leftover, which is
+removed. It has a header of little-endian uint64 (a mark, the limit in bytes, how many uses are over), and
 then a uint64 for each use: the first 8 bytes of the file's SHA-256, as a big-endian number. All that is read
 from it only decides what is evicted.
 """

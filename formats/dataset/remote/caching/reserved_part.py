@@ -13,7 +13,7 @@ from shardprep.formats.system.regular_file import naming
 
 
 class ReservedPart(PartFile):
-    """A locked part. Whoever makes, publishes or removes one has its turn in the cache.
+    """A locked part. It is made, published and removed in a turn of the cache.
 
     Raises FileExistsError for one that is on its way already.
     """

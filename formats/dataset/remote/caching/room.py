@@ -127,7 +127,7 @@ def _state(files: Sequence[CachedFile], coming: int, readers: Iterable[LivingRea
 
 
 def _evict(files: Sequence[CachedFile], lacking: int) -> int:
-    """Remove the first files of which nobody has a lock, as many as are needed, or none if all are too few.
+    """Remove the first files on which there is no lock, as many as are needed, or none if all are too few.
 
     Return the bytes that were, or could have been, removed.
     """
