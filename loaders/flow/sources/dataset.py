@@ -27,7 +27,7 @@ from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
 
-from .dataset_files import DatasetFiles
+from .flow_files import FlowFiles
 from .item_fetch import ItemFetch, ItemKey
 from .record_fetch import ColumnFetch, Key, RecordFetch
 
@@ -111,7 +111,7 @@ class FromDataset(Fetched):
     def fetch(self) -> RecordFetch:
         manifest = self.dataset.manifest
         labels = tuple(manifest.labels.mapping(self.dataset.label_space).tolist())
-        files = DatasetFiles.of(self.dataset)
+        files = FlowFiles.of(self.dataset)
         if not self.columns.are_chosen:
             return RecordFetch(
                 self.dataset.path, manifest.container, manifest.shards, files, labels, self.with_keys

@@ -18,7 +18,7 @@ from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import ManifestDamaged
 
-from .dataset_files import DatasetFiles
+from .flow_files import FlowFiles
 
 ItemKey = tuple[int, int, int, bytes, int, int]  # number, shard, ordinal; key, label, CRC-32C from the index
 
@@ -34,7 +34,7 @@ class ItemFetch:
     container: str
     shards: tuple[FileEntry, ...]
     columns: tuple[ColumnEntry, ...]
-    files: DatasetFiles
+    files: FlowFiles
     form: ItemForm
     labels: tuple[Any, ...]
 
@@ -47,7 +47,7 @@ class ItemFetch:
             raise ManifestDamaged("says of its items what its columns do not have", path=dataset.path)
         columns = manifest.columns.entries if manifest.columns else ()
         labels = (*_labels(form, dataset.classes), -1)
-        files = DatasetFiles.of(dataset)
+        files = FlowFiles.of(dataset)
         return cls(dataset.path, manifest.container, manifest.shards, columns, files, form, labels)
 
     @contextmanager

@@ -18,7 +18,7 @@ from shardprep.formats.records.record import Record
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.transforms.columns import IMAGE
 
-from .dataset_files import DatasetFiles
+from .flow_files import FlowFiles
 
 Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-32C from the index; number
 
@@ -30,7 +30,7 @@ class RecordFetch:
     folder: Path
     container: str
     shards: tuple[FileEntry, ...]
-    files: DatasetFiles
+    files: FlowFiles
     label_map: tuple[int, ...]
     with_keys: bool
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # start-up time: asyncio
 
 
 @dataclass(frozen=True)
-class DatasetFiles:
+class FlowFiles:
     """The files of a dataset at a ``url``, through a ``cache`` of ``limit`` bytes; with None they are there.
 
     Picklable. A process that reads holds one file in each of its threads, until it opens another one.
@@ -31,7 +31,7 @@ class DatasetFiles:
     limit: int | None = None
 
     @classmethod
-    def of(cls, dataset: Dataset) -> DatasetFiles:
+    def of(cls, dataset: Dataset) -> FlowFiles:
         """Return those of a dataset."""
         from shardprep.formats.dataset.remote.caching.cached_dataset import (
             CachedDataset,
