@@ -62,8 +62,7 @@ class SweptType(click.ParamType[Swept]):
     short_help="Measure how fast datasets are loaded, and what limits.",
     epilog=examples(
         "bench-loader shards/train",
-        "bench-loader shards/train --explain --batch-size 512",
-        "bench-loader shards/train --sweep workers=1,2,4 --transform none",
+        "bench-loader shards/train --explain --sweep workers=1,2,4",
         "bench-loader s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
     ),
 )

@@ -13,6 +13,7 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.shard_cache import Bring, is_there
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.system.owned import Owned
+from shardprep.formats.system.storage.location import Location
 
 if TYPE_CHECKING:  # start-up time: asyncio
     from shardprep.formats.dataset.remote.caching.file_cache import FileCache
@@ -33,12 +34,11 @@ class FlowFiles:
     @classmethod
     def of(cls, dataset: Dataset) -> FlowFiles:
         """Return those of a dataset."""
-        from shardprep.formats.dataset.remote.caching.cached_dataset import (
-            CachedDataset,
-        )  # start-up time: asyncio
-
-        if not isinstance(dataset, CachedDataset):
+        if "://" not in dataset.location:
             return cls()
+        from shardprep.formats.dataset.remote.caching import cached_dataset  # start-up time: asyncio
+
+        assert isinstance(dataset, cached_dataset.CachedDataset)
         return cls(dataset.url, dataset.cache.folder.path, dataset.cache.limit_bytes)
 
     @contextmanager
@@ -47,13 +47,10 @@ class FlowFiles:
         if self.url is None or self.cache is None:
             yield is_there
             return
-        from shardprep.formats.dataset.remote.caching.file_cache import (
-            FileCache,
-        )  # start-up time: asyncio
-        from shardprep.formats.system.storage.location import Location
+        from shardprep.formats.dataset.remote.caching import file_cache  # start-up time: asyncio
 
         with (
-            FileCache(self.cache, self.limit, Location.parse(self.url)) as cache,
+            file_cache.FileCache(self.cache, self.limit, Location.parse(self.url)) as cache,
             closing(_LastOpened(cache)) as opened,
         ):
             yield opened.bring
