@@ -36,10 +36,8 @@ class FlowFiles:
         """Return those of a dataset."""
         if "://" not in dataset.location:
             return cls()
-        from shardprep.formats.dataset.remote.caching import cached_dataset  # start-up time: asyncio
-
-        assert isinstance(dataset, cached_dataset.CachedDataset)
-        return cls(dataset.url, dataset.cache.folder.path, dataset.cache.limit_bytes)
+        cache: FileCache = dataset.cache  # type: ignore[attr-defined]
+        return cls(dataset.location, cache.folder.path, cache.limit_bytes)
 
     @contextmanager
     def open(self) -> Iterator[Bring]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -161,6 +162,24 @@ def test_what_is_held_is_not_evicted_and_a_set_waits_until_there_is_room_for_all
         assert second.counts.waited_s >= 0.15
 
 
+def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
+    bucket: Path, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    largest = max(shard.size for shard in shards)
+    place = Location.parse((bucket / "splits/train").as_uri())
+
+    def read(seed: int) -> int:
+        order, count = random.Random(seed), 0
+        with FileCache(tmp_path / "cache", 4 * largest, place) as cache:
+            for _ in range(12):
+                with cache.hold(order.sample(shards, 3)) as held:
+                    count += len(held.sizes)
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(read, range(4))] == [36] * 4
+
+
 def test_a_limit_that_is_too_small_is_an_error_that_says_what_would_do(
     proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
 ) -> None:
@@ -286,7 +305,7 @@ def test_a_copy_that_a_disk_did_not_keep_is_replaced_by_a_verification(
     assert verify(URL, cache=tmp_path / "cache").exit_code == 0
     flip(tmp_path / "cache/files" / hex_of(shards[0])[:2] / hex_of(shards[0]), 5000)
 
-    report = verify(URL, cache=tmp_path / "cache", level="records")
+    report = verify(URL, cache=tmp_path / "cache")
 
     assert json.dumps(report.to_json()["findings"]) == "[]"
     assert len(proxy.ranges_of(shards[0].name)) == 2

@@ -55,6 +55,7 @@ ITERATOR = "has its source's iterator, which answers for itself"
 MEMORY = "has nothing of the system, only what was computed"
 NOT_OWNED = {
     "Dataset": COPYABLE,
+    "CachedDataset": COPYABLE,
     "Flow": COPYABLE,
     "Pipeline": COPYABLE,
     "FlowSources": COPYABLE,

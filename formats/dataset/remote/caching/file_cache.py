@@ -28,7 +28,7 @@ from .eviction import hex_of, identity_of
 from .held import Held
 from .patience import Patience, Pause
 from .reader_file import ReaderFile
-from .room import CacheTooSmall, NoRoom, Taken, take_room
+from .room import CacheTooSmall, Evict, NoRoom, Taken, take_room
 
 AT_ONCE = 8
 PATIENT = RetryPolicy(retries=10, timeout_s=30.0)
@@ -129,7 +129,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         ``evict`` none is. Raises what
         :meth:`hold` does but CacheTooSmall.
         """
-        found = self._held([entry], sooner=True, evict=evict)
+        found = self._held([entry], "later" if evict else "none")
         if isinstance(found, NoRoom):
             return False
         found.release()
@@ -152,11 +152,12 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def used(self, position: int) -> None:
         """Tell that the first ``position`` of the foreseen uses are over."""
-        self._reader.used(position)
+        with self._lock:
+            self._reader.used(position)
 
     def close(self) -> None:
         """Let go what is kept, and end what runs in other threads. Idempotent; not reusable afterwards."""
-        if not self.made_here:
+        if not self.made_here or self._is_closed:
             return
         with self._lock:
             self._is_closed = True
@@ -195,15 +196,13 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             needed=needed,
         )
 
-    def _held(
-        self, wanted: Sequence[FileEntry], *, sooner: bool = False, evict: bool = True
-    ) -> Held | NoRoom:
+    def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> Held | NoRoom:
         """Hold the files, or none of them if there is no room for all that are missing."""
         held = Held()
         try:
             hits = self._pin(held, wanted)
             while missing := held.lacks(wanted):
-                found = take_room(self.folder, missing, self.limit_bytes, sooner=sooner, evict=evict)
+                found = take_room(self.folder, missing, self.limit_bytes, evict=evict)
                 if isinstance(found, NoRoom):
                     held.release()
                     return found

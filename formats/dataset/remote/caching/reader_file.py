@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.system.descriptor import LockDescriptor
+from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.positional import read_at, write_at
 from shardprep.formats.system.regular_file import OPEN_FLAGS
 
@@ -45,7 +46,7 @@ class LivingReader:
         return dict(zip(found.tolist(), first.tolist(), strict=True))
 
 
-class ReaderFile:
+class ReaderFile(Owned):
     """The file of this reader. Its caller holds the cache's lock while it is made, changed or removed."""
 
     def __init__(self, folder: Path, name: str, limit: int) -> None:

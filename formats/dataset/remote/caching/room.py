@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.errors import NoSpace
@@ -17,7 +18,7 @@ from shardprep.formats.system.regular_file import OPEN_FLAGS
 
 from .cache_folder import CacheFolder
 from .eviction import CachedFile, eviction_order, hex_of, identity_of
-from .reader_file import LivingReader, living_readers, nearest
+from .reader_file import living_readers, nearest
 from .reserved_part import ReservedPart
 
 
@@ -27,6 +28,9 @@ class CacheTooSmall(NoSpace):
     def __init__(self, message: str, *, path: os.PathLike[str], needed: int) -> None:
         super().__init__(message, path=path)
         self.needed = needed
+
+
+Evict = Literal["any", "later", "none"]
 
 
 @dataclass
@@ -55,75 +59,69 @@ class NoRoom:
 
 
 def take_room(
-    folder: CacheFolder,
-    entries: Iterable[FileEntry],
-    limit: int,
-    *,
-    sooner: bool = False,
-    evict: bool = True,
+    folder: CacheFolder, entries: Sequence[FileEntry], limit: int, *, evict: Evict = "any"
 ) -> Taken | NoRoom:
     """Take the room of all the files that are neither there nor on their way, or of none.
 
     ``limit`` is that of the caller; of those of all living readers the smallest holds. Files that are pinned
-    stay; with ``sooner`` also those that are used before the one entry is, and without
-    ``evict`` all. Raises NoSpace, OSError.
+    stay; ``evict`` says which others go: any, those that are used later than the one entry, or none. Raises
+    NoSpace, OSError.
     """
     taken = Taken()
     with folder.turn():
+        account = _Account(folder, limit)
         try:
-            found = _take(folder, taken, [*entries], limit, sooner=sooner, evict=evict)
+            account.begin(taken, entries)
+            if (missing := account.make_room(taken, entries, evict)) is None:
+                for part in taken.parts:
+                    _reserve(part)
+                return taken
         except BaseException:
             taken.give_up()
             raise
-        if isinstance(found, NoRoom):
-            taken.give_up()
-        return found
+        taken.give_up()
+        return missing
 
 
-def _take(
-    folder: CacheFolder,
-    taken: Taken,
-    entries: Sequence[FileEntry],
-    limit: int,
-    *,
-    sooner: bool,
-    evict: bool,
-) -> Taken | NoRoom:
-    readers = [*living_readers(folder.readers)]
-    limit = min([limit, *(reader.limit for reader in readers)])
-    coming = folder.remove_leftovers()
-    files = folder.cached()
-    there = {file.name: file.size for file in files}
-    for entry in entries:
-        if there.get(hex_of(entry)) == entry.size:
-            taken.coming.append(entry)  # since the caller looked
-            continue
-        try:
-            taken.parts.append(ReservedPart(folder.part_of(hex_of(entry)), entry))
-        except FileExistsError:
-            taken.coming.append(entry)
-    wanted = sum(part.entry.size for part in taken.parts)
-    used = coming + sum(file.size for file in files)
-    lacking = max(used + wanted - limit, wanted - shutil.disk_usage(folder.path).free)
-    distances = nearest(readers)
-    bound = distances.get(identity_of(hex_of(entries[0])), math.inf) if sooner else -1
-    keep = {hex_of(entry) for entry in entries}
-    others = [
-        file for file in files if evict and file.name not in keep and _distance(file, distances) > bound
-    ]
-    if (freed := _evict(eviction_order(others, distances), lacking)) < lacking:
-        return NoRoom(used + wanted - freed, limit, _state(files, coming, readers))
-    for part in taken.parts:
-        _reserve(part)
-    return taken
+class _Account:
+    """What a cache has while no other process changes it."""
 
+    def __init__(self, folder: CacheFolder, limit: int) -> None:
+        self._folder = folder
+        self._readers = [*living_readers(folder.readers)]
+        self._limit = min([limit, *(reader.limit for reader in self._readers)])
+        self._distances = nearest(self._readers)
+        self._coming = folder.remove_leftovers()
+        self._files = folder.cached()
 
-def _distance(file: CachedFile, distances: dict[int, float]) -> float:
-    return distances.get(identity_of(file.name), math.inf)
+    def begin(self, taken: Taken, entries: Iterable[FileEntry]) -> None:
+        """Make parts for the files that are neither there nor on their way."""
+        there = {file.name: file.size for file in self._files}
+        for entry in entries:
+            if there.get(hex_of(entry)) == entry.size:
+                taken.coming.append(entry)  # since the caller looked
+                continue
+            try:
+                taken.parts.append(ReservedPart(self._folder.part_of(hex_of(entry)), entry))
+            except FileExistsError:
+                taken.coming.append(entry)
 
+    def make_room(self, taken: Taken, entries: Sequence[FileEntry], evict: Evict) -> NoRoom | None:
+        """Evict what has to go for the parts; if that is not enough, evict nothing, and return why."""
+        wanted = sum(part.entry.size for part in taken.parts)
+        used = self._coming + sum(file.size for file in self._files)
+        lacking = max(used + wanted - self._limit, wanted - shutil.disk_usage(self._folder.path).free)
+        bound = {"any": -1.0, "none": math.inf}.get(evict, self._distance(hex_of(entries[0])))
+        keep = {hex_of(entry) for entry in entries}
+        others = [f for f in self._files if f.name not in keep and self._distance(f.name) > bound]
+        freed = _evict(eviction_order(others, self._distances), lacking)
+        return None if freed >= lacking else NoRoom(used + wanted - freed, self._limit, self._state())
 
-def _state(files: Sequence[CachedFile], coming: int, readers: Iterable[LivingReader]) -> tuple[object, ...]:
-    return {file.name for file in files}, coming, [reader.position for reader in readers]
+    def _distance(self, name: str) -> float:
+        return self._distances.get(identity_of(name), math.inf)
+
+    def _state(self) -> tuple[object, ...]:
+        return {file.name for file in self._files}, self._coming, [r.position for r in self._readers]
 
 
 def _evict(files: Sequence[CachedFile], lacking: int) -> int:

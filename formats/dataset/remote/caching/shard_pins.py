@@ -32,11 +32,14 @@ class ShardPins(Owned):
         self._lock = threading.Lock()
         self._held: OrderedDict[str, Held] = OrderedDict()
 
-    def bring(self, entry: FileEntry) -> None:
-        """Make a file be there, and hold it. Raises what :meth:`FileCache.hold` does."""
+    def _here(self) -> threading.Lock:
         if self._process != os.getpid():
             self._clear()
-        with self._lock:
+        return self._lock
+
+    def bring(self, entry: FileEntry) -> None:
+        """Make a file be there, and hold it. Raises what :meth:`FileCache.hold` does."""
+        with self._here():
             held = self._held.pop(hex_of(entry), None) or self._brought(entry)
             self._held[hex_of(entry)] = held
             if len(self._held) > MOST:
@@ -55,6 +58,6 @@ class ShardPins(Owned):
 
     def release(self) -> None:
         """Let all go."""
-        with self._lock:
+        with self._here():
             while self._held:
                 self._let_go_first()
