@@ -111,9 +111,10 @@ class _Account:
         wanted = sum(part.entry.size for part in taken.parts)
         used = self._coming + sum(file.size for file in self._files)
         lacking = max(used + wanted - self._limit, wanted - shutil.disk_usage(self._folder.path).free)
-        bound = {"any": -1.0, "none": math.inf}.get(evict, self._distance(hex_of(entries[0])))
+        bound = self._distance(hex_of(entries[0])) if evict == "later" else -1
         keep = {hex_of(entry) for entry in entries}
         others = [f for f in self._files if f.name not in keep and self._distance(f.name) > bound]
+        others = [] if evict == "none" else others
         freed = _evict(eviction_order(others, self._distances), lacking)
         return None if freed >= lacking else NoRoom(used + wanted - freed, self._limit, self._state())
 
