@@ -11,7 +11,7 @@ from shardprep.formats import read_manifest
 from shardprep.loaders import Flow, LocalShuffle
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_flow_reads_through_a_cache_that_is_smaller_than_the_dataset(
     lmdb_shards: Path, tmp_path: Path, processes: int
 ) -> None:

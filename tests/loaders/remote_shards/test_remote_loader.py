@@ -42,7 +42,10 @@ def bytes_in(cache: Path) -> int:
     return sum(path.stat().st_size for path in (cache / "files").rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if "workers" in ORDERS[name] else []) for name in ORDERS],
+)
 def test_batches_states_and_identity_are_those_of_the_local_copy(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path, name: str
 ) -> None:
@@ -202,6 +205,7 @@ def test_a_loader_that_is_dropped_ends_its_downloads(lmdb_shards: Path, tmp_path
     assert not list((tmp_path / "c" / "readers").iterdir())
 
 
+@pytest.mark.slow
 def test_workers_do_not_import_the_client_and_may_die(
     lmdb_shards: Path, bucket_url: str, proxy: Proxy, tmp_path: Path
 ) -> None:
