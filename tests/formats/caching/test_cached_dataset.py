@@ -12,6 +12,7 @@ import pytest
 from datasets import flip, prep_here, tree
 from faulty_proxy import HIDDEN, Proxy
 from object_server import HIDDEN as SECRET_KEY
+from resealed import reseal
 
 from shardprep.formats import Dataset, UsageError, open_dataset, verify
 from shardprep.formats.dataset.remote.caching.cached_dataset import CachedDataset
@@ -131,6 +132,14 @@ def test_a_cache_that_is_too_small_for_the_tables_is_an_error_and_leaves_no_read
     with pytest.raises(CacheTooSmall, match="1,000 bytes"):
         open_dataset(TRAIN, cache=tmp_path / "cache", cache_limit=1000)
     assert not [*(tmp_path / "cache/readers").iterdir()]
+
+
+def test_a_manifest_with_sizes_that_no_disk_has_is_an_error_at_once(bucket: Path, tmp_path: Path) -> None:
+    hostile = Path(shutil.copytree(bucket / "columns", tmp_path / "hostile"))
+    reseal(hostile, lambda manifest: manifest["tables"][0].update(size=1 << 60))
+
+    with pytest.raises(CacheTooSmall, match="needs 1,152,921,504,60"):
+        open_dataset(hostile.as_uri(), cache=tmp_path / "cache")
 
 
 def first_in_copy(queue: "SimpleQueue[str]", dataset: Dataset) -> None:

@@ -101,12 +101,12 @@ class _Look:
         """Ask for the last byte, and for what comes after it."""
         count = 0
         try:
-            async with aclosing(self.remote.read(self.entry.name, self.entry.size - 1)) as chunks:
+            async with aclosing(self.remote.read(self.entry.name, max(0, self.entry.size - 1))) as chunks:
                 async for chunk in chunks:
                     count += len(chunk)
                     if count > 1:
                         break
         except ShardprepError as error:
             self.failure = error
-        if self.failure is None and count != 1:
+        if self.failure is None and count != min(1, self.entry.size):
             self.issue = f"has not the {self.entry.size} bytes that the manifest lists"

@@ -31,7 +31,7 @@ class ReservedPart(PartFile):
     def reserve(self) -> None:
         """Take the room. Raises OSError for a full disk."""
         with naming(self.path):
-            if hasattr(os, "posix_fallocate"):  # not on macOS
+            if self.entry.size and hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(self._descriptor.fileno(), 0, self.entry.size)
             os.ftruncate(self._descriptor.fileno(), self.entry.size)
         self.room = self.entry.size

@@ -89,7 +89,8 @@ class _Account:
     def __init__(self, folder: CacheFolder, limit: int) -> None:
         self._folder = folder
         self._readers = [*living_readers(folder.readers)]
-        self._limit = min([limit, *(reader.limit for reader in self._readers)])
+        self._disk = shutil.disk_usage(folder.path)
+        self._limit = min([limit, self._disk.total, *(reader.limit for reader in self._readers)])
         self._distances = nearest(self._readers)
         self._coming = folder.remove_leftovers()
         self._files = folder.cached()
@@ -110,7 +111,7 @@ class _Account:
         """Evict what has to go for the parts; if that is not enough, evict nothing, and return why."""
         wanted = sum(part.entry.size for part in taken.parts)
         used = self._coming + sum(file.size for file in self._files)
-        lacking = max(used + wanted - self._limit, wanted - shutil.disk_usage(self._folder.path).free)
+        lacking = max(used + wanted - self._limit, wanted - self._disk.free)
         bound = self._distance(hex_of(entries[0])) if evict == "later" else -1
         keep = {hex_of(entry) for entry in entries}
         others = [f for f in self._files if f.name not in keep and self._distance(f.name) > bound]
