@@ -36,5 +36,7 @@ class ShardFiles:
 
     def least(self, uses: Sequence[ShardUses]) -> int:
         """Return the bytes that epochs like these need at once, with one shard more that is on its way."""
+        if not self._kinds:
+            return 0
         peak = max(each.peak(self.sizes) for each in uses)
         return min(self.total, peak + int(self.sizes.max(initial=0)))
