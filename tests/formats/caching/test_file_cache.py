@@ -77,7 +77,7 @@ def test_threads_and_processes_that_want_a_file_at_once_download_it_once(
 
     until(lambda: len(proxy.ranges_of("manifest.json")) == 2)
 
-    with opened(tmp_path / "cache") as cache, ThreadPoolExecutor(3) as pool:
+    with FileCache(tmp_path / "cache", None, Location.parse(URL)) as cache, ThreadPoolExecutor(3) as pool:
         for held in pool.map(cache.hold, [shards] * 3):
             held.release()
     said = [child.communicate(timeout=60)[0] for child in children]
