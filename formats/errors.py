@@ -26,8 +26,8 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   └── FrameDamaged (loaders/frames/bounds.py)  a message that is not a frame
     ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
     │   ├── OutputBusy  another process works on the same output
-    │   ├── ExecutorFailed (formats/conversion/running/executor_run.py)  an executor lost a job
-    │   ├── OtherMachine (formats/conversion/building/machine.py)  a worker's machine differs from this one
+    │   ├── ExecutorFailed (formats/processes/executors/executor_call.py)  an executor lost a job
+    │   ├── OtherMachine (formats/processes/executors/other_machine.py)  a worker's machine differs
     │   ├── NoSpace  the disk is, or would get, full
     │   │   └── CacheTooSmall (formats/dataset/remote/caching/room.py)  its limit is too small
     │   ├── WorkerDied  a worker process ended before its work did

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from shardprep.cli.commands.mending import say_what_mends
+from shardprep.cli.console.cluster import cluster_executor, cluster_option
 from shardprep.cli.console.options import (
     FOLDER_OR_URL,
     CacheOptions,
@@ -44,6 +46,7 @@ from shardprep.formats.dataset.verification.verify import LEVELS
     help="What to check; each level checks what the one before it does, see below.",
 )
 @workers_option
+@cluster_option
 @cache_options
 @progress_option
 @json_option
@@ -53,6 +56,7 @@ def verify(
     dataset: Path | str,
     level: str,
     workers: int | None,
+    cluster: str | None,
     through: CacheOptions,
     form: Form,
     as_json: bool,
@@ -71,8 +75,10 @@ def verify(
     do not belong to it are not looked for.
     """
     through.check(dataset)
-    work = Verifying(level, workers, progress_in(form), through)
-    ctx.exit(work.run(dataset, as_json=as_json))
+    with cluster_executor(cluster) as executor:
+        work = Verifying(level, workers, executor, progress_in(form), through)
+        code = work.run(dataset, as_json=as_json)
+    ctx.exit(code)
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Verifying(DatasetWork[Report]):
 
     level: str
     workers: int | None
+    executor: Executor | None
     progress: Progress
     through: CacheOptions
 
@@ -89,6 +96,7 @@ class Verifying(DatasetWork[Report]):
             dataset,
             level=self.level,
             workers=self.workers,
+            executor=self.executor,
             progress=self.progress,
             cache=self.through.cache,
             cache_limit=self.through.cache_limit,

@@ -98,9 +98,26 @@ class UserPath(click.Path):
         return user_path(super().convert(value, param, ctx))  # type: ignore[arg-type]
 
 
+class PathOrUrl(click.ParamType["Path | str"]):
+    """A path, or the URL of a place in object storage or on a server."""
+
+    name = "path or URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        if isinstance(value, str) and value.partition("://")[1]:
+            return Location.parse(value).url
+        return ANY_PATH.convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
 FOLDER = Folder()
 FOLDER_OR_URL = FolderOrUrl()
 ANY_PATH = UserPath(readable=False, path_type=Path)
+PATH_OR_URL = PathOrUrl()
 
 Command = Callable[..., Any]
 

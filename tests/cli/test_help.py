@@ -17,6 +17,7 @@ IN_ORDER = [
     "verify",
     "inspect",
     "repair",
+    "publish",
     "fetch",
     "export",
     "bench-disk",

@@ -84,6 +84,10 @@ def convert_in_parts_and_fetch() -> None:
     (done,) = formats.convert("~/archives", "~/in-parts", split="val", workers=0)
     (copy,) = formats.fetch(done.path.as_uri(), "~/copy")
     assert copy.path == Path("~/copy").expanduser()
+    url = copy.path.with_name("published").as_uri()
+    formats.publish("~/copy", url)
+    formats.convert_to_url("~/archives", url, scratch="~/scratch", split="val", workers=0)
+    assert formats.repair("~/copy", url, workers=0).exit_code == 0
 
 
 def profile() -> None:
@@ -142,7 +146,10 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
         "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
     },
-    convert_in_parts_and_fetch: {"convert_part.source", "convert_part.output", "fetch.folder"},
+    convert_in_parts_and_fetch: {
+        "convert_part.source", "convert_part.output", "fetch.folder", "publish.folder", "convert_to_url.source",
+        "convert_to_url.scratch",
+    },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
     flows: {"Flow.from_dataset.path", "Flow.from_dataset.cache", "Flow.from_files.folder"},

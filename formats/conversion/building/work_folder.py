@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -195,9 +196,11 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
     path = output / WORK_FOLDER_NAME / PLAN_NAME
     if not path.exists():
         return
-    if differing := differences(_parsed(path), guard):
+    begun = _parsed(path)
+    if differing := differences(begun, guard):
+        here = "" if begun.get("writer") == guard.get("writer") else f" on the machine {socket.gethostname()}"
         raise PlanMismatch(
-            f"holds an unfinished {work}: {differing}; repeat the command that began it, choose another folder"
+            f"holds an unfinished {work}: {differing}{here}; repeat the command that began it, choose another folder"
             + (RESTART if work == "conversion" else ""),
             path=output,
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Executor
 
 from shardprep.formats.dataset.verification.report import Report
 from shardprep.formats.dataset.verification.verify import check_level
 from shardprep.formats.dataset.verification.verify import verify as verify_folder
+from shardprep.formats.errors import UsageError
 from shardprep.formats.progress import Progress
 from shardprep.formats.system.storage.location import Location
 
@@ -18,6 +20,7 @@ def verify(
     *,
     level: str = "full",
     workers: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
@@ -25,8 +28,10 @@ def verify(
     """Check a dataset, and return every finding. Never changes the dataset, and does not crash on damage.
 
     ``dataset`` is its folder, or its URL. ``workers`` is the number of parallel reads; None or 0 is one per
-    usable CPU. ``progress`` receives the progress; None shows a bar in a notebook. Each ``level`` includes
-    the one before:
+    usable CPU. An ``executor`` of :mod:`concurrent.futures`, of this machine or of many, reads the shards of
+    a folder instead, and is left open: at most ``workers`` at a time, None or 0 is 256. The report is that of
+    this machine alone. ``progress`` receives the progress; None shows a bar in a notebook. Each ``level``
+    includes the one before:
 
     ``quick``: the manifest matches its ``root``; its files exist with their sizes, and there are no others.
 
@@ -48,12 +53,17 @@ def verify(
 
     No level compares with the source: ``source``, ``writer``, the classes' words and the boxes' coordinates
     are only protected by a pinned ``root``. Raises UnknownVersion, UsageError, OSError if the manifest cannot
-    be read, and OperationError if the system allows no further thread.
+    be read, and OperationError if the system allows no further thread; with an ``executor`` ExecutorFailed,
+    and OtherMachine, which names a machine that sees another dataset, or none.
     """
     url = url_of(dataset)
     if url is None:
         refuse_cache(dataset, cache, cache_limit)
-        return verify_folder(dataset, level=level, workers=workers, progress=progress)
+        return verify_folder(dataset, level=level, workers=workers, executor=executor, progress=progress)
+    if executor is not None:
+        raise UsageError(
+            "is a URL, and an executor checks what lies in a folder; leave the executor out", path=url
+        )
     check_level(level)
     folder = cache_for(url, cache)
     from .caching.cached_files import verify_cached  # start-up time: asyncio

@@ -16,12 +16,13 @@ UNFINISHED = "is of a prep join that is not finished; the same command goes on, 
 
 
 class DatasetFiles:
-    """The files of a dataset in ``folder``, on this machine."""
+    """The files of a dataset in ``folder``, on this machine. Picklable."""
 
     url: str | None = None
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._absolute = folder.absolute()  # another process has another current folder
 
     def manifest(self) -> Manifest:
         """Read the manifest. Raises ManifestDamaged, UnknownVersion, OSError."""
@@ -45,7 +46,7 @@ class DatasetFiles:
 
     def at_hand(self, entry: FileEntry) -> AbstractContextManager[Path]:
         """Return a context of the path of a file, which stays there within it; it is no link."""
-        return nullcontext(self.folder / entry.name)
+        return nullcontext(self._absolute / entry.name)
 
     def others(self, manifest: Manifest) -> Iterator[tuple[Finding, bool]]:
         """Yield the files that the manifest does not list, and whether they do harm. Raises OSError."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from shardprep.formats.containers.archive import (
@@ -21,20 +22,20 @@ from shardprep.formats.containers.table import Rows
 from shardprep.formats.dataset.index import BOXES_NAME, INDEX_NAME
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, QUARANTINE_NAME, Manifest
 from shardprep.formats.dataset.table_checks import checked_boxes, checked_column, checked_index
-from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, ShardDamaged, UsageError
-from shardprep.formats.processes.thread_start import starting_thread
-from shardprep.formats.processes.worker_pool import usable_cpus
+from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.user_path import user_path
 
 from .check import NO_MEMORY, Check, Checked
+from .check_runner import CheckRunner
 from .dataset_files import DatasetFiles
-from .isolated_check import IsolatedChecks
+from .isolated_check import IsolatedChecks, isolated_check
 from .manifest_claims import check_quarantine, false_claims
 from .record_checks import KnownTables, record_checks, regions_of
 from .report import Finding, Report
+from .seen_dataset import SeenDataset
 
 LEVELS = ("quick", "full", "records", "decode")
 
@@ -50,18 +51,19 @@ def verify(
     *,
     level: str = "full",
     workers: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Check the dataset in a folder, as :func:`shardprep.formats.verify` does.
 
     Raises UnknownVersion, UsageError, OSError if the manifest cannot be read, and OperationError if the
-    system allows no further thread.
+    system allows no further thread; with an ``executor`` ExecutorFailed and OtherMachine.
     """
     check_level(level)
     path = user_path(dataset)
     if not path.is_dir():
         raise UsageError("is not a dataset folder", path=path)
-    return verify_files(DatasetFiles(path), level, workers, progress)
+    return verify_files(DatasetFiles(path), level, workers, executor, progress)
 
 
 def check_level(level: str) -> None:
@@ -70,7 +72,13 @@ def check_level(level: str) -> None:
         raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
 
 
-def verify_files(files: DatasetFiles, level: str, workers: int | None, progress: Progress | None) -> Report:
+def verify_files(
+    files: DatasetFiles,
+    level: str,
+    workers: int | None,
+    executor: Executor | None,
+    progress: Progress | None,
+) -> Report:
     """Check the dataset of these files, as :func:`verify` does."""
     report = Report(files.folder, level, url=files.url)
     try:
@@ -79,7 +87,7 @@ def verify_files(files: DatasetFiles, level: str, workers: int | None, progress:
         report.findings.append(Finding(MANIFEST_NAME, error.message))
         return report
     report.dataset = files.folder
-    _Verification(report, report.manifest, files, workers or usable_cpus(), shown(progress)).run()
+    _Verification(report, report.manifest, files, workers, executor, shown(progress)).run()
     return report
 
 
@@ -87,14 +95,21 @@ class _Verification:
     """One run over one dataset with an intact manifest."""
 
     def __init__(
-        self, report: Report, manifest: Manifest, files: DatasetFiles, workers: int, progress: Progress
+        self,
+        report: Report,
+        manifest: Manifest,
+        files: DatasetFiles,
+        workers: int | None,
+        executor: Executor | None,
+        progress: Progress,
     ) -> None:
         self.files = files
         self.report = report
         self.manifest = manifest
-        self.workers = workers
-        self.progress = progress
         self.checks = IsolatedChecks()
+        decode, path = report.level == "decode", report.dataset
+        there = None if executor is None else (executor, SeenDataset.here(path, manifest, decode=decode))
+        self.runner = CheckRunner(there, workers, progress, self.checks.end)
         self.columns = manifest.columns.entries if manifest.columns else ()
 
     def run(self) -> None:
@@ -189,70 +204,41 @@ class _Verification:
         """Hash the files that were not hashed when they were read."""
         read = {INDEX_NAME, BOXES_NAME} | {c.table.name for c in self.columns if not c.field.is_fixed}
         unread = [entry for entry in entries if entry.name not in read]
-        for entry, digest in self._in_threads("hash", unread, self._hash_of):
+        calls = [partial(_hash_of, self.files, entry) for entry in unread]
+        for entry, digest in self._results("hash", unread, calls):
             if digest != entry.sha256:
                 self._found(entry.name, "its SHA-256 is not the manifest's")
 
     def _hash_regions(self, shards: Sequence[FileEntry]) -> None:
         """Hash the regions of the archive that these shards' images are in, if they are in one."""
-        link, regions = self.report.dataset / ARCHIVE_NAME, regions_of(self.manifest)
+        link, regions = self.report.dataset.absolute() / ARCHIVE_NAME, regions_of(self.manifest)
         parts = [replace(shard, size=regions[shard.name].size) for shard in shards if regions]
-        for part, digest in self._in_threads("hash", parts, lambda p: hash_region(link, regions[p.name])):
+        calls = [partial(hash_region, link, regions[part.name]) for part in parts]
+        for part, digest in self._results("hash", parts, calls):
             if digest != regions[part.name].sha256:
                 self._found(ARCHIVE_NAME, changed_in(link, regions[part.name]))
 
-    def _hash_of(self, entry: FileEntry) -> str:
-        """Return the hash of a file, through one descriptor, so that its name may change."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self.files.at_hand(entry) as path:
-            descriptor = os.open(path, flags)
-            try:
-                return hash_descriptor(descriptor)
-            finally:
-                os.close(descriptor)
-
-    def _in_threads(
-        self, title: str, entries: list[FileEntry], call: Callable[[FileEntry], T]
+    def _results(
+        self, title: str, entries: Sequence[FileEntry], calls: Sequence[Callable[[], T]]
     ) -> Iterator[tuple[FileEntry, T]]:
-        """Yield results in the entries' order; an unreadable file is reported, and does not stop the rest."""
-        done_records = done_bytes = 0
-        records, size = sum(e.records for e in entries), sum(e.size for e in entries)
-        results: dict[str, T] = {}
-        pool = ThreadPoolExecutor(self.workers)
-        with self.progress.task(title, records=records, size=size), pool:
-            try:
-                with starting_thread():
-                    futures = {pool.submit(call, entry): entry for entry in entries}
-                for future in as_completed(futures):
-                    entry = futures[future]
-                    done_records, done_bytes = done_records + entry.records, done_bytes + entry.size
-                    self.progress.at(done_records, done_bytes)
-                    self._collect(entry, future, results)
-            except BaseException:
-                self.checks.end()
-                pool.shutdown(cancel_futures=True)
-                raise
-        yield from ((entry, results[entry.name]) for entry in entries if entry.name in results)
-
-    def _collect(self, entry: FileEntry, future: Future[T], results: dict[str, T]) -> None:
-        with self._reading(entry.name):
-            try:
-                results[entry.name] = future.result()
-            except ShardDamaged as error:
-                self._found(entry.name, f"its container is unreadable: {error.message}")
+        """Yield what the calls return, in order; an unreadable file is reported, and ends nothing."""
+        for entry, outcome in self.runner.run(title, entries, calls):
+            with self._reading(entry.name):
+                try:
+                    result = outcome()
+                except DataError as error:
+                    self._found(entry.name, f"its container is unreadable: {error.message}")
+                else:
+                    yield entry, result
 
     def _check_records(self, files: list[FileEntry], checks: Mapping[str, Check]) -> None:
         digests: dict[str, bytes] = {}
-
-        def checked(entry: FileEntry) -> Checked:
-            timeout_s = SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND
-            with self.files.at_hand(entry) as path:
-                return self.checks.check(replace(checks[entry.name], path=path), timeout_s)
-
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
         sized = [replace(file, size=room.get(file.name, file.size)) for file in files]
+        make = isolated_check if self.runner.elsewhere else self.checks.check
+        calls = [partial(_checked, make, self.files, checks[file.name], file) for file in sized]
         with self.checks:
-            for entry, found in self._in_threads(self.report.level, sized, checked):
+            for entry, found in self._results(self.report.level, sized, calls):
                 self._note(entry, found)
                 digests[entry.name] = found.digests
         if self.report.exit_code == 0:
@@ -275,3 +261,20 @@ class _Verification:
                 self._found(
                     MANIFEST_NAME, f"its content_root of the column {column.field.name} is not the values'"
                 )
+
+
+def _hash_of(files: DatasetFiles, entry: FileEntry) -> str:
+    """Return the hash of a file, through one descriptor, so that its name may change."""
+    with files.at_hand(entry) as path:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return hash_descriptor(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _checked(
+    make: Callable[[Check, float], Checked], files: DatasetFiles, check: Check, entry: FileEntry
+) -> Checked:
+    with files.at_hand(entry) as path:
+        return make(replace(check, path=path), SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND)

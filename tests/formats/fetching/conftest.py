@@ -1,4 +1,4 @@
-"""Buckets with published datasets, and a proxy before their server."""
+"""Buckets with published datasets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from column_datasets import write_columns
 from datasets import converted
-from faulty_proxy import Proxy, faulty_proxy
-from object_server import as_endpoint, object_server
+from object_server import object_server
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +25,3 @@ def server(bucket: Path) -> Iterator[int]:
     """The port of a server of S3."""
     with object_server(bucket.parent) as port:
         yield port
-
-
-@pytest.fixture
-def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy of the server, which is the endpoint of S3 in this test."""
-    with faulty_proxy(server) as running:
-        as_endpoint(running.url, monkeypatch)
-        yield running

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.dataset.remote.fetching.transfer import run_all
 from shardprep.formats.dataset.verification.dataset_files import DatasetFiles
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify_files
 from shardprep.formats.errors import ShardprepError
-from shardprep.formats.processes.loop_thread import LoopThread
+from shardprep.formats.processes.loop_thread import LoopThread, run_all
 from shardprep.formats.progress import Progress
 from shardprep.formats.system.atomic_write import hash_file
 from shardprep.formats.system.storage.location import Location
@@ -39,11 +38,11 @@ def verify_cached(
 ) -> Report:
     """Check the dataset at a place through a cache, as :func:`~shardprep.formats.verify` does."""
     with FileCache(cache, limit, place, policy=policy) as files:
-        return verify_files(CachedFiles(files, policy), level, workers, progress)
+        return verify_files(CachedFiles(files, policy), level, workers, None, progress)
 
 
 class CachedFiles(DatasetFiles):
-    """The files of a dataset that come into a cache when they are read."""
+    """The files of a dataset that come into a cache when they are read. Not picklable."""
 
     def __init__(self, cache: FileCache, policy: RetryPolicy) -> None:
         super().__init__(cache.folder.datasets)

@@ -14,9 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.dataset.remote.fetching.transfer import run_all
 from shardprep.formats.errors import UsageError
-from shardprep.formats.processes.loop_thread import LoopThread, in_thread
+from shardprep.formats.processes.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy

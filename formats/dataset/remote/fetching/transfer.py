@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.errors import DataError, ShardprepError
@@ -93,29 +91,3 @@ class Transfer:
     async def _drop(self, part: PartFile) -> None:
         await in_thread(part.clear)
         self.done = 0
-
-
-class Running(Protocol):
-    """What :func:`run_all` runs."""
-
-    async def run(self) -> None:
-        """Do the work."""
-
-
-async def run_all(works: Sequence[Running], at_once: int) -> None:
-    """Run the works, some at once; the first failure cancels the others."""
-    waiting = iter(works)
-    failure: BaseException
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(at_once, len(works))):
-                group.create_task(_each(waiting))
-        return
-    except BaseExceptionGroup as error:
-        failure = error.exceptions[0]
-    raise failure
-
-
-async def _each(waiting: Iterator[Running]) -> None:
-    for work in waiting:
-        await work.run()
