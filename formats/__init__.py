@@ -11,6 +11,8 @@ from shardprep.formats.conversion.repair import repair
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
+from shardprep.formats.dataset.collecting.collect import collect
+from shardprep.formats.dataset.collecting.collection import Collection, open_collection
 from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
@@ -51,6 +53,7 @@ __all__ = [
     "BadImage",
     "BadItem",
     "BadTarget",
+    "Collection",
     "ConvertOptions",
     "Converted",
     "ConvertedPart",
@@ -90,12 +93,14 @@ __all__ = [
     "UnknownVersion",
     "UsageError",
     "WorkerDied",
+    "collect",
     "convert",
     "convert_part",
     "export",
     "fetch",
     "join",
     "make_sample",
+    "open_collection",
     "open_dataset",
     "plan_conversion",
     "read_image_header",

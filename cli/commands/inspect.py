@@ -31,7 +31,10 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
 @json_option
 @click.pass_context
 def inspect(ctx: click.Context, dataset: Path, classes: bool, as_json: bool) -> None:
-    """Say what DATASET, or each split in that folder, is: counts, bytes, classes, sizes, order, roots."""
+    """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
+
+    Of a folder of splits, or of a collection, it sums up each of them.
+    """
     ctx.exit(Inspecting(classes).run(dataset, as_json=as_json))
 
 
@@ -45,6 +48,8 @@ class Inspected(NamedTuple):
 @dataclass(frozen=True)
 class Inspecting(DatasetWork[Inspected]):
     """The summary of datasets."""
+
+    takes_collections = True
 
     classes: bool
 

@@ -42,7 +42,7 @@ from shardprep.formats.dataset.verification.verify import LEVELS
 def verify(
     ctx: click.Context, dataset: Path, level: str, workers: int | None, form: Form, as_json: bool
 ) -> None:
-    """Check that DATASET, or each split in that folder, is complete and intact. Changes nothing.
+    """Check that DATASET, or each split in that folder, or each part of a collection, is intact.
 
     \b
     quick    the manifest is what was published; all files are there with their sizes, and no others
@@ -52,7 +52,7 @@ def verify(
     decode   every image decodes
 
     Where images were skipped, the order and class_sorted cannot be checked. No level compares with
-    the source.
+    the source. Changes nothing.
     """
     work = Verifying(level, workers, progress_in(form))
     ctx.exit(work.run(dataset, as_json=as_json))
@@ -61,6 +61,8 @@ def verify(
 @dataclass(frozen=True)
 class Verifying(DatasetWork[Report]):
     """The verification of datasets at one level."""
+
+    takes_collections = True
 
     level: str
     workers: int | None

@@ -33,14 +33,15 @@ class RecordPlace(NamedTuple):
 class ColumnReader(Owned):
     """Reader of one column of the dataset in ``folder``, with shards of the kind ``container``.
 
-    Files are opened when first read, and read by position. Every value is checked against its checksum in
-    the table, which covers the record's key. Thread-safe except for :meth:`close`; usable after a fork.
+    Files are opened when first read, ``most`` shards at a time, and read by position. Every value is checked
+    against its checksum in the table, which covers the record's key. Thread-safe except for :meth:`close`;
+    usable after a fork.
     Raises CorruptRecord and ShardDamaged for damage, ManifestDamaged for a damaged table, and OSError.
     """
 
     instead = "open the dataset again by its path"
 
-    def __init__(self, folder: Path, entry: ColumnEntry, container: str) -> None:
+    def __init__(self, folder: Path, entry: ColumnEntry, container: str, *, most: int | None = None) -> None:
         self.entry = entry
         self._folder = folder
         self._codec = entry.field.codec
@@ -49,7 +50,7 @@ class ColumnReader(Owned):
         self._rows_at_once = max(1, ROWS_BYTES // self._row.itemsize)
         self._block = -1, b""
         self._table: ShardFile | None = None
-        self._shards = OpenShards(folder, container, entry.shards)
+        self._shards = OpenShards(folder, container, entry.shards, most=most)
 
     def value(self, place: RecordPlace) -> Any:
         """Return a record's value."""

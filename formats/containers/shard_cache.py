@@ -6,7 +6,10 @@ import os
 import resource
 import threading
 import weakref
+from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 from shardprep.formats.system.owned import Owned
@@ -17,6 +20,9 @@ from .registry import open_shard
 
 # A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
+
+ShardsOfPart = tuple[Path, str, tuple[FileEntry, ...]]
+"""The folder of a dataset, its container, and the entries of its shards."""
 
 _made: weakref.WeakSet[OpenShards] = weakref.WeakSet()
 
@@ -33,14 +39,26 @@ os.register_at_fork(after_in_child=_free_in_copy)
 class OpenShards(Owned):
     """Readers by shard number, opened at their first use; the least recently used are released.
 
-    Thread-safe, also in a forked copy of the process. A released reader is closed when the last thread
-    that reads from it has finished.
+    At most ``most`` are open, by default MAX_OPEN. Thread-safe, also in a forked copy of the process. A
+    released reader is closed when the last thread that reads from it has finished.
     """
 
-    def __init__(self, folder: Path, container: str, shards: tuple[FileEntry, ...]) -> None:
-        self._folder = folder
-        self._container = container
-        self._shards = shards
+    def __init__(
+        self, folder: Path, container: str, shards: tuple[FileEntry, ...], *, most: int | None = None
+    ) -> None:
+        self._own([(folder, container, shards)], most)
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[ShardsOfPart], *, most: int | None = None) -> OpenShards:
+        """Return the shards of several datasets, which are numbered one after the other."""
+        opened = cls.__new__(cls)
+        opened._own(parts, most)
+        return opened
+
+    def _own(self, parts: Iterable[ShardsOfPart], most: int | None) -> None:
+        self._parts = list(parts)
+        self._firsts = [0, *accumulate(len(shards) for _, _, shards in self._parts)]
+        self._most = most
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
         self._lock = threading.Lock()
         _made.add(self)
@@ -52,11 +70,14 @@ class OpenShards(Owned):
             return reader
 
     def _opened(self, number: int) -> ShardReader:
-        entry = self._shards[number]
-        path = self._folder / entry.name
-        reader = open_shard(path, self._container, size=entry.size, records=entry.records)
+        if not 0 <= number < self._firsts[-1]:
+            raise IndexError(f"shard {number} of {self._firsts[-1]}")
+        part = bisect_right(self._firsts, number) - 1
+        folder, container, shards = self._parts[part]
+        entry = shards[number - self._firsts[part]]
+        reader = open_shard(folder / entry.name, container, size=entry.size, records=entry.records)
         self._open[number] = reader
-        if len(self._open) > MAX_OPEN:
+        if len(self._open) > (self._most or MAX_OPEN):
             self._open.popitem(last=False)
         return reader
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.dataset.dataset import open_dataset
-from shardprep.formats.dataset.table_checks import box_table
+from shardprep.formats.dataset.collecting.collection import open_records
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
@@ -38,7 +37,7 @@ from .results import Wanted, results_of, without
 from .shard_task import ShardWork, blocks_read, items_of
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
-from .wanted_columns import WantedColumns
+from .wanted_columns import WantedColumns, mean_bytes
 
 DEFAULT_SLOTS = 9  # two in a queue, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
@@ -104,7 +103,7 @@ class Loader(Owned, EpochLoader):
     ) -> None:
         check_reading(on_bad_record, read_ahead)
         count = self._workers = worker_count(workers)
-        self.dataset = open_dataset(user_path(path).absolute(), labels=labels)
+        self.dataset = open_records(user_path(path).absolute(), labels=labels)
         self._subset = Subset.of(self.dataset, records, classes)
         plan = plan_of(
             self._subset,
@@ -116,15 +115,16 @@ class Loader(Owned, EpochLoader):
             drop_last=drop_last,
         )
         EpochLoader.__init__(self, plan)
-        wanted = WantedColumns.of(self.dataset.manifest, columns)
+        wanted = WantedColumns.of(self.dataset, columns)
         if transform is None and wanted.are_chosen:
             transform = wanted.as_columns
         self._rank_is_given = rank is not None
-        self._labels = self.dataset.manifest.labels.mapping(labels)
+        self._labels = self.dataset.space.mapping(labels)
         self._has_transform = transform is not None
         self._outputs = outputs_of(transform) if transform is not None else None
         self._with_numbers = with_numbers
-        mean = wanted.mean_bytes + (self._subset.mean_image if wanted.with_image else 0)
+        files = wanted.files_of(self.dataset)
+        mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
         layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=count)
         self._results = results_of(transform, room=layout.inputs)
         self._constant_rows = drop_last and on_bad_record == "raise"
@@ -132,18 +132,13 @@ class Loader(Owned, EpochLoader):
         self._skipped: dict[str, str] = {}
         self._steps: EpochSteps | None = None
         self._work = ShardWork(
-            folder=self.dataset.path,
-            container=self.dataset.manifest.container,
-            shards=self.dataset.manifest.shards,
+            parts=files,
             key_bytes=self.dataset.index.dtype["key"].itemsize,
             transform=transform,
             label_map=tuple(self._labels.tolist()),
             seed=plan.seed,
             skip_bad=on_bad_record == "skip",
             one_thread=count > 0,
-            columns=wanted.entries,
-            boxes=box_table(self.dataset.path, self.dataset.manifest, labels) if wanted.boxes else None,
-            box_columns=wanted.boxes,
             with_image=wanted.with_image,
         )
         self.engine = Engine(

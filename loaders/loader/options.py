@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from shardprep.formats.containers.table import Rows
+from shardprep.formats.dataset.record_set import IndexRows
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.loaders.buffers.slots import SlotField, SlotLayout
@@ -50,7 +50,7 @@ def plan_of(
         world_size=world_size,
         drop_last=drop_last,
     )
-    if plan.shuffle and subset.dataset.manifest.class_sorted:
+    if plan.shuffle and subset.dataset.class_sorted:
         _warn_of_sorted_classes(subset, plan, plan.shuffle)
     return plan
 
@@ -73,7 +73,7 @@ def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -
     records, classes = len(subset), len(np.unique(subset.labels))
     mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
     window = shuffle.window_of(records)
-    instead = "convert it to shards" if subset.dataset.manifest.archive else "convert without --order key"
+    instead = "convert it to shards" if subset.dataset.in_place else "convert without --order key"
     place = str(subset.dataset.path)
     warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
 
@@ -114,7 +114,7 @@ def worker_count(workers: object) -> int:
     return operator.index(workers)
 
 
-def key_of(index: Rows, number: int) -> str:
+def key_of(index: IndexRows, number: int) -> str:
     """The key of a record number."""
     key: bytes = index["key"][number]
     return key.decode(errors="replace")

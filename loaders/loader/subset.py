@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.loaders.order.displaced_order import Records
@@ -29,12 +29,12 @@ class Subset:
     record numbers, int64, ascending and unique; None for all records of the dataset.
     """
 
-    def __init__(self, dataset: Dataset, numbers: Records | None = None) -> None:
+    def __init__(self, dataset: RecordSet, numbers: Records | None = None) -> None:
         self.dataset = dataset
         self.chosen = numbers
 
     @classmethod
-    def of(cls, dataset: Dataset, records: Chosen | None, classes: Classes | None) -> Subset:
+    def of(cls, dataset: RecordSet, records: Chosen | None, classes: Classes | None) -> Subset:
         """Return the records that ``records`` and ``classes`` both choose; None chooses all.
 
         ``records`` is a mask or has record numbers; ``classes`` has class names, or labels in the dataset's
@@ -57,7 +57,7 @@ class Subset:
     @cached_property
     def identity(self) -> str:
         """The root of the dataset's manifest; for a part of the dataset, also a digest of the numbers."""
-        root = self.dataset.manifest.root
+        root = self.dataset.root
         return root if self.chosen is None else f"{root} records:{digest_of(self.chosen)}"
 
     @property
@@ -73,7 +73,7 @@ class Subset:
     def mean_image(self) -> float:
         """The mean size of an encoded image, in bytes."""
         if self.chosen is None:
-            return self.dataset.manifest.image_bytes / max(1, len(self))
+            return self.dataset.image_bytes / max(1, len(self))
         return int(self.dataset.index["length"][self.chosen].sum(dtype=np.int64)) / len(self)
 
     @cached_property
@@ -135,9 +135,9 @@ def _mask_of_numbers(numbers: npt.NDArray[np.generic], count: int) -> Mask:
     return mask
 
 
-def _indexed_labels(dataset: Dataset, classes: Classes) -> Iterable[int]:
+def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
     """Yield the labels in the index of class names, or of labels in the dataset's label space."""
-    space = dataset.manifest.labels
+    space = dataset.space
     if isinstance(classes, str | int) or not isinstance(classes, Iterable):
         raise UsageError(f"classes= must be a list of class names or labels, not {classes!r}")
     labels = space.mapping(dataset.label_space)[: len(space)].tolist()
@@ -150,9 +150,9 @@ def _indexed_labels(dataset: Dataset, classes: Classes) -> Iterable[int]:
         yield found
 
 
-def _known_classes(dataset: Dataset) -> str:
-    names = [each.name for each in dataset.manifest.labels.classes]
-    labels = dataset.manifest.labels.mapping(dataset.label_space)[: len(names)]
+def _known_classes(dataset: RecordSet) -> str:
+    names = [each.name for each in dataset.space.classes]
+    labels = dataset.space.mapping(dataset.label_space)[: len(names)]
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return (
         f"its classes are {', '.join(names[:MAX_NAMED])}{more}, its labels ({dataset.label_space}) "

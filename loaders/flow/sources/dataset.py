@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardprep.formats.columns.item_form import ItemForm
-from shardprep.formats.dataset.dataset import Dataset, open_dataset
-from shardprep.formats.dataset.table_checks import box_table
+from shardprep.formats.dataset.collecting.collection import open_records
+from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.system.user_path import user_path
@@ -40,7 +41,7 @@ class FromDataset(Fetched):
     reads the shards ahead. Pickled as the dataset's path; workers that fetch need no index.
     """
 
-    dataset: Dataset
+    dataset: RecordSet
     plan: EpochPlan
     with_keys: bool
     columns: WantedColumns
@@ -60,8 +61,8 @@ class FromDataset(Fetched):
 
         Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
         """
-        dataset = open_dataset(user_path(path).absolute(), labels=label_space)
-        if columns is None and ItemForm.of_manifest(dataset.manifest.source) is not None:
+        dataset = open_records(user_path(path).absolute(), labels=label_space)
+        if columns is None and _has_items(dataset):
             if with_keys or label_space != SPACES[0]:
                 raise UsageError(
                     "has items of the form they were saved in: leave out with_keys and labels, or name the columns",
@@ -77,7 +78,7 @@ class FromDataset(Fetched):
             world_size=1,
             drop_last=False,
         )
-        return cls(dataset, plan, with_keys, WantedColumns.of(dataset.manifest, columns))
+        return cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
 
     @property
     def label(self) -> str:
@@ -103,19 +104,11 @@ class FromDataset(Fetched):
         return True
 
     def fetch(self) -> RecordFetch:
-        manifest = self.dataset.manifest
-        labels = tuple(manifest.labels.mapping(self.dataset.label_space).tolist())
+        labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())
+        files = self.columns.files_of(self.dataset)
         if not self.columns.are_chosen:
-            return RecordFetch(self.dataset.path, manifest.container, manifest.shards, labels, self.with_keys)
-        return ColumnFetch(
-            self.dataset.path,
-            manifest.container,
-            manifest.shards,
-            labels,
-            self.with_keys,
-            self.columns,
-            box_table(self.dataset.path, manifest, self.dataset.label_space) if self.columns.boxes else None,
-        )
+            return RecordFetch(files, labels, self.with_keys)
+        return ColumnFetch(files, labels, self.with_keys, self.columns)
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
         order, shards = self.plan.order(now.number), self.plan.shards(now.number)
@@ -132,9 +125,16 @@ class FromDataset(Fetched):
         return shard, ordinal, key, label, crc32c, number
 
 
+def _has_items(dataset: RecordSet) -> bool:
+    """Whether it is one dataset of saved items; of a collection of such, a flow has the columns."""
+    return isinstance(dataset, Dataset) and ItemForm.of_manifest(dataset.manifest.source) is not None
+
+
 @dataclass(frozen=True)
 class SavedItems(FromDataset):
     """The items of a dataset that :func:`.write_dataset` wrote, in the form in which they were given."""
+
+    dataset: Dataset
 
     def fetch(self) -> ItemFetch:  # type: ignore[override]
         return ItemFetch.of(self.dataset)

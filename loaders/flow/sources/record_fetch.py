@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from shardprep.formats.columns.box_table import BoxTable, OpenBoxes
 from shardprep.formats.columns.column_reader import RecordPlace
-from shardprep.formats.columns.open_columns import OpenColumns
-from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.columns.open_columns import ChainedColumns, PartFiles
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.records.record import Record
 from shardprep.loaders.loader.wanted_columns import WantedColumns
@@ -25,16 +22,18 @@ Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-3
 class RecordFetch:
     """Reads records by their keys, without the index. Pickles to few bytes."""
 
-    folder: Path
-    container: str
-    shards: tuple[FileEntry, ...]
+    parts: tuple[PartFiles, ...]
     label_map: tuple[int, ...]
     with_keys: bool
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Key], Any]]:
-        with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
+        with closing(self.open_shards()) as shards:
             yield partial(self._item, shards)
+
+    def open_shards(self) -> OpenShards:
+        """Return the shards of all parts."""
+        return OpenShards.of_parts((part.folder, part.container, part.shards) for part in self.parts)
 
     def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
         record = shards[key[0]].read(key[1], indexed=key[2:5])
@@ -47,18 +46,13 @@ class ColumnFetch(RecordFetch):
     """Reads records with a dict of columns in place of the image. Pickles to few bytes for each column."""
 
     wanted: WantedColumns
-    boxes: BoxTable | None
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Key], Any]]:
-        others = OpenBoxes(self.boxes).columns(self.wanted.boxes) if self.boxes else {}
-        with (
-            closing(OpenShards(self.folder, self.container, self.shards)) as shards,
-            closing(OpenColumns(self.folder, self.wanted.entries, self.container, others)) as columns,
-        ):
+        with closing(self.open_shards()) as shards, closing(ChainedColumns(self.parts)) as columns:
             yield partial(self._values, shards, columns)
 
-    def _values(self, shards: OpenShards, columns: OpenColumns, key: Key) -> tuple[Any, ...]:
+    def _values(self, shards: OpenShards, columns: ChainedColumns, key: Key) -> tuple[Any, ...]:
         shard, ordinal, name, label, _, number = key
         record = Record(name.decode(), self.label_map[label], b"")
         if self.wanted.with_image:

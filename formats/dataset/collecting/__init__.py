@@ -1,0 +1,1 @@
+"""Collections: finished datasets whose records are numbered one after the other, under one root."""
