@@ -17,7 +17,7 @@ from shardprep.formats import collect as collect_parts
     short_help="List finished datasets as one, to train on all of them.",
     epilog=examples(
         "collect all shards/train shards/val",
-        "collect all part-1 part-2 part-3 --json",
+        "collect all shards/train shards/val --json",
     ),
 )
 @click.argument("out", type=ANY_PATH)
@@ -27,7 +27,7 @@ def collect(out: Path, parts: tuple[Path, ...], as_json: bool) -> None:
     """Make the folder OUT with a collection of the datasets PARTS, in this order.
 
     Nothing is copied: OUT gets a file of names and roots. The parts must have the same classes and columns. A
-    Loader reads OUT as one dataset, whose records are numbered over all parts.
+    Loader reads OUT as one dataset, with its records numbered over all parts.
     """
     with collect_parts(out, parts) as made:
         if as_json:

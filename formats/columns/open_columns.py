@@ -68,7 +68,7 @@ class OpenColumns(Owned):
 
 @dataclass(frozen=True)
 class PartFiles:
-    """The files of one dataset among those whose records and shards are numbered one after the other.
+    """The files of one dataset among several with records and shards that are numbered over all.
 
     Picklable. ``columns`` are those that are read; records have those of ``boxes`` by the names
     ``box_columns``.
@@ -88,7 +88,7 @@ class PartFiles:
 
 
 class ChainedColumns(Owned):
-    """The open columns of datasets whose records and shards are numbered one after the other.
+    """The open columns of several datasets, with records and shards that are numbered over all.
 
     All have columns of the same names. Those of MOST_PARTS datasets are open at a time. Thread-safe except
     for :meth:`close`; usable after :meth:`close`.

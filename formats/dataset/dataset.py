@@ -27,8 +27,8 @@ class Dataset(RecordSet):
 
     ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. ``path`` is the dataset's folder.
     ``labels`` is the space of the records' labels: ``sorted_wnid0``, ``ilsvrc2012_id`` or
-    ``sorted_wnid1_bg``. Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels
-    and for a folder of splits, which it names.
+    ``sorted_wnid1_bg``. ``verify`` is as for :func:`open_dataset`. Raises ManifestDamaged, UnknownVersion,
+    OSError, and UsageError for unknown labels and for a folder of splits, which it names.
 
     The records of a dataset with columns also have ``record["mask"]`` and ``record.columns``, which are read
     when they are asked for, while the dataset is open. Those of a dataset with a table of boxes have

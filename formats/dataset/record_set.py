@@ -130,6 +130,11 @@ class RecordSet(ABC):
         return sum(part.manifest.image_bytes for part in self.parts)
 
     @property
+    def crop_ready(self) -> int:
+        """The number of crop-ready images."""
+        return sum(part.manifest.crop_ready for part in self.parts)
+
+    @property
     def class_sorted(self) -> bool:
         """Whether the records of a part are stored class after class."""
         return any(part.manifest.class_sorted for part in self.parts)

@@ -2,7 +2,7 @@
 
 A seal is trusted while device, inode, size, mtime and ctime of the file are those of the time when it was
 verified. A file that changed within the clock's granularity after it was hashed would have the same times:
-only a file whose times are older than YOUNG_NS gets a seal. Whatever is wrong with a seal only costs a hash.
+a file gets a seal only if its times are older than YOUNG_NS. What is wrong with a seal only costs a hash.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from .identity import loader_identity
 from .options import check_reading, described, key_of, layout_of, plan_of, worker_count
 from .read_ahead import ReadAhead, ShardStream
 from .results import Wanted, results_of, without
-from .shard_task import ShardWork, blocks_read, items_of
+from .shard_task import ShardWork, blocks_read
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
 from .wanted_columns import WantedColumns, mean_bytes
@@ -59,6 +59,10 @@ class Loader(Owned, EpochLoader):
     ``records`` (a boolean mask over the dataset, or record numbers) and ``classes`` (class names, or labels)
     choose a subset, by default all: order, steps, receipts and states are then of that subset alone. Stored
     order stays, and labels stay the dataset's. Both given choose the records that are in both.
+
+    At ``path`` may be a collection. ``weights``, a number for each part's name, divide an epoch, of as many
+    places as there are records, exactly among the parts: one may repeat records, with other random values, or
+    go on in the next epoch where it stopped. Receipts and states count places; nothing is read ahead.
 
     ``columns`` are names of the dataset's columns, and "image", in the order of a batch; None is all. Others
     are not read. "boxes" and "box_labels" of a table of boxes are in a batch only if they are named; a
@@ -94,6 +98,7 @@ class Loader(Owned, EpochLoader):
         labels: str = "sorted_wnid0",
         records: Chosen | None = None,
         classes: Classes | None = None,
+        weights: Mapping[str, float] | None = None,
         columns: Sequence[str] | None = None,
         on_bad_record: Literal["raise", "skip"] = "raise",
         with_numbers: bool = False,
@@ -104,7 +109,7 @@ class Loader(Owned, EpochLoader):
         check_reading(on_bad_record, read_ahead)
         count = self._workers = worker_count(workers)
         self.dataset = open_records(user_path(path).absolute(), labels=labels)
-        self._subset = Subset.of(self.dataset, records, classes)
+        self._subset = Subset.of(self.dataset, records, classes, weights)
         plan = plan_of(
             self._subset,
             shuffle=shuffle,
@@ -195,7 +200,7 @@ class Loader(Owned, EpochLoader):
     def _reading_ahead(self, epoch: int) -> Iterator[list[ReadAhead]]:
         """Read the files of the images, and those of each column, ahead, with shares of the budget."""
         shards = self._plan.shards(epoch)
-        if shards is None or not self._read_ahead:
+        if shards is None or not self._read_ahead or self._subset.weights:
             yield []
             return
         files, ahead = blocks_read(self.dataset, self._work), []
@@ -209,10 +214,11 @@ class Loader(Owned, EpochLoader):
 
     def _items(self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]) -> Iterator[Wanted]:
         """Yield the items of each batch, and report their records to the read-ahead."""
-        for numbers in map(self._subset.numbers_at, batches):
+        for places in batches:
+            items = self._subset.items_at(places, epoch)
             for each in ahead:
-                each.expect(numbers)
-            yield self._results.request(items_of(self.dataset.index, numbers, epoch))
+                each.expect(items["number"])
+            yield self._results.request(items)
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
@@ -228,14 +234,14 @@ class Loader(Owned, EpochLoader):
         numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
         labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
         self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
-        places = self._subset.places_of(numbers)
+        places = self._subset.places_of(batch.items)
         own = without(bad, (labels, numbers) if self._with_numbers else (labels,))
         return [*self._results.parts(batch, bad), *own], np.delete(places, bad), places[bad]
 
     @property
     def records(self) -> Records:
-        """The record numbers that an epoch delivers over all ranks, in stored order: int64."""
-        return self._subset.numbers
+        """The record numbers that the next epoch delivers over all ranks, in stored order: int64."""
+        return self._subset.numbers(self.epoch)
 
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...] | None:
@@ -274,7 +280,8 @@ class Loader(Owned, EpochLoader):
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """Return how well the batches of an epoch are mixed, beside a full shuffle. Reads no record."""
-        return shuffle_quality(self._plan, self._subset.labels, epoch)
+        labels = self.dataset.index["label"][self._subset.numbers(epoch)]
+        return shuffle_quality(self._plan, labels, epoch)
 
     def __repr__(self) -> str:
         records, of, plan = len(self._subset), len(self.dataset), self._plan

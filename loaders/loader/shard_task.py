@@ -38,7 +38,7 @@ STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode
 
 def item_dtype(key_bytes: int) -> np.dtype[np.void]:
     """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
-    place = [("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
+    place = [("number", "<i8"), ("draw", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
     indexed = [("key", f"S{key_bytes}"), ("label", "<i4"), ("crc32c", "<u4")]
     return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *indexed])
 
@@ -46,11 +46,12 @@ def item_dtype(key_bytes: int) -> np.dtype[np.void]:
 class Item(NamedTuple):
     """One record to deliver: its number in the dataset, its place and kind, and its columns in the index.
 
-    Between them are the ROW_COLUMNS of its row of the batch.
+    ``draw`` is the number of its random values. Between them are the ROW_COLUMNS of its row of the batch.
     """
 
     epoch: int
     number: int
+    draw: int
     shard: int
     ordinal: int
     crop_ready: bool
@@ -67,10 +68,11 @@ class Item(NamedTuple):
         return self[-3:]
 
 
-def items_of(index: IndexRows, numbers: Records, epoch: int) -> Items:
-    """Return the work items of these records."""
+def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records | None = None) -> Items:
+    """Return the work items of these records, with the random values of ``draws``, or of their numbers."""
     items = np.zeros(len(numbers), item_dtype(index.dtype["key"].itemsize))
     items["epoch"], items["number"] = epoch, numbers
+    items["draw"] = numbers if draws is None else draws
     rows = index[numbers]
     for column in ("shard", "ordinal", "key", "label", "crc32c"):
         items[column] = rows[column]
@@ -219,7 +221,7 @@ class _ShardWorkspace:
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
     ) -> object:
-        rng = self._random(item.epoch, item.number)
+        rng = self._random(item.epoch, item.draw)
         if self._outputs is not None:
             fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))
             return None

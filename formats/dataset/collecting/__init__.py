@@ -1,1 +1,1 @@
-"""Collections: finished datasets whose records are numbered one after the other, under one root."""
+"""Collections: several finished datasets as one, under one root."""

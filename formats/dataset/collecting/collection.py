@@ -24,13 +24,14 @@ MOST_INDEX_BYTES = 1 << 30  # of all parts that are held in memory, 18 million r
 
 
 class Collection(RecordSet):
-    """An opened collection: records are numbered over all ``parts``, in order.
+    """An opened collection, in the folder ``path``: records are numbered over all ``parts``, in order.
 
     Each part is a finished dataset: ``part.name``, ``part.folder``, ``part.manifest``, and the numbers of its
     first record and shard. ``len``, ``[i]``, iteration, ``index``, ``classes``, ``schema`` and ``labels`` are
     as for a :class:`.Dataset`; ``index`` is read by a number, a slice, an array of numbers or a column's
     name, and its column ``shard`` counts the shards of all parts. Indexes of more than 1 GiB together stay in
-    their files, and are read by position: a whole column then takes its memory.
+    their files, and are read by position: a whole column then takes its memory. ``verify`` is as for
+    :func:`open_dataset`.
 
     Raises DataError for a part that is not the one that was collected, which it names; what a Dataset raises;
     and UsageError for unknown labels.

@@ -1,4 +1,4 @@
-"""An index whose rows stay in their file, and are read by position: for collections of many records."""
+"""An index with rows that stay in their file, and are read by position: for collections of many records."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from loaded import assert_exactly_once, assert_same, epoch_of, loader_on, numbers_in
 from loader_workers import Tagging
 
-from shardprep.formats import DataError, ManifestDamaged, collect, open_collection, open_dataset
+from shardprep.formats import DataError, ManifestDamaged, UsageError, collect, open_collection, open_dataset
 from shardprep.formats.dataset.collecting import collection as collections
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, Receipt, TrainTransform
 
@@ -174,3 +174,78 @@ def test_a_cut_index_is_an_error_of_the_step(
         flip(tmp_path / "part-0/index.npy", 300)
         with pytest.raises(ManifestDamaged, match="changed since it was verified"):
             list(batches)
+
+
+WEIGHTS = {"part-0": 0.5, "part-1": 0.2, "part-2": 0.3}
+
+
+def counts_of_parts(loader: Loader, numbers: list[int]) -> list[int]:
+    ends = [part.records.stop for part in loader.dataset.parts]
+    return np.bincount(np.searchsorted(ends, numbers, side="right"), minlength=3).tolist()
+
+
+@LAW
+@given(shuffle=SHUFFLES, world_size=st.sampled_from([1, 2]), epoch=st.integers(0, 5))
+def test_weights_divide_each_epoch_exactly_among_the_parts(
+    folder: Path, shuffle: Any, world_size: int, epoch: int
+) -> None:
+    numbers, receipts = [], []
+    for rank in range(world_size):
+        options = {"shuffle": shuffle, "rank": rank, "world_size": world_size, "weights": WEIGHTS}
+        with loader_on(folder, **options) as loader:
+            loader.set_epoch(epoch)
+            wanted = sorted(loader.records.tolist())
+            numbers += numbers_in(epoch_of(loader))
+            receipts.append(loader.receipt())
+            assert counts_of_parts(loader, wanted) == [102, 41, 61]
+
+    assert sorted(numbers) == wanted
+    Receipt.merge(receipts).check(204)
+
+
+def test_weighted_epochs_go_on_where_they_stopped(folder: Path) -> None:
+    options = {"weights": WEIGHTS, "shuffle": LocalShuffle(60)}
+    with loader_on(folder, **options) as loader:
+        loader.set_epoch(3)
+        whole = epoch_of(loader)
+        identity = loader.identity["dataset"]
+    with loader_on(folder, **options) as loader:
+        loader.set_epoch(3)
+        first = epoch_of(loader, 6)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with loader_on(folder, **options) as loader:
+        loader.load_state_dict(state)
+        assert_same([*first, *epoch_of(loader)], whole)
+        loader.receipt().check(204)
+    others = WEIGHTS | {"part-0": 0.9}
+    with loader_on(folder, **(options | {"weights": others})) as loader:
+        assert loader.identity["dataset"] != identity
+        with pytest.raises(UsageError, match="another dataset"):
+            loader.load_state_dict(state)
+
+
+def test_a_record_that_comes_again_is_augmented_in_another_way(folder: Path) -> None:
+    options = {"weights": {"part-0": 8, "part-1": 1, "part-2": 1}, "transform": TrainTransform(24)}
+    with loader_on(folder, shuffle=None, **options) as loader:
+        made = {}
+        for images, _, numbers in epoch_of(loader):
+            for image, number in zip(images, numbers.tolist(), strict=True):
+                made.setdefault(number, []).append(image.tobytes())
+    repeated = [images for images in made.values() if len(images) > 1]
+
+    assert len(repeated) > 20
+    assert all(len(set(images)) == len(images) for images in repeated)
+
+
+def test_weights_count_the_chosen_records(folder: Path) -> None:
+    with loader_on(folder, weights=WEIGHTS, classes=[0, 2], shuffle=GlobalShuffle()) as loader:
+        numbers = numbers_in(epoch_of(loader))
+        labels = set(loader.dataset.index["label"][np.array(numbers)].tolist())
+        assert labels == {0, 2}
+        assert counts_of_parts(loader, numbers) == [51, 20, 31]
+        assert loader.shuffle_quality().records == len(numbers) == 102
+
+
+def test_a_dataset_is_one_part(lmdb_shards: Path) -> None:
+    with pytest.raises(UsageError, match=f"one number for each of {lmdb_shards.name}"):
+        loader_on(lmdb_shards, weights=WEIGHTS)
