@@ -24,8 +24,9 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.progress import Form
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.cli.reports.loader_report import print_report
+from shardprep.formats.dataset.collecting.collection_file import read_collection
 from shardprep.formats.dataset.manifest import read_manifest
-from shardprep.formats.dataset.splits import splits_of
+from shardprep.formats.dataset.splits import is_collection, splits_of
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders.measuring.loader_bench import LoaderBench
@@ -160,6 +161,8 @@ def _has_images(dataset: Path, columns: list[str] | None) -> bool:
     """Whether images are read: of records that have some, where they are not left out."""
     if columns is not None:
         return "image" in columns
+    if is_collection(dataset):
+        return read_collection(dataset).parts[0].manifest(dataset).has_images
     return all(read_manifest(path).has_images for path in splits_of(dataset).values() or [dataset])
 
 
@@ -173,6 +176,8 @@ class Benched(NamedTuple):
 @dataclass(frozen=True)
 class LoaderBenching(DatasetWork[Benched]):
     """The measurement of datasets' loaders by ``measured``."""
+
+    collections = "as one"
 
     measured: Callable[[Path], LoaderBench]
     explain: bool

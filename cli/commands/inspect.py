@@ -49,7 +49,7 @@ class Inspected(NamedTuple):
 class Inspecting(DatasetWork[Inspected]):
     """The summary of datasets."""
 
-    takes_collections = True
+    collections = "by part"
 
     classes: bool
 

@@ -62,7 +62,7 @@ def verify(
 class Verifying(DatasetWork[Report]):
     """The verification of datasets at one level."""
 
-    takes_collections = True
+    collections = "by part"
 
     level: str
     workers: int | None

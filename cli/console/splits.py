@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from shardprep.formats.dataset.collecting.collection_file import is_collection, read_collection
-from shardprep.formats.dataset.splits import splits_of
-from shardprep.formats.errors import ShardprepError
+from shardprep.formats.dataset.collecting.collection_file import read_collection
+from shardprep.formats.dataset.splits import is_collection, splits_of
+from shardprep.formats.errors import ShardprepError, UsageError
 
 from .failures import Failure, failure_of
 from .output import print_fields, print_json, say
@@ -33,10 +33,10 @@ def worst(codes: Iterable[int]) -> int:
 class DatasetWork(ABC, Generic[T]):
     """What a command does with a dataset, and how it shows the result of type ``T``.
 
-    ``takes_collections`` says whether the command works on a collection, part by part.
+    ``collections`` says how the command takes a collection.
     """
 
-    takes_collections: ClassVar[bool] = False
+    collections: ClassVar[Literal["refused", "by part", "as one"]] = "refused"
 
     @abstractmethod
     def result(self, dataset: Path) -> T:
@@ -64,7 +64,7 @@ class DatasetWork(ABC, Generic[T]):
         An error ends the work on one dataset; of several, the others are still done. So is the work on the
         parts of a collection.
         """
-        if self.takes_collections and is_collection(folder):
+        if self.collections != "as one" and is_collection(folder):
             return self._run_collection(folder, as_json=as_json)
         splits = splits_of(folder)
         if splits:
@@ -77,6 +77,8 @@ class DatasetWork(ABC, Generic[T]):
         return self.exit_code(result)
 
     def _run_collection(self, folder: Path, *, as_json: bool) -> int:
+        if self.collections == "refused":
+            raise UsageError("is a collection; give its parts, one by one", path=folder)
         collection = read_collection(folder)
         places = {part.name: folder / part.path for part in collection.parts}
         ends = {

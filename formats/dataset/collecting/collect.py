@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
-from shardprep.formats.dataset.splits import refuse_folder_of_splits
+from shardprep.formats.dataset.splits import COLLECTION_NAME, is_collection, refuse_folder_of_splits
 from shardprep.formats.errors import UsageError
 from shardprep.formats.system.atomic_write import publish_bytes
 from shardprep.formats.system.user_path import user_path
 
 from .agreement import differences
 from .collection import Collection, open_collection
-from .collection_file import COLLECTION_NAME, MAX_PARTS, CollectionFile, PartEntry, is_collection
+from .collection_file import MAX_PARTS, CollectionFile, PartEntry
 
 
 def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]) -> Collection:

@@ -11,13 +11,14 @@ from shardprep.formats.dataset.dataset import Dataset, open_dataset
 from shardprep.formats.dataset.index import INDEX_NAME
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.dataset.record_set import DatasetPart, IndexRows, RecordSet
+from shardprep.formats.dataset.splits import COLLECTION_NAME, is_collection
 from shardprep.formats.dataset.table_checks import checked_index
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.system.user_path import user_path
 
 from .agreement import differences
 from .chained_index import ChainedIndex
-from .collection_file import COLLECTION_NAME, is_collection, read_collection
+from .collection_file import read_collection
 from .stored_index import StoredIndex
 
 MOST_INDEX_BYTES = 1 << 30  # of all parts that are held in memory, 18 million records; more stay in files

@@ -12,10 +12,10 @@ from shardprep.formats.containers.published_file import read_small
 from shardprep.formats.dataset.column_checks import ROOT
 from shardprep.formats.dataset.json_shape import SHA256, has_exactly
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
+from shardprep.formats.dataset.splits import COLLECTION_NAME
 from shardprep.formats.errors import DataError, ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 
-COLLECTION_NAME = "collection.json"
 FORMAT_NAME = "shardprep collection"
 VERSION = 1
 MAX_COLLECTION_BYTES = 4 << 20
@@ -107,11 +107,6 @@ def read_collection(folder: Path) -> CollectionFile:
     """Return the collection in a folder. Raises ManifestDamaged, UnknownVersion, OSError."""
     path = folder / COLLECTION_NAME
     return CollectionFile.parse(read_small(path, MAX_COLLECTION_BYTES), path)
-
-
-def is_collection(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder has a collection.json; its contents are not looked at."""
-    return os.path.lexists(Path(folder) / COLLECTION_NAME)
 
 
 def _issue_of(value: dict[str, Any]) -> str:

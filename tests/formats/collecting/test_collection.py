@@ -215,3 +215,13 @@ def test_an_index_that_changes_while_its_rows_are_read_is_an_error(
         with pytest.raises(ManifestDamaged, match="changed since it was verified"):
             opened.index[5]
         assert opened.index[203]["key"]
+
+
+def test_commands_take_a_collection_for_what_it_is(parts: list[Path], tmp_path: Path) -> None:
+    collect(tmp_path, parts).close()  # parts below it are not its splits
+
+    with pytest.raises(UsageError, match=r"is a collection: open_collection\(\) opens it"):
+        open_dataset(tmp_path)
+    assert prep_here("repair", tmp_path, "--source", tmp_path).returncode == 2
+    done = prep_here("bench-loader", tmp_path, "--seconds", "0.1", "--workers", "0", "--quiet", "--json")
+    assert json.loads(done.stdout)["dataset"] == str(tmp_path)
