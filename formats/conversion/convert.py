@@ -22,7 +22,6 @@ from shardprep.formats.dataset.verification.manifest_claims import quarantined
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.system.user_path import user_path
 
 from .finalize import finish, verify_finished
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
@@ -84,14 +83,7 @@ def convert(
     with an ``executor``), and OSError.
     """
     progress = shown(progress)
-    request = Request(
-        user_path(source),
-        user_path(output),
-        split,
-        plan_options or PlanOptions(),
-        options or ConvertOptions(),
-        source_options or SourceOptions(),
-    )
+    request = Request.of(source, output, split, plan_options, options, source_options)
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
     request.check_outputs(recognised)

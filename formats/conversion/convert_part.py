@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from shardprep.formats.conversion.building.built_shard import BuiltShard
-from shardprep.formats.conversion.building.part import ConversionPart
 from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import MANIFEST_NAME
@@ -19,7 +18,6 @@ from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.listing.stored_entries import StoredEntries
-from shardprep.formats.system.user_path import user_path
 
 from .convert import Run, build_shards, kept_of
 from .preflight import check_output, refuse_network
@@ -79,15 +77,7 @@ def convert_part(
     ``part``. Raises UsageError for a part that does not exist, and for ``restart``.
     """
     progress = shown(progress)
-    request = Request(
-        user_path(source),
-        user_path(output),
-        split,
-        plan_options or PlanOptions(),
-        options or ConvertOptions(),
-        source_options or SourceOptions(),
-        ConversionPart(*part),
-    )
+    request = Request.of(source, output, split, plan_options, options, source_options, part)
     if request.options.restart:
         raise UsageError(
             "a part cannot restart, since other parts work there; remove the output, or restart without a part"

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.columns.codec import BadValue
-from shardprep.formats.conversion.building.part import ConversionPart
 from shardprep.formats.conversion.building.plan import PlannedShard, PlanOptions
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
@@ -27,7 +26,6 @@ from shardprep.formats.records.record import content_digest, record_crc
 from shardprep.formats.sources.listing.problems import Problems
 from shardprep.formats.sources.listing.source import ByteReader, Entries
 from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.system.user_path import user_path
 
 from .preflight import most_bytes
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
@@ -129,15 +127,7 @@ def plan_conversion(
     """
     progress, problems = progress or NoProgress(), Problems()
     count = usable_cpus() if workers is None else workers
-    request = Request(
-        user_path(source),
-        user_path(output),
-        split,
-        plan_options or PlanOptions(),
-        options or ConvertOptions(),
-        source_options or SourceOptions(),
-        ConversionPart(*part) if part else None,
-    )
+    request = Request.of(source, output, split, plan_options, options, source_options, part)
     description, prepared = "", []
     with problems.collected():
         recognised = request.recognised()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.listing.stored_entries import StoredEntries
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.system.user_path import user_path
 
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
 from .tables import GatheredBoxes, gathered_boxes
@@ -63,6 +65,28 @@ class Request:
             raise UsageError(
                 f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
             )
+
+    @classmethod
+    def of(
+        cls,
+        source: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        split: str | None,
+        plan_options: PlanOptions | None,
+        options: ConvertOptions | None,
+        source_options: SourceOptions | None,
+        part: tuple[int, int] | None = None,
+    ) -> Request:
+        """Return the request of a caller: options that are None take their defaults. Raises UsageError."""
+        return cls(
+            user_path(source),
+            user_path(output),
+            split,
+            plan_options or PlanOptions(),
+            options or ConvertOptions(),
+            source_options or SourceOptions(),
+            ConversionPart(*part) if part else None,
+        )
 
     def recognised(self) -> Source:
         """Return the source. Raises UsageError, DataError, OSError."""

@@ -146,9 +146,9 @@ def classes(*given: dict[str, Any]) -> dict[str, Any]:
 TENCH = {"name": "n01440764", "words": "tench", "ilsvrc2012_id": 449}
 SURROGATE = {"name": "\ud800", "words": None, "ilsvrc2012_id": None}
 LIES: dict[str, dict[str, Any]] = {
-    **{f"no {name}": {name: ...} for name in KNOWN_KEYS - {"root", "format", *CRITICAL_KEYS}},
-    **{f"{name} is null": {name: None} for name in KNOWN_KEYS - {"root"}},
-    **{f"{name} is a list": {name: [1]} for name in KNOWN_KEYS - {"root", "crit"}},
+    **{f"no {name}": {name: ...} for name in sorted(KNOWN_KEYS - {"root", "format", *CRITICAL_KEYS})},
+    **{f"{name} is null": {name: None} for name in sorted(KNOWN_KEYS - {"root"})},
+    **{f"{name} is a list": {name: [1]} for name in sorted(KNOWN_KEYS - {"root", "crit"})},
     **{f"dataset without {name}": nested("dataset", **{name: ...}) for name in ("split", "records", "partial")},
     "another format": {"format": "other"},
     "a version of three numbers": {"version": [1, 0, 0]},

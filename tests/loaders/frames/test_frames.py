@@ -189,7 +189,7 @@ def nest(depth: int) -> Any:
         tuple(np.zeros(1) for _ in range(codec.MAX_PARTS + 1)),
         {"x" * codec.MAX_DESCRIPTION: np.zeros(1)},
     ],
-    ids=lambda batch: str(batch)[:30],
+    ids=lambda batch: re.sub(" at 0x.*", "", str(batch))[:30],
 )
 def test_what_cannot_be_sent_is_refused_by_the_sender(batch: Any) -> None:
     with pytest.raises(UsageError):

@@ -154,7 +154,11 @@ def test_things_that_hold_themselves_have_a_digest() -> None:
     assert digest_of(holding) == digest_of(holding)
 
 
-@pytest.mark.parametrize("thing", [threading.Lock(), [threading.Lock()], Plain(threading.Lock())], ids=repr)
+@pytest.mark.parametrize(
+    "thing",
+    [threading.Lock(), [threading.Lock()], Plain(threading.Lock())],
+    ids=["a lock", "a list", "an object"],
+)
 def test_an_object_that_cannot_be_compared_is_refused(thing: Any) -> None:
     with pytest.raises(UsageError, match="identity="):
         digest_of(thing)
