@@ -21,6 +21,7 @@ from shardprep.cli.commands.inspect import inspect
 from shardprep.cli.commands.join import join
 from shardprep.cli.commands.network.fetch import fetch
 from shardprep.cli.commands.network.keygen import keygen
+from shardprep.cli.commands.network.publish import publish
 from shardprep.cli.commands.network.serve import serve
 from shardprep.cli.commands.repair import repair
 from shardprep.cli.commands.trying.demo import demo
@@ -52,7 +53,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    sample, convert, index, join, collect, verify, inspect, repair, fetch, export, bench_disk, bench_loader, serve, keygen, demo,
+    sample, convert, index, join, collect, verify, inspect, repair, publish, fetch, export, bench_disk, bench_loader,
+    serve, keygen, demo,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from shardprep.cli.console.options import FOLDER, examples, json_option
+from shardprep.cli.console.options import FOLDER_OR_URL, CacheOptions, cache_options, examples, json_option
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
@@ -24,18 +24,23 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
     epilog=examples(
         "inspect shards",
         "inspect shards/train --classes",
+        "inspect s3://bucket/train --cache /nvme/cache",
     ),
 )
-@click.argument("dataset", type=FOLDER)
+@click.argument("dataset", type=FOLDER_OR_URL)
 @click.option("--classes", is_flag=True, help="Also list the classes: label, images, name, words.")
+@cache_options
 @json_option
 @click.pass_context
-def inspect(ctx: click.Context, dataset: Path, classes: bool, as_json: bool) -> None:
+def inspect(
+    ctx: click.Context, dataset: Path | str, classes: bool, through: CacheOptions, as_json: bool
+) -> None:
     """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
 
     Of a folder of splits, or of a collection, it sums up each of them.
     """
-    ctx.exit(Inspecting(classes).run(dataset, as_json=as_json))
+    through.check(dataset)
+    ctx.exit(Inspecting(classes, through).run(dataset, as_json=as_json))
 
 
 class Inspected(NamedTuple):
@@ -52,9 +57,10 @@ class Inspecting(DatasetWork[Inspected]):
     collections = "by part"
 
     classes: bool
+    through: CacheOptions
 
-    def result(self, dataset: Path) -> Inspected:
-        with open_dataset(dataset) as opened:
+    def result(self, dataset: Path | str) -> Inspected:
+        with open_dataset(dataset, cache=self.through.cache, cache_limit=self.through.cache_limit) as opened:
             return Inspected(summarise(opened), class_counts(opened) if self.classes else None)
 
     def show(self, result: Inspected) -> None:

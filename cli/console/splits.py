@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from shardprep.formats.dataset.collecting.collection_file import read_collection
-from shardprep.formats.dataset.splits import is_collection, splits_of
+from shardprep.formats.dataset.remote.open_dataset import datasets_in
+from shardprep.formats.dataset.splits import is_collection
 from shardprep.formats.errors import ShardprepError, UsageError
 
 from .failures import Failure, failure_of
@@ -39,8 +40,8 @@ class DatasetWork(ABC, Generic[T]):
     collections: ClassVar[Literal["refused", "by part", "as one"]] = "refused"
 
     @abstractmethod
-    def result(self, dataset: Path) -> T:
-        """Return the result for the dataset in that folder. Raises ShardprepError, OSError."""
+    def result(self, dataset: Any) -> T:
+        """Return the result for the dataset in a folder, or at a URL. Raises ShardprepError, OSError."""
 
     @abstractmethod
     def show(self, result: T) -> None:
@@ -58,15 +59,15 @@ class DatasetWork(ABC, Generic[T]):
         """Return the exit code that the result asks for."""
         return 0
 
-    def run(self, folder: Path, *, as_json: bool) -> int:
+    def run(self, folder: Path | str, *, as_json: bool) -> int:
         """Do the work on the dataset, or on every split in the folder, and return the worst exit code.
 
         An error ends the work on one dataset; of several, the others are still done. So is the work on the
         parts of a collection.
         """
-        if self.collections != "as one" and is_collection(folder):
+        if self.collections != "as one" and isinstance(folder, Path) and is_collection(folder):
             return self._run_collection(folder, as_json=as_json)
-        splits = splits_of(folder)
+        splits = datasets_in(folder)
         if splits:
             return self._run_each(folder, splits, as_json=as_json)
         result = self.result(folder)
@@ -90,14 +91,14 @@ class DatasetWork(ABC, Generic[T]):
             print_fields({"root": collection.root})
         return code
 
-    def _run_each(self, folder: Path, splits: Mapping[str, Path], *, as_json: bool) -> int:
+    def _run_each(self, folder: Path | str, splits: Mapping[str, Path | str], *, as_json: bool) -> int:
         ends = {name: self._end(dataset, as_json=as_json) for name, dataset in splits.items()}
         return self._tell(folder, splits, ends, as_json=as_json, named="splits")
 
     def _tell(
         self,
-        folder: Path,
-        places: Mapping[str, Path],
+        folder: Path | str,
+        places: Mapping[str, Path | str],
         ends: Mapping[str, T | Failure],
         *,
         as_json: bool,
@@ -123,7 +124,7 @@ class DatasetWork(ABC, Generic[T]):
             say(f"{folder}: {self.summary(results) if results else 'nothing was done'}{failed}")
         return code
 
-    def _end(self, dataset: Path, check: Callable[[], object] | None = None, *, as_json: bool) -> T | Failure:
+    def _end(self, dataset: Any, check: Callable[[], object] | None = None, *, as_json: bool) -> T | Failure:
         """Return the result, or the failure, which is reported; ``check`` is called before the work."""
         try:
             if check is not None:

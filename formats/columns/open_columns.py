@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.containers.shard_cache import MAX_OPEN
+from shardprep.formats.containers.shard_cache import MAX_OPEN, Bring, is_there
 from shardprep.formats.records.record import NO_COLUMNS, Record
 from shardprep.formats.system.owned import Owned
 
@@ -28,7 +28,7 @@ class OpenColumns(Owned):
     """Readers of ``entries``, columns of the dataset in ``folder`` with shards of the kind ``container``.
 
     ``others`` are functions from a record's place to a value, by name: columns of records that have no files.
-    Of each column ``most`` shards are open at a time.
+    ``bring`` makes a file be there before it is opened. Of each column ``most`` shards are open at a time.
     Thread-safe except for :meth:`close`; usable after a fork, and after :meth:`close`.
     """
 
@@ -40,11 +40,12 @@ class OpenColumns(Owned):
         entries: Iterable[ColumnEntry],
         container: str,
         others: Mapping[str, Callable[[RecordPlace], Any]] = NO_COLUMNS,
+        bring: Bring = is_there,
         *,
         most: int | None = None,
     ) -> None:
         self._readers = {
-            entry.field.name: ColumnReader(folder, entry, container, most=most) for entry in entries
+            entry.field.name: ColumnReader(folder, entry, container, bring, most=most) for entry in entries
         }
         self._values = {name: reader.value for name, reader in self._readers.items()} | dict(others)
         self.names = tuple(self._values)
@@ -90,14 +91,15 @@ class PartFiles:
 class ChainedColumns(Owned):
     """The open columns of several datasets, with records and shards that are numbered over all.
 
-    All have columns of the same names. Those of MOST_PARTS datasets are open at a time. Thread-safe except
-    for :meth:`close`; usable after :meth:`close`.
+    All have columns of the same names. ``bring`` makes a file be there before it is opened. Those of
+    MOST_PARTS datasets are open at a time. Thread-safe except for :meth:`close`; usable after :meth:`close`.
     """
 
     instead = "open the dataset again by its path"
 
-    def __init__(self, parts: Sequence[PartFiles]) -> None:
+    def __init__(self, parts: Sequence[PartFiles], bring: Bring = is_there) -> None:
         self._parts = parts
+        self._bring = bring
         self._first_records = [0, *accumulate(part.records for part in parts)]
         self._first_shards = [0, *accumulate(len(part.shards) for part in parts)]
         self._boxes = [OpenBoxes(part.boxes) if part.boxes and part.box_columns else None for part in parts]
@@ -133,7 +135,7 @@ class ChainedColumns(Owned):
     def _opened(self, number: int) -> OpenColumns:
         part, boxes = self._parts[number], self._boxes[number]
         others = boxes.columns(part.box_columns) if boxes else {}
-        return OpenColumns(part.folder, part.columns, part.container, others, most=self._most)
+        return OpenColumns(part.folder, part.columns, part.container, others, self._bring, most=self._most)
 
     def close(self) -> None:
         """Close the files; the next read opens them again. No other thread may be reading."""

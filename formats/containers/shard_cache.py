@@ -8,7 +8,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from pathlib import Path
 
@@ -24,6 +24,9 @@ MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
 ShardsOfPart = tuple[Path, str, tuple[FileEntry, ...]]
 """The folder of a dataset, its container, and the entries of its shards."""
 
+Bring = Callable[[FileEntry], None]
+"""``bring(entry)`` is called before a file of a dataset is opened, and makes it be there."""
+
 _made: weakref.WeakSet[OpenShards] = weakref.WeakSet()
 
 
@@ -36,27 +39,39 @@ def _free_in_copy() -> None:
 os.register_at_fork(after_in_child=_free_in_copy)
 
 
+def is_there(entry: FileEntry) -> None:
+    """Do nothing: the files of a dataset on this machine are there."""
+
+
 class OpenShards(Owned):
     """Readers by shard number, opened at their first use; the least recently used are released.
 
-    At most ``most`` are open, by default MAX_OPEN. Thread-safe, also in a forked copy of the process. A
-    released reader is closed when the last thread that reads from it has finished.
+    At most ``most`` are open, by default MAX_OPEN. Readers of deleted files are released when another one is
+    opened, as they hold space on the disk; ``bring`` makes a file be there. Thread-safe, also in a forked
+    copy of the process. A released reader is closed when the last thread that reads from it has finished.
     """
 
     def __init__(
-        self, folder: Path, container: str, shards: tuple[FileEntry, ...], *, most: int | None = None
+        self,
+        folder: Path,
+        container: str,
+        shards: tuple[FileEntry, ...],
+        bring: Bring = is_there,
+        *,
+        most: int | None = None,
     ) -> None:
-        self._own([(folder, container, shards)], most)
+        self._own([(folder, container, shards)], bring, most)
 
     @classmethod
-    def of_parts(cls, parts: Iterable[ShardsOfPart], *, most: int | None = None) -> OpenShards:
+    def of_parts(cls, parts: Iterable[ShardsOfPart], bring: Bring = is_there) -> OpenShards:
         """Return the shards of several datasets, which are numbered one after the other."""
         opened = cls.__new__(cls)
-        opened._own(parts, most)
+        opened._own(parts, bring, None)
         return opened
 
-    def _own(self, parts: Iterable[ShardsOfPart], most: int | None) -> None:
+    def _own(self, parts: Iterable[ShardsOfPart], bring: Bring, most: int | None) -> None:
         self._parts = list(parts)
+        self._bring = bring
         self._firsts = [0, *accumulate(len(shards) for _, _, shards in self._parts)]
         self._most = most
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
@@ -75,6 +90,9 @@ class OpenShards(Owned):
         part = bisect_right(self._firsts, number) - 1
         folder, container, shards = self._parts[part]
         entry = shards[number - self._firsts[part]]
+        for deleted in [number for number, reader in self._open.items() if reader.is_deleted]:
+            del self._open[deleted]
+        self._bring(entry)
         reader = open_shard(folder / entry.name, container, size=entry.size, records=entry.records)
         self._open[number] = reader
         if len(self._open) > (self._most or MAX_OPEN):

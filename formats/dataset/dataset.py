@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import OpenColumns
+from shardprep.formats.containers.shard_cache import Bring, is_there
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.printable import printable
@@ -42,6 +43,7 @@ class Dataset(RecordSet):
     """
 
     index: Rows
+    _bring: Bring = staticmethod(is_there)
 
     def __init__(
         self, path: str | os.PathLike[str], *, labels: str = "sorted_wnid0", verify: bool = False
@@ -52,7 +54,9 @@ class Dataset(RecordSet):
         index: Rows = checked_index(path, self.manifest, verify=verify)
         if self.manifest.archive:
             self.manifest.archive.check(path)
-        super().__init__(path, (DatasetPart(path.name, path, self.manifest),), index, labels=labels)
+        super().__init__(
+            path, (DatasetPart(path.name, path, self.manifest),), index, labels=labels, bring=self._bring
+        )
 
     @property
     def root(self) -> str:
@@ -79,26 +83,11 @@ class Dataset(RecordSet):
 
     def __repr__(self) -> str:
         columns = f", columns {printable(', '.join(self.schema.names), 40)}" if len(self.schema) else ""
-        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}{columns}>"
+        return f"<Dataset {self.location!r}: {len(self):,} records, {self.manifest.split}{columns}>"
 
 
 def _reopen(path: Path, labels: str) -> Dataset:
     return Dataset(path, labels=labels)
-
-
-def open_dataset(
-    path: str | os.PathLike[str], *, labels: str = "sorted_wnid0", verify: bool = False
-) -> Dataset:
-    """Open the dataset of one converted split.
-
-    ``path`` is its folder. ``labels`` is the space of the records' labels: ``sorted_wnid0`` (0 to n - 1, by
-    sorted class names), ``ilsvrc2012_id`` (the devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for
-    background). An index of more than 16 MiB that was verified before, and has the same inode, size and
-    times, is not hashed again, unless ``verify``: a seal in the user's cache folder says so. Raises
-    ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels and for a folder of splits,
-    which it names.
-    """
-    return Dataset(path, labels=labels, verify=verify)
 
 
 def open_unreplaced(folder: Path, root: str) -> Dataset:

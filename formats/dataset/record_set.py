@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from shardprep.formats.columns.open_columns import ChainedColumns, PartFiles
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.blocks import Block, blocks_in, blocks_of
 from shardprep.formats.containers.container import ShardReader
-from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.containers.shard_cache import Bring, OpenShards, is_there
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import CropReadyRecord, Record
@@ -94,20 +95,35 @@ class RecordSet(ABC):
 
     index: IndexRows
 
-    def __init__(self, path: Path, parts: tuple[DatasetPart, ...], index: IndexRows, *, labels: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        parts: tuple[DatasetPart, ...],
+        index: IndexRows,
+        *,
+        labels: str,
+        bring: Bring = is_there,
+    ) -> None:
         self.path = path
         self.parts = parts
         self.index = index
         self.label_space = labels
         self._label_map = self.space.mapping(labels).tolist()
         files = [part.files(labels) for part in parts]
-        self._shards = OpenShards.of_parts((part.folder, part.container, part.shards) for part in files)
-        self._columns = ChainedColumns(files)
+        self._shards = OpenShards.of_parts(
+            ((part.folder, part.container, part.shards) for part in files), bring
+        )
+        self._columns = ChainedColumns(files, bring)
 
     @property
     @abstractmethod
     def root(self) -> str:
         """The digest that determines every byte of all parts: the string to pin."""
+
+    @property
+    def location(self) -> str:
+        """Where it is: the path of its folder, or the URL that it was opened by."""
+        return os.fspath(self.path)
 
     @property
     def space(self) -> LabelSpace:

@@ -18,6 +18,7 @@ IN_ORDER = [
     "verify",
     "inspect",
     "repair",
+    "publish",
     "fetch",
     "export",
     "bench-disk",

@@ -80,6 +80,10 @@ def convert_in_parts_and_fetch() -> None:
     (done,) = formats.convert("~/archives", "~/in-parts", split="val", workers=0)
     (copy,) = formats.fetch(done.path.as_uri(), "~/copy")
     assert copy.path == Path("~/copy").expanduser()
+    url = copy.path.with_name("published").as_uri()
+    formats.publish("~/copy", url)
+    formats.convert_to_url("~/archives", url, scratch="~/scratch", split="val", workers=0)
+    assert formats.repair("~/copy", url, workers=0).exit_code == 0
 
 
 def profile() -> None:
@@ -124,6 +128,11 @@ def look() -> None:
         assert len(made) == len(again) == len(formats.open_collection("~/all")) == 204
     assert formats.read_manifest("~/dataset").records == 204
     assert formats.verify("~/dataset", level="quick").exit_code == 0
+    url = Path("~/dataset").expanduser().as_uri()
+    with formats.open_dataset(url, cache="~/cache") as dataset:
+        assert len(dataset) == 204
+    assert formats.verify(url, level="quick", cache="~/cache").exit_code == 0
+    assert Path("~/cache/datasets").expanduser().is_dir()
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
@@ -132,7 +141,10 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
         "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
     },
-    convert_in_parts_and_fetch: {"convert_part.source", "convert_part.output", "fetch.folder"},
+    convert_in_parts_and_fetch: {
+        "convert_part.source", "convert_part.output", "fetch.folder", "publish.folder", "convert_to_url.source",
+        "convert_to_url.scratch",
+    },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
     flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},
@@ -140,8 +152,8 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },
     look: {
-        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "read_manifest.dataset",
-        "Collection.path", "open_collection.path", "collect.out", "collect.parts",
+        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
+        "read_manifest.dataset", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""

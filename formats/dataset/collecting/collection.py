@@ -7,10 +7,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.index import INDEX_NAME
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.dataset.record_set import DatasetPart, IndexRows, RecordSet
+from shardprep.formats.dataset.remote.open_dataset import open_dataset, refuse_cache, url_of
 from shardprep.formats.dataset.splits import COLLECTION_NAME, is_collection
 from shardprep.formats.dataset.table_checks import checked_index
 from shardprep.formats.errors import ManifestDamaged
@@ -98,6 +99,15 @@ def open_collection(
     return Collection(path, labels=labels, verify=verify)
 
 
-def open_records(path: Path, *, labels: str = "sorted_wnid0") -> Dataset | Collection:
-    """Open the dataset or the collection in a folder. Raises what their opening raises."""
-    return Collection(path, labels=labels) if is_collection(path) else open_dataset(path, labels=labels)
+def open_records(
+    path: str | os.PathLike[str],
+    *,
+    labels: str = "sorted_wnid0",
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> Dataset | Collection:
+    """Open the collection in a folder, or the dataset there or at a URL. Raises what their opening raises."""
+    if url_of(path) is None and is_collection(path):
+        refuse_cache(path, cache, cache_limit)
+        return Collection(path, labels=labels)
+    return open_dataset(path, labels=labels, cache=cache, cache_limit=cache_limit)

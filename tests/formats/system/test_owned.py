@@ -31,7 +31,7 @@ from owners import (
 from shardprep.formats.containers.registry import open_shard
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.dataset.dataset import open_dataset
+from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.processes.child_process import Child
 from shardprep.formats.processes.worker_pool import WorkerPool
@@ -57,6 +57,7 @@ NOT_OWNED = {
     "RecordSet": COPYABLE,
     "Dataset": COPYABLE,
     "Collection": COPYABLE,
+    "CachedDataset": COPYABLE,
     "Flow": COPYABLE,
     "Pipeline": COPYABLE,
     "FlowSources": COPYABLE,
