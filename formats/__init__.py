@@ -10,18 +10,21 @@ from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
-from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.examining.examination import Examination
+from shardprep.formats.dataset.examining.examine import examine, report
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
 from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
+from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.dataset.remote.publishing.convert_to_url import convert_to_url
 from shardprep.formats.dataset.remote.publishing.converted_to import ConvertedTo
 from shardprep.formats.dataset.remote.publishing.publish import publish
 from shardprep.formats.dataset.remote.publishing.published_dataset import PublishedDataset
 from shardprep.formats.dataset.remote.repairing.repair import repair
+from shardprep.formats.dataset.remote.verify import verify
 from shardprep.formats.dataset.summary import Summary, summarise
 from shardprep.formats.dataset.verification.report import Finding, Report
-from shardprep.formats.dataset.verification.verify import verify
 from shardprep.formats.export.export import Exported, export
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
@@ -64,6 +67,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "DryRun",
+    "Examination",
     "Exported",
     "FetchedDataset",
     "Field",
@@ -101,6 +105,7 @@ __all__ = [
     "convert",
     "convert_part",
     "convert_to_url",
+    "examine",
     "export",
     "fetch",
     "join",
@@ -111,6 +116,7 @@ __all__ = [
     "read_image_header",
     "read_manifest",
     "repair",
+    "report",
     "summarise",
     "verify",
     "write_dataset",

@@ -82,6 +82,7 @@ class SweptType(click.ParamType[Swept]):
     help="Measure with each of these workers, batch-size or slots; the rest is about the fastest.",
 )
 @click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="Also a Chrome trace, for ui.perfetto.dev.")
+@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also a page with pictures of it all.")
 @click.option(
     "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
 )
@@ -111,6 +112,7 @@ def bench_loader(
     explain: bool,
     swept: Swept | None,
     trace: Path | None,
+    html: Path | None,
     disk: Path | None,
     columns: str | None,
     mixing: bool,
@@ -125,9 +127,11 @@ def bench_loader(
     from shardprep.loaders.measuring.disk import DiskProfile
     from shardprep.loaders.measuring.loader_bench import bench
 
-    check_writable(trace)
-    if trace and splits_of(dataset):
-        raise click.UsageError(f"{dataset} is a folder of splits, and --trace is of one of them")
+    for file, option in ((trace, "--trace"), (html, "--html")):
+        check_writable(file)
+        if file and splits_of(dataset):
+            raise click.UsageError(f"{dataset} is a folder of splits, and {option} is of one of them")
+    profile = DiskProfile.load(disk) if disk else None
     names = columns.split(",") if columns else None
     made = transform_of(transform, pixels) if _has_images(dataset, names) else None
     make = partial(
@@ -150,9 +154,15 @@ def bench_loader(
         trace=trace,
         watched=form == "bar",
         mixing=mixing,
-        disk=DiskProfile.load(disk) if disk else None,
+        disk=profile,
     )
-    work = LoaderBenching(lambda path: measured(partial(make, path)), explain)
+    work = LoaderBenching(
+        lambda path: measured(partial(make, path)),
+        explain,
+        html,
+        trace,
+        profile.to_json() if profile else None,
+    )
     ctx.exit(work.run(dataset, as_json=as_json))
 
 
@@ -176,9 +186,21 @@ class LoaderBenching(DatasetWork[Benched]):
 
     measured: Callable[[Path], LoaderBench]
     explain: bool
+    html: Path | None
+    trace: Path | None
+    disk: dict[str, Any] | None
 
     def result(self, dataset: Path) -> Benched:
-        return Benched(dataset, self.measured(dataset))
+        found = self.measured(dataset)
+        if self.html:
+            self._save_page(found, dataset, self.html)
+        return Benched(dataset, found)
+
+    def _save_page(self, found: LoaderBench, dataset: Path, page: Path) -> None:
+        from shardprep.loaders.measuring.pages.run_page import json_of, run_page, save_page  # start-up time
+
+        trace = json_of(self.trace) if self.trace else None
+        save_page(run_page(found.to_json(), name=str(dataset), disk=self.disk, trace=trace), page)
 
     def show(self, result: Benched) -> None:
         print_report(*result, explain=self.explain)

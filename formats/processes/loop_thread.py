@@ -55,11 +55,20 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         with starting_thread():  # by a coroutine, for what blocks
             return future.result()
 
+    def cancel(self) -> None:
+        """Cancel what runs, for whichever thread, which gets CancelledError of ``concurrent.futures``."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+
     def __exit__(self, *exc: object) -> None:
         asyncio.run_coroutine_threadsafe(_all_ended(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancel_others() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
 
 
 async def _all_ended() -> None:

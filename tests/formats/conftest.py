@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from faulty_proxy import Proxy, faulty_proxy
+from object_server import as_endpoint
 
 
 @pytest.fixture
@@ -18,10 +19,5 @@ def dataset(intact: Path, tmp_path: Path) -> Path:
 def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy of the server, which is the endpoint of S3 in this test."""
     with faulty_proxy(server) as running:
-        for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ALLOW_HTTP"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+        as_endpoint(running.url, monkeypatch)
         yield running

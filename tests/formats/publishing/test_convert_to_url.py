@@ -13,7 +13,7 @@ from killing import killed
 
 from shardprep.formats import ConvertedTo, PlanMismatch, PlanOptions, UsageError, convert, convert_to_url
 from shardprep.formats.conversion.building import build_shard
-from shardprep.formats.dataset.remote.fetching.download import RemoteDamaged
+from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
 from shardprep.formats.system.storage.failures import RemoteFailed
 
 OPTIONS = PlanOptions(container="hdf5", shard_size=60_000)

@@ -21,7 +21,7 @@ from shardprep.formats import (
     fetch,
     publish,
 )
-from shardprep.formats.dataset.remote.fetching.download import TRIES, RemoteDamaged
+from shardprep.formats.dataset.remote.fetching.transfer import TRIES, RemoteDamaged
 from shardprep.formats.system.storage import writable_folder
 from shardprep.formats.system.storage.failures import RemoteDenied, RemoteFailed
 

@@ -9,7 +9,7 @@ from datasets import flip, prep_here, tree
 from faulty_proxy import HIDDEN, Proxy
 
 from shardprep.formats import PlanMismatch, ShardprepError, fetch, publish, repair
-from shardprep.formats.dataset.remote.fetching.download import RemoteDamaged
+from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
 from shardprep.formats.dataset.remote.repairing import refetching
 from shardprep.formats.system.storage.failures import RemoteDenied
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from shardprep.formats.dataset.remote.fetching.download import TRIES, RemoteDamaged
+from shardprep.formats.dataset.remote.fetching.transfer import TRIES, RemoteDamaged
 from shardprep.formats.system.storage.writable_folder import WritableFolder
 
 

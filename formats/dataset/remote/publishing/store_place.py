@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PROVENANCE_NAME, Manifest
-from shardprep.formats.dataset.remote.fetching.download import RemoteDamaged
+from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, UsageError
 from shardprep.formats.system.storage.writable_folder import StoredFile, WritableFolder
 

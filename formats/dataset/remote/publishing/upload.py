@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardprep.formats.containers.published_file import FileEntry, published_file
-from shardprep.formats.dataset.remote.fetching.download import TRIES, WAIT_S, RemoteDamaged
+from shardprep.formats.dataset.remote.fetching.transfer import TRIES, WAIT_S, RemoteDamaged
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.processes.loop_thread import in_thread
 from shardprep.formats.system.positional import read_at
