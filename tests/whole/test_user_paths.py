@@ -18,7 +18,7 @@ from test_public import CALLS
 
 from shardprep import formats
 from shardprep.formats.system.user_path import user_path
-from shardprep.loaders import Flow, Loader
+from shardprep.loaders import ContactSheet, Flow, Loader, RunCard
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.measuring import measure, tracing
 from shardprep.loaders.measuring.disk import DiskProfile, measure_disk
@@ -50,6 +50,9 @@ def load() -> None:
         with tracing(loader) as trace:
             next(iter(loader))
         trace.save("~/trace.json")
+        loader.card().save("~/card.json")
+        ContactSheet(loader.replay(0, 0)).save("~/sheet.png")
+        assert RunCard.load("~/card.json") == loader.card()
     small = partial(Loader, "~/dataset", batch_size=8, workers=0)
     measure(small, seconds=0.1, trace="~/measured.json")
     for name in ("trace", "measured"):
@@ -80,6 +83,10 @@ def convert_in_parts_and_fetch() -> None:
     (done,) = formats.convert("~/archives", "~/in-parts", split="val", workers=0)
     (copy,) = formats.fetch(done.path.as_uri(), "~/copy")
     assert copy.path == Path("~/copy").expanduser()
+    url = copy.path.with_name("published").as_uri()
+    formats.publish("~/copy", url)
+    formats.convert_to_url("~/archives", url, scratch="~/scratch", split="val", workers=0)
+    assert formats.repair("~/copy", url, workers=0).exit_code == 0
 
 
 def profile() -> None:
@@ -122,6 +129,11 @@ def look() -> None:
         assert formats.summarise(dataset) == formats.summarise("~/dataset")
     assert formats.read_manifest("~/dataset").records == 204
     assert formats.verify("~/dataset", level="quick").exit_code == 0
+    url = Path("~/dataset").expanduser().as_uri()
+    with formats.open_dataset(url, cache="~/cache") as dataset:
+        assert len(dataset) == 204
+    assert formats.verify(url, level="quick", cache="~/cache").exit_code == 0
+    assert Path("~/cache/datasets").expanduser().is_dir()
     found = formats.report("~/dataset", "~/report.html", against="~/dataset", pixels="none")
     assert formats.examine("~/dataset", against="~/dataset", pixels="none") == found
     found.save("~/again.html")
@@ -130,12 +142,18 @@ def look() -> None:
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
-    load: {"Loader.path", "Trace.save.path", "measure.trace"},
+    load: {
+        "Loader.path", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "ContactSheet.save.path",
+    },
     convert_and_repair: {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
         "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
     },
-    convert_in_parts_and_fetch: {"convert_part.source", "convert_part.output", "fetch.folder"},
+    convert_in_parts_and_fetch: {
+        "convert_part.source", "convert_part.output", "fetch.folder", "publish.folder", "convert_to_url.source",
+        "convert_to_url.scratch",
+    },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
     flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},
@@ -143,8 +161,9 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },
     look: {
-        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "read_manifest.dataset",
-        "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against", "Examination.save.path",
+        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
+        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against",
+        "Examination.save.path",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""
