@@ -37,7 +37,9 @@ def histogram(
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
     ]
     text = f"{sum(counts):,} {counted} from {show(edges[0])} to {show(edges[-1])}; at most {most:,} in a bar."
-    return _figure(title, text, [*drawn, *_across(ticks), *_up(most), _axis(axis)], (axis, counted), rows)
+    return chart_figure(
+        title, text, [*drawn, *ticks_across(ticks), *_up(most), axis_name(axis)], (axis, counted), rows
+    )
 
 
 def scatter(
@@ -46,21 +48,21 @@ def scatter(
     """Return a scatter plot of positive ``points`` [n][2] on logarithmic axes called ``x`` and ``y``."""
     across, up = _Log([p[0] for p in points]), _Log([p[1] for p in points])
     dots = "".join(
-        f"M{LEFT + across.share(a) * (WIDTH - LEFT - RIGHT):.0f} {_height(up.share(b)):.0f}h0"
+        f"M{LEFT + across.share(a) * (WIDTH - LEFT - RIGHT):.0f} {height_of(up.share(b)):.0f}h0"
         for a, b in points
     )
     ticks = [(LEFT + across.share(t) * (WIDTH - LEFT - RIGHT), shown_short(t)) for t in across.ticks()]
     marks = [
         Markup('<text class="tick end" x="{}" y="{:.0f}">{}</text>').format(
-            LEFT - 5, _height(up.share(t)) + 4, show_y(t)
+            LEFT - 5, height_of(up.share(t)) + 4, show_y(t)
         )
         for t in up.ticks()
     ]
-    drawn = [Markup('<path class="dots" d="{}"/>').format(dots), *_across(ticks), *marks, _axis(x)]
+    drawn = [Markup('<path class="dots" d="{}"/>').format(dots), *ticks_across(ticks), *marks, axis_name(x)]
     text = f"{len(points):,} images; {x} from {shown_number(across.low)} to {shown_number(across.high)}, "
     text += f"{y} from {show_y(up.low)} to {show_y(up.high)}; both axes are logarithmic."
     rows = [(shown_number(a), show_y(b)) for a, b in points[:MOST_TABLE_ROWS]]
-    return _figure(title, text, drawn, (x, y), rows)
+    return chart_figure(title, text, drawn, (x, y), rows)
 
 
 def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Show = shown_number) -> Markup:
@@ -104,9 +106,10 @@ class _Log:
         return list(dict.fromkeys((self.low, self.high)))
 
 
-def _figure(
+def chart_figure(
     title: str, text: str, drawn: Sequence[Markup], names: tuple[str, str], rows: Sequence[tuple[str, str]]
 ) -> Markup:
+    """Return a figure with what is ``drawn``, a text alternative, and a table of ``rows`` under two names."""
     table = Markup("").join(
         Markup("<tr><td>{}</td><td>{}</td></tr>").format(*row) for row in rows[:MOST_TABLE_ROWS]
     )
@@ -122,13 +125,13 @@ def _figure(
     )  # fmt: skip
 
 
-def _height(share: float) -> float:
+def height_of(share: float) -> float:
     """The place of a share of the whole height, from above."""
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
 def _bar(left: float, width: float, share: float) -> Markup:
-    top = min(_height(share), HEIGHT - BOTTOM - 1)  # one of few is seen, too
+    top = min(height_of(share), HEIGHT - BOTTOM - 1)  # one of few is seen, too
     return Markup('<rect class="mark" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
         left + 0.5, top, max(width - 1, 0.5), HEIGHT - BOTTOM - top
     )
@@ -139,7 +142,8 @@ def _spread(count: int) -> list[int]:
     return sorted({round(part * count / 4) for part in range(5)})
 
 
-def _across(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
+def ticks_across(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
+    """Return the line below a chart, and texts at places from the left."""
     line = Markup('<path class="line" d="M{} {}H{}"/>').format(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT)
     texts = [
         Markup('<text class="tick {}" x="{:.0f}" y="{}">{}</text>').format(
@@ -153,13 +157,14 @@ def _across(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
 def _up(most: float) -> list[Markup]:
     return [
         Markup('<text class="tick end" x="{}" y="{:.0f}">{}</text>').format(
-            LEFT - 5, _height(share) + 4, shown_short(round(most * share))
+            LEFT - 5, height_of(share) + 4, shown_short(round(most * share))
         )
         for share in ((0.0, 1.0) if most < 2 else (0.0, 0.5, 1.0))
     ]
 
 
-def _axis(text: str) -> Markup:
+def axis_name(text: str) -> Markup:
+    """Return the name of the line below a chart."""
     return Markup('<text class="axis middle" x="{:.0f}" y="{}">{}</text>').format(
         (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, text
     )

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from shardprep.loaders.transforms.contract import Transform
 
 from .epoch_loader import EpochLoader
 from .options import described
+from .remote_shards.local_shards import LocalShards
 from .replaying.chosen_records import ChosenRecords
 from .replaying.identity import digest_of
 from .replaying.observed import ObservedTransform
@@ -37,6 +38,9 @@ from .results import DeclaredResults, results_of, without
 from .shard_task import ShardWork, items_of
 from .subset import Subset
 
+if TYPE_CHECKING:
+    from shardprep.formats.images.gallery import Gallery
+
 
 class ReplayableLoader(EpochLoader, ABC):
     """A loader of a dataset's records, of which any step can be made again."""
@@ -45,6 +49,7 @@ class ReplayableLoader(EpochLoader, ABC):
     engine: Engine
     _subset: Subset
     _work: ShardWork
+    _shards: LocalShards
     _labels: npt.NDArray[np.int64]
     _columns: tuple[str, ...] | None
     _with_numbers: bool
@@ -72,6 +77,24 @@ class ReplayableLoader(EpochLoader, ABC):
         )
         return Replayed(epoch, step, tuple(parts), tuple(records))
 
+    def show_batch(self, epoch: int | None = None, step: int = 0, *, most: int = 16) -> Gallery:
+        """Return the images of a step as a training gets them: pictures in a notebook, a list in a terminal.
+
+        ``epoch`` is by default the next one. At most ``most`` images are shown, up to 100, each with the
+        number, key and class of its record. The batch is made by :meth:`replay`, so the loader's place stays,
+        and so do its errors; UsageError for a batch without images. Normalised pixels are shown as they were
+        before.
+        """
+        from .replaying.shown_batch import shown_batch  # start-up time
+
+        made = self.replay(self.epoch if epoch is None else epoch, step)
+        return shown_batch(made, self.transform, self._class_of, title=repr(self), most=most)
+
+    def _class_of(self, number: int) -> str:
+        """The name of the class of a record; empty without a label."""
+        label = int(self.dataset.index["label"][number])
+        return self.dataset.classes[label] if label >= 0 else ""
+
     def _made_here(self, items: Items, step: int) -> tuple[dict[str, Any], EngineBatch]:
         """Return the batch of these items, and what is shown of their images, by key."""
         transform = self._work.transform
@@ -79,7 +102,8 @@ class ReplayableLoader(EpochLoader, ABC):
         observed = ObservedTransform(transform) if is_observed and transform else None
         work = replace(self._work, transform=observed or transform, one_thread=False)
         layout = replace(self.engine.layout, inputs=0, sparse=False)
-        with work.open(np.zeros(len(work.stages))) as fill:
+        needed = self._shards.held(np.unique(items["shard"]).tolist())
+        with needed, work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=layout, where=_where)
         return observed.shown if observed else {}, batch
 

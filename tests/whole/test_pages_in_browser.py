@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from browsers import Browser, browser
+from disk_profiles import full_profile
 from examined import made_datasets
+from run_figures import bench, course, stats, trace_of
 
 from shardprep.formats import Examination, examine
+from shardprep.loaders.measuring.pages.run_page import run_page, save_page
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +47,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, one in pages.items():
         one.save(folder / f"{name}.html")
-    return {name: folder / f"{name}.html" for name in pages}
+    disk = full_profile().to_json()
+    figures = bench(stats=stats(course=course(100)))
+    save_page(run_page(figures, disk=disk, trace=trace_of("read", "decode")), folder / "run.html")
+    named = bench(stats=stats("\n".join(HOSTILE), course=course(3)))
+    text = run_page(named, name=HOSTILE[0], disk=disk, trace=trace_of(*HOSTILE))
+    save_page(text, folder / "hostile-run.html")
+    return {name: folder / f"{name}.html" for name in (*pages, "run", "hostile-run")}
 
 
 def hostile(value: Any, numbers: Iterator[int], name: str = "") -> Any:
@@ -63,7 +72,7 @@ def chromium(tmp_path: Path) -> Iterator[Browser]:
         yield opened
 
 
-@pytest.mark.parametrize("name", ["dataset", "index", "hostile", "wide"])
+@pytest.mark.parametrize("name", ["dataset", "index", "hostile", "wide", "run", "hostile-run"])
 def test_a_page_is_whole_and_asks_for_nothing(
     name: str, pages: dict[str, Path], chromium: Browser, tmp_path: Path
 ) -> None:
@@ -79,9 +88,10 @@ def test_a_page_is_whole_and_asks_for_nothing(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_is_accessible(scheme: str, pages: dict[str, Path], chromium: Browser) -> None:
-    chromium.show(pages["dataset"], width=1440, scheme=scheme)
+    for name in ("dataset", "run"):
+        chromium.show(pages[name], width=1440, scheme=scheme)
 
-    assert chromium.faults() == []
+        assert chromium.faults() == []
 
 
 def test_hostile_names_stay_text(pages: dict[str, Path], chromium: Browser) -> None:

@@ -51,8 +51,13 @@ def load() -> None:
             next(iter(loader))
         trace.save("~/trace.json")
         loader.card().save("~/card.json")
+        loader.stats().to_html("~/stats.html")
         ContactSheet(loader.replay(0, 0)).save("~/sheet.png")
         assert RunCard.load("~/card.json") == loader.card()
+    url = Path("~/dataset").expanduser().as_uri()
+    with Loader(url, cache="~/loaded", batch_size=8, workers=0) as loader:
+        next(iter(loader))
+    assert Path("~/loaded/datasets").expanduser().is_dir()
     small = partial(Loader, "~/dataset", batch_size=8, workers=0)
     measure(small, seconds=0.1, trace="~/measured.json")
     for name in ("trace", "measured"):
@@ -107,6 +112,9 @@ def keys() -> None:
 def flows() -> None:
     with Flow.from_dataset("~/dataset") as flow:
         assert flow.length.items == 204
+    with Flow.from_dataset(Path("~/dataset").expanduser().as_uri(), cache="~/flowing") as flow:
+        assert flow.length.items == 204
+    assert Path("~/flowing/datasets").expanduser().is_dir()
     Path("~/pictures/cats").expanduser().mkdir(parents=True)
     Path("~/pictures/cats/one.jpg").expanduser().write_bytes(b"x")
     assert Flow.from_files("~/pictures").length.items == 1
@@ -143,7 +151,7 @@ def look() -> None:
 
 COVERED: dict[Callable[[], None], set[str]] = {
     load: {
-        "Loader.path", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "Loader.path", "Loader.cache", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
         "ContactSheet.save.path",
     },
     convert_and_repair: {
@@ -156,7 +164,7 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
-    flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},
+    flows: {"Flow.from_dataset.path", "Flow.from_dataset.cache", "Flow.from_files.folder"},
     add_columns: {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,16 +28,18 @@ from shardprep.formats.dataset.examining.choice import PIXELS
 from shardprep.formats.dataset.splits import splits_of
 from shardprep.formats.progress import NoProgress
 
+LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 MB
+
 
 @click.command(
     short_help="Write a page that shows what is in a dataset.",
     epilog=examples(
-        "report shards/train",
         "report shards/train --against shards/val -o leaks.html",
         "report shards/train --pixels all --class n01440764 --json",
+        "report --run stats.json --disk profile.json -o run.html",
     ),
 )
-@click.argument("dataset", type=FOLDER)
+@click.argument("dataset", type=FOLDER, required=False)
 @click.option(
     "-o", "--output", type=ANY_PATH, default="report.html", show_default=True, help="The page, replaced."
 )
@@ -52,18 +55,29 @@ from shardprep.formats.progress import NoProgress
     "--class", "classes", multiple=True, metavar="NAME", help="Show many images of this class; repeatable."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Chooses the sample.")
+@click.option(
+    "--run",
+    type=ANY_PATH,
+    metavar="STATS.json",
+    help="Instead of a dataset: stats, or prep bench-loader --json.",
+)
+@click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="With --run: a trace, for a timeline.")
+@click.option("--disk", type=ANY_PATH, metavar="PROFILE.json", help="With --run: by prep bench-disk --save.")
 @workers_option
 @progress_option
 @json_option
 @click.pass_context
 def report(
     ctx: click.Context,
-    dataset: Path,
+    dataset: Path | None,
     output: Path,
     against: Path | None,
     pixels: str,
     classes: tuple[str, ...],
     seed: int,
+    run: Path | None,
+    trace: Path | None,
+    disk: Path | None,
     workers: int | None,
     form: Form,
     as_json: bool,
@@ -74,8 +88,26 @@ def report(
     which loads nothing and runs no program. Of a folder of splits each has a page, such as report-train.html.
     """
     check_writable(output)
+    if (dataset is None) == (run is None) or (run is None and (trace or disk)):
+        raise click.UsageError(
+            "give a DATASET, or --run STATS.json with --trace and --disk where there are some"
+        )
+    if dataset is None:
+        report_run(run or Path(), output, trace=trace, disk=disk, as_json=as_json)
+        return
     work = Reporting(output, against, pixels, classes, seed, workers, progress_in(form))
     ctx.exit(work.of(dataset).run(dataset, as_json=as_json))
+
+
+def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None, as_json: bool) -> None:
+    """Write the page of a run of a loader, from the file of its stats."""
+    from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
+    from shardprep.loaders.measuring.pages.run_page import json_of, run_page, save_page
+
+    profile = DiskProfile.load(disk).to_json() if disk else None
+    traced = json_of(trace, most=LARGEST_TRACE) if trace else None
+    save_page(run_page(json_of(run), name=run.stem, disk=profile, trace=traced), output)
+    say(json.dumps({"page": str(output)}) if as_json else f"{output}: the run in {run}")
 
 
 @dataclass(frozen=True)
