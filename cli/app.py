@@ -22,6 +22,7 @@ from shardprep.cli.commands.looking.replay import replay
 from shardprep.cli.commands.looking.report import report
 from shardprep.cli.commands.network.fetch import fetch
 from shardprep.cli.commands.network.keygen import keygen
+from shardprep.cli.commands.network.publish import publish
 from shardprep.cli.commands.network.serve import serve
 from shardprep.cli.commands.repair import repair
 from shardprep.cli.commands.trying.demo import demo
@@ -53,7 +54,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    sample, convert, index, join, verify, inspect, report, repair, fetch, export, bench_disk, bench_loader, replay, serve, keygen, demo,
+    sample, convert, index, join, verify, inspect, report, repair, publish, fetch, export, bench_disk, bench_loader, replay, serve,
+    keygen, demo,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

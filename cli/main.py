@@ -38,8 +38,10 @@ def main() -> NoReturn:
         _on_signals(_leave)  # within the block: a signal just after it would be a traceback
     except Interrupted as interrupted:
         code = flush(failed(interrupted, as_json=asks_for_json(sys.argv[1:])))
-    if "obstore" in sys.modules:
-        os._exit(code)  # a thread of obstore that calls Python while that ends would abort the process
+    if not sys.modules.keys().isdisjoint(("obstore", "ray")):
+        os._exit(
+            code
+        )  # a thread of obstore that calls Python while that ends would abort the process; Ray's may hang
     sys.exit(code)
 
 

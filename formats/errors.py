@@ -21,14 +21,15 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   ├── CorruptRecord  a record's bytes do not match its checksum
     │   ├── BadValue (formats/columns/codec.py)  a value that its column cannot hold
     │   ├── RemoteMissing (formats/system/storage/failures.py)  a file is not in the bucket or on the server
-    │   ├── RemoteDamaged (formats/dataset/remote/fetching/download.py)  a server sends another file
+    │   ├── RemoteDamaged (formats/dataset/remote/fetching/transfer.py)  a server sends another file
     │   ├── BadItem (formats/conversion/writing/item_coder.py)  an item to save that does not fit the others
     │   └── FrameDamaged (loaders/frames/bounds.py)  a message that is not a frame
     ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
     │   ├── OutputBusy  another process works on the same output
-    │   ├── ExecutorFailed (formats/conversion/running/executor_run.py)  an executor lost a job
-    │   ├── OtherMachine (formats/conversion/building/machine.py)  a worker's machine differs from this one
+    │   ├── ExecutorFailed (formats/processes/executors/executor_call.py)  an executor lost a job
+    │   ├── OtherMachine (formats/processes/executors/other_machine.py)  a worker's machine differs
     │   ├── NoSpace  the disk is, or would get, full
+    │   │   └── CacheTooSmall (formats/dataset/remote/caching/room.py)  its limit is too small
     │   ├── WorkerDied  a worker process ended before its work did
     │   ├── ChildLost (formats/processes/child_process.py)  a process was killed, or took too long
     │   ├── WorkFailed (loaders/engine/protocol/worker_errors.py)  an exception that cannot be pickled

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardprep.cli.console.cluster import cluster_executor
+from shardprep.cli.console.cluster import cluster_executor, cluster_option
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
+    PATH_OR_URL,
     ByteSize,
     PartOfAll,
     examples,
@@ -21,16 +20,17 @@ from shardprep.cli.console.options import (
     progress_option,
     workers_option,
 )
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
+from shardprep.cli.console.output import print_json
 from shardprep.cli.console.progress import Form, progress_in
-from shardprep.cli.reports.dry_run_report import ignored_text, print_dry_run
+from shardprep.cli.reports.converted_report import show_converted
+from shardprep.cli.reports.dry_run_report import print_dry_run
 from shardprep.cli.reports.part_report import part_for_machines, print_part
 from shardprep.formats import (
-    Converted,
     ConvertOptions,
     PlanOptions,
     SourceOptions,
     convert_part,
+    convert_to_url,
     plan_conversion,
 )
 from shardprep.formats import convert as convert_source
@@ -50,7 +50,7 @@ from shardprep.formats.sources.listing.source import SPLITS
     ),
 )
 @click.argument("source", type=ANY_PATH)
-@click.argument("output", type=ANY_PATH)
+@click.argument("output", type=PATH_OR_URL)
 @click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
 @click.option(
     "--format",
@@ -132,10 +132,12 @@ from shardprep.formats.sources.listing.source import SPLITS
     metavar="I/N",
     help="Build one of N shares of the shards, on any machine; without --part, finish.",
 )
+@cluster_option
 @click.option(
-    "--cluster",
-    metavar="ADDRESS",
-    help="Build on the workers of Dask's scheduler there, tcp://HOST:PORT; --workers is shards at a time.",
+    "--scratch",
+    type=ANY_PATH,
+    metavar="DIR",
+    help="Where shards are built for OUTPUT in a bucket.  [default: in ~/.cache/shardprep]",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
@@ -146,16 +148,20 @@ def convert(
     ctx: click.Context,
     /,
     source: Path,
-    output: Path,
+    output: Path | str,
     split: str | None,
     part: tuple[int, int] | None,
     cluster: str | None,
+    scratch: Path | None,
     dry_run: bool,
     form: Form,
     as_json: bool,
     **chosen: Any,
 ) -> None:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
+
+    OUTPUT is a folder, or a place in a bucket (s3://, gs://, az://, file://), to which each shard is
+    uploaded as soon as it is built.
 
     SOURCE is what you have: the official tars (a tar, or the folder that holds them), an extracted
     tree, Kaggle's tree, class folders, images with a table, folders of pairs or COCO's annotations
@@ -193,6 +199,14 @@ def convert(
         "workers": chosen["workers"],
         "progress": progress_in(form),
     }
+    if isinstance(output, str):
+        if part or cluster or dry_run:
+            raise click.UsageError("--part, --cluster and --dry-run are for an OUTPUT that is a folder")
+        stored = convert_to_url(source, output, scratch=scratch, **arguments)
+        show_converted(stored, output, as_json=as_json)
+        return
+    if scratch:
+        raise click.UsageError("--scratch is for an OUTPUT in a bucket")
     if dry_run:
         planned = plan_conversion(source, output, part=part, **arguments)
         print_json(planned.to_json()) if as_json else print_dry_run(planned)
@@ -201,67 +215,6 @@ def convert(
         built = convert_part(source, output, part, **arguments)
         print_json(part_for_machines(built, part)) if as_json else print_part(built)
         return
-    with cluster_executor(cluster) if cluster else nullcontext() as executor:
+    with cluster_executor(cluster) as executor:
         done = convert_source(source, output, executor=executor, **arguments)
     show_converted(done, output, as_json=as_json)
-
-
-def show_converted(done: Sequence[Converted], output: Path, *, as_json: bool) -> None:
-    """Print what a conversion made, and the next command."""
-    for converted in done:
-        _warn(converted)
-    if as_json:
-        print_json({"splits": [_for_machines(d) for d in done]})
-    else:
-        for converted in done:
-            _print(converted)
-        say_next(
-            "bench-loader" if all(converted.already_complete for converted in done) else "verify", output
-        )
-
-
-def _for_machines(done: Converted) -> dict[str, Any]:
-    manifest = done.manifest
-    return {
-        "path": str(done.path),
-        "split": manifest.split,
-        "layout": manifest.source["layout"],
-        "records": manifest.records,
-        "image_bytes": manifest.image_bytes,
-        "shards": len(manifest.shards),
-        "skipped": manifest.skipped,
-        "skipped_causes": [asdict(cause) for cause in done.skipped.causes],
-        "emptied_classes": list(done.skipped.emptied),
-        "partial": manifest.partial,
-        "ignored": dict(done.ignored),
-        "already_complete": done.already_complete,
-        "content_root": manifest.content_root,
-        "root": manifest.root,
-    }
-
-
-def _warn(done: Converted) -> None:
-    """Name the classes that lost all their images; they keep their labels."""
-    if emptied := done.skipped.emptied:
-        these = f"no image of {'this class' if len(emptied) == 1 else 'these classes'} is left"
-        say(f"warning: {done.path}: {these}, all were skipped: {', '.join(emptied)}", err=True)
-
-
-def _print(done: Converted) -> None:
-    manifest = done.manifest
-    kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
-    shards = count_of(len(manifest.shards), kind)
-    state = " (was complete, and is intact)" if done.already_complete else ""
-    classes = count_of(len(manifest.labels), "class")
-    say(
-        f"{done.path}: {count_of(manifest.records, 'image')}, {classes}, {size(manifest.image_bytes)} "
-        f"in {'place, ' if manifest.archive else ''}{shards}{state}"
-    )
-    shown = {"source": manifest.source["layout"]}
-    if manifest.skipped:
-        shown["skipped"] = f"{done.skipped}; listed in quarantine.json"
-    if done.ignored:
-        shown["ignored"] = ignored_text(done.ignored)
-    if manifest.partial:
-        shown["partial"] = "the source did not hold all images that it should"
-    print_fields(shown | {"content_root": manifest.content_root, "root": manifest.root})

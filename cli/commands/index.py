@@ -16,14 +16,13 @@ from shardprep.cli.console.options import (
     workers_option,
 )
 from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.reports.converted_report import show_converted
 from shardprep.formats import ConvertOptions, PlanOptions
 from shardprep.formats import convert as convert_source
 from shardprep.formats.containers.registry import IN_PLACE
 from shardprep.formats.conversion.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.records.stored_order import ARCHIVE_ORDER
 from shardprep.formats.sources.listing.source import SPLITS
-
-from .convert import show_converted
 
 
 @click.command(

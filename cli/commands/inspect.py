@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import click
 
 from shardprep.cli.commands.looking.report import Reporting
-from shardprep.cli.console.options import ANY_PATH, FOLDER, check_writable, examples, json_option
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER_OR_URL,
+    CacheOptions,
+    cache_options,
+    check_writable,
+    examples,
+    json_option,
+)
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
@@ -23,21 +31,32 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
 @click.command(
     short_help="Sum up datasets: counts, classes, sizes, oddities.",
     epilog=examples(
-        "inspect shards",
         "inspect shards/train --classes",
         "inspect shards/train --html report.html",
+        "inspect s3://bucket/train --cache /nvme/cache",
     ),
 )
-@click.argument("dataset", type=FOLDER)
+@click.argument("dataset", type=FOLDER_OR_URL)
 @click.option("--classes", is_flag=True, help="Also list the classes: label, images, name, words.")
 @click.option("--html", type=ANY_PATH, metavar="FILE", help="Also write the page of prep report.")
+@cache_options
 @json_option
 @click.pass_context
-def inspect(ctx: click.Context, dataset: Path, classes: bool, html: Path | None, as_json: bool) -> None:
+def inspect(
+    ctx: click.Context,
+    dataset: Path | str,
+    classes: bool,
+    html: Path | None,
+    through: CacheOptions,
+    as_json: bool,
+) -> None:
     """Say what DATASET, or each split in that folder, is: counts, bytes, classes, sizes, order, roots."""
+    through.check(dataset)
     check_writable(html)
-    pages = Reporting(html).of(dataset) if html else None
-    ctx.exit(Inspecting(classes, pages).run(dataset, as_json=as_json))
+    if html and isinstance(dataset, str):
+        raise click.UsageError("--html is of a dataset in a folder; prep fetch makes one of a URL")
+    pages = Reporting(html).of(Path(dataset)) if html else None
+    ctx.exit(Inspecting(classes, through, pages).run(dataset, as_json=as_json))
 
 
 class Inspected(NamedTuple):
@@ -53,13 +72,15 @@ class Inspecting(DatasetWork[Inspected]):
     """The summary of datasets, and their pages if they are wanted."""
 
     classes: bool
+    through: CacheOptions
     pages: Reporting | None
 
-    def result(self, dataset: Path) -> Inspected:
+    def result(self, dataset: Path | str) -> Inspected:
+        page = None
         if self.pages:
-            self.pages.result(dataset)
-        page = self.pages.page_of(dataset) if self.pages else None
-        with open_dataset(dataset) as opened:
+            self.pages.result(Path(dataset))
+            page = self.pages.page_of(Path(dataset))
+        with open_dataset(dataset, cache=self.through.cache, cache_limit=self.through.cache_limit) as opened:
             return Inspected(summarise(opened), class_counts(opened) if self.classes else None, page)
 
     def show(self, result: Inspected) -> None:

@@ -31,12 +31,16 @@ BAD_IN_SOURCE = (
 )
 JOIN_AGAIN = "next: the prep join command that added {}; it builds damaged files again, to the same bytes"
 ARCHIVE_CHANGED = "next: put the archive that was indexed back, or repeat the prep index command with the place where it is now"
+PUBLISH_AGAIN = "next: publish the dataset there again, from a copy that prep verify finds intact"
 FOREIGN = "next: move what does not belong to the dataset to another place"
 
 
 def say_what_mends(report: Report) -> None:
     """Print what to do about the findings; nothing if there are none."""
     if not report.findings:
+        return
+    if report.url is not None:
+        say(PUBLISH_AGAIN)
         return
     files = {file.name for file in report.manifest.files} if report.manifest else set()
     found = {finding.file for finding in report.findings}

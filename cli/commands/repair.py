@@ -1,17 +1,19 @@
-"""``prep repair``: rebuild damaged shards from the source."""
+"""``prep repair``: bring damaged files back, from the source or from a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from shardprep.cli.console.cluster import cluster_executor, cluster_option
 from shardprep.cli.console.options import (
-    ANY_PATH,
     FOLDER,
+    PATH_OR_URL,
     examples,
     json_option,
     progress_option,
@@ -27,48 +29,62 @@ from .verify import print_report, summary_of
 
 
 @click.command(
-    short_help="Rebuild damaged or missing shards from the source.",
+    short_help="Bring damaged or missing files back.",
     epilog=examples(
         "repair shards --source archives",
         "repair shards/train --source archives --workers 4",
+        "repair shards --source s3://bucket/shards",
     ),
 )
 @click.argument("dataset", type=FOLDER)
-@click.option("--source", type=ANY_PATH, required=True, help="What the dataset was converted from.")
+@click.option(
+    "--source", type=PATH_OR_URL, required=True, help="What it was converted from, or the URL of a copy."
+)
 @click.option("--root", type=FOLDER, help="The folder that the paths of a list of images begin at.")
 @workers_option
+@cluster_option
 @progress_option
 @json_option
 @click.pass_context
 def repair(
     ctx: click.Context,
     dataset: Path,
-    source: Path,
+    source: Path | str,
     root: Path | None,
     workers: int | None,
+    cluster: str | None,
     form: Form,
     as_json: bool,
 ) -> None:
-    """Rebuild exactly the damaged or missing shards of DATASET, or of each split in that folder.
+    """Bring back exactly the damaged or missing files of DATASET, or of each split in that folder.
 
+    They are rebuilt from the archives, or fetched from an intact copy in object storage or on a server.
     The root stays the same.
     """
-    work = Repairing(source, root, workers, progress_in(form))
-    ctx.exit(work.run(dataset, as_json=as_json))
+    with cluster_executor(cluster) as executor:
+        work = Repairing(source, root, workers, executor, progress_in(form))
+        code = work.run(dataset, as_json=as_json)
+    ctx.exit(code)
 
 
 @dataclass(frozen=True)
 class Repairing(DatasetWork[Report]):
-    """The repair of datasets that were converted from one source."""
+    """The repair of datasets from one source, or from copies in one place."""
 
-    source: Path
+    source: Path | str
     root: Path | None
     workers: int | None
+    executor: Executor | None
     progress: Progress
 
     def result(self, dataset: Path) -> Report:
         return repair_dataset(
-            dataset, self.source, root=self.root, workers=self.workers, progress=self.progress
+            dataset,
+            self.source,
+            root=self.root,
+            workers=self.workers,
+            executor=self.executor,
+            progress=self.progress,
         )
 
     def show(self, result: Report) -> None:

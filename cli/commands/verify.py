@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,16 @@ from typing import Any
 import click
 
 from shardprep.cli.commands.mending import say_what_mends
-from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, workers_option
+from shardprep.cli.console.cluster import cluster_executor, cluster_option
+from shardprep.cli.console.options import (
+    FOLDER_OR_URL,
+    CacheOptions,
+    cache_options,
+    examples,
+    json_option,
+    progress_option,
+    workers_option,
+)
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
@@ -24,10 +34,10 @@ from shardprep.formats.dataset.verification.verify import LEVELS
     epilog=examples(
         "verify shards",
         "verify shards/train --level decode --workers 4",
-        "verify shards --json --quiet",
+        "verify s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
     ),
 )
-@click.argument("dataset", type=FOLDER)
+@click.argument("dataset", type=FOLDER_OR_URL)
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
@@ -36,11 +46,20 @@ from shardprep.formats.dataset.verification.verify import LEVELS
     help="What to check; each level checks what the one before it does, see below.",
 )
 @workers_option
+@cluster_option
+@cache_options
 @progress_option
 @json_option
 @click.pass_context
 def verify(
-    ctx: click.Context, dataset: Path, level: str, workers: int | None, form: Form, as_json: bool
+    ctx: click.Context,
+    dataset: Path | str,
+    level: str,
+    workers: int | None,
+    cluster: str | None,
+    through: CacheOptions,
+    form: Form,
+    as_json: bool,
 ) -> None:
     """Check that DATASET, or each split in that folder, is complete and intact. Changes nothing.
 
@@ -52,10 +71,14 @@ def verify(
     decode   every image decodes
 
     Where images were skipped, the order and class_sorted cannot be checked. No level compares with
-    the source.
+    the source. The files at a URL come through the cache, which can be smaller than the dataset; files that
+    do not belong to it are not looked for.
     """
-    work = Verifying(level, workers, progress_in(form))
-    ctx.exit(work.run(dataset, as_json=as_json))
+    through.check(dataset)
+    with cluster_executor(cluster) as executor:
+        work = Verifying(level, workers, executor, progress_in(form), through)
+        code = work.run(dataset, as_json=as_json)
+    ctx.exit(code)
 
 
 @dataclass(frozen=True)
@@ -64,10 +87,20 @@ class Verifying(DatasetWork[Report]):
 
     level: str
     workers: int | None
+    executor: Executor | None
     progress: Progress
+    through: CacheOptions
 
-    def result(self, dataset: Path) -> Report:
-        return verify_dataset(dataset, level=self.level, workers=self.workers, progress=self.progress)
+    def result(self, dataset: Path | str) -> Report:
+        return verify_dataset(
+            dataset,
+            level=self.level,
+            workers=self.workers,
+            executor=self.executor,
+            progress=self.progress,
+            cache=self.through.cache,
+            cache_limit=self.through.cache_limit,
+        )
 
     def show(self, result: Report) -> None:
         print_report(result)
@@ -107,11 +140,11 @@ def print_report(report: Report) -> None:
     if report.exit_code or manifest is None:
         found = count_of(len(report.findings), "finding")
         unread = f", {count_of(len(report.unchecked), 'file')} unread" if report.unchecked else ""
-        say(f"{report.dataset}: NOT intact: {found}{unread} (level {report.level})")
+        say(f"{report.location}: NOT intact: {found}{unread} (level {report.level})")
         return
     word = "complete" if report.level == "quick" else "intact"
     files = count_of(len(manifest.shards), "shard")
     total = size(manifest.size)
     images = count_of(manifest.records, "image")
-    say(f"{report.dataset}: {word}: {images} in {files}, {total} (level {report.level})")
+    say(f"{report.location}: {word}: {images} in {files}, {total} (level {report.level})")
     print_fields({"root": manifest.root})

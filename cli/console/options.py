@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardprep.formats import OperationError
+from shardprep.formats.dataset.remote.open_dataset import cache_for, refuse_cache
 from shardprep.formats.system.sizes import parse_bytes
+from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.user_path import user_path
 
 from .progress import FORMS, form_of
@@ -75,6 +78,19 @@ class Folder(click.ParamType[Path]):
         return [CompletionItem(incomplete, type="dir")]
 
 
+class FolderOrUrl(Folder):
+    """An existing folder, or the URL of a dataset in object storage or on a server."""
+
+    name = "folder or URL"
+
+    def convert(  # type: ignore[override]
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        if isinstance(value, str) and "://" in value:
+            return Location.parse(value).url
+        return super().convert(value, param, ctx)
+
+
 class UserPath(click.Path):
     """Any path; a ``~`` that the shell left, as in ``--save=~/x``, is the home folder."""
 
@@ -82,8 +98,26 @@ class UserPath(click.Path):
         return user_path(super().convert(value, param, ctx))  # type: ignore[arg-type]
 
 
+class PathOrUrl(click.ParamType["Path | str"]):
+    """A path, or the URL of a place in object storage or on a server."""
+
+    name = "path or URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        if isinstance(value, str) and value.partition("://")[1]:
+            return Location.parse(value).url
+        return ANY_PATH.convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
 FOLDER = Folder()
+FOLDER_OR_URL = FolderOrUrl()
 ANY_PATH = UserPath(readable=False, path_type=Path)
+PATH_OR_URL = PathOrUrl()
 
 Command = Callable[..., Any]
 
@@ -119,6 +153,42 @@ def progress_option(command: Command) -> Command:
         return command(*arguments, form=form_of("never" if quiet else shown), **options)
 
     return with_form
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """What ``--cache`` and ``--cache-limit`` say; both None where they are not given."""
+
+    cache: Path | None
+    cache_limit: int | None
+
+    def check(self, dataset: Path | str) -> None:
+        """Raise UsageError for a URL without a cache, and for a folder with one."""
+        if isinstance(dataset, str):
+            cache_for(dataset, self.cache)
+        else:
+            refuse_cache(dataset, self.cache, self.cache_limit)
+
+
+def cache_options(command: Command) -> Command:
+    """Add ``--cache`` and ``--cache-limit`` to a command; it gets them as ``through``."""
+
+    @click.option(
+        "--cache",
+        type=ANY_PATH,
+        metavar="FOLDER",
+        help="Where the files of a URL are cached: a folder on a local disk, shared by all datasets.",
+    )
+    @click.option(
+        "--cache-limit",
+        type=ByteSize(),
+        help="The most bytes that the cache has, such as 200GiB.  [default: what the disk has]",
+    )
+    @wraps(command)
+    def with_cache(*arguments: Any, cache: Path | None, cache_limit: int | None, **options: Any) -> Any:
+        return command(*arguments, through=CacheOptions(cache, cache_limit), **options)
+
+    return with_cache
 
 
 def check_writable(file: Path | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from shardprep.formats.dataset.splits import splits_of
+from shardprep.formats.dataset.remote.open_dataset import datasets_in
 from shardprep.formats.errors import ShardprepError
 
 from .failures import Failure, failure_of
@@ -32,8 +32,8 @@ class DatasetWork(ABC, Generic[T]):
     """What a command does with a dataset, and how it shows the result of type ``T``."""
 
     @abstractmethod
-    def result(self, dataset: Path) -> T:
-        """Return the result for the dataset in that folder. Raises ShardprepError, OSError."""
+    def result(self, dataset: Any) -> T:
+        """Return the result for the dataset in a folder, or at a URL. Raises ShardprepError, OSError."""
 
     @abstractmethod
     def show(self, result: T) -> None:
@@ -51,12 +51,12 @@ class DatasetWork(ABC, Generic[T]):
         """Return the exit code that the result asks for."""
         return 0
 
-    def run(self, folder: Path, *, as_json: bool) -> int:
+    def run(self, folder: Path | str, *, as_json: bool) -> int:
         """Do the work on the dataset, or on every split in the folder, and return the worst exit code.
 
         An error ends the work on one dataset; of several, the others are still done.
         """
-        splits = splits_of(folder)
+        splits = datasets_in(folder)
         if splits:
             return self._run_each(folder, splits, as_json=as_json)
         result = self.result(folder)
@@ -66,7 +66,7 @@ class DatasetWork(ABC, Generic[T]):
             self.show(result)
         return self.exit_code(result)
 
-    def _run_each(self, folder: Path, splits: Mapping[str, Path], *, as_json: bool) -> int:
+    def _run_each(self, folder: Path | str, splits: Mapping[str, Path | str], *, as_json: bool) -> int:
         ends = {name: self._end(dataset, as_json=as_json) for name, dataset in splits.items()}
         results = {name: end for name, end in ends.items() if not isinstance(end, Failure)}
         code = worst(
@@ -86,7 +86,7 @@ class DatasetWork(ABC, Generic[T]):
             say(f"{folder}: {self.summary(results) if results else 'nothing was done'}{failed}")
         return code
 
-    def _end(self, dataset: Path, *, as_json: bool) -> T | Failure:
+    def _end(self, dataset: Any, *, as_json: bool) -> T | Failure:
         try:
             result = self.result(dataset)
         except (ShardprepError, OSError) as error:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.containers.shard_cache import Bring, OpenShards, is_there
 from shardprep.formats.containers.shard_file import ShardFile
 from shardprep.formats.containers.table import Rows, table_header
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
@@ -33,14 +33,15 @@ class RecordPlace(NamedTuple):
 class ColumnReader(Owned):
     """Reader of one column of the dataset in ``folder``, with shards of the kind ``container``.
 
-    Files are opened when first read, and read by position. Every value is checked against its checksum in
-    the table, which covers the record's key. Thread-safe except for :meth:`close`; usable after a fork.
-    Raises CorruptRecord and ShardDamaged for damage, ManifestDamaged for a damaged table, and OSError.
+    Files are opened when first read, after ``bring`` made them be there, and read by position. Every value is
+    checked against its checksum in the table, which covers the record's key. Thread-safe except for
+    :meth:`close`; usable after a fork. Raises CorruptRecord and ShardDamaged for damage, ManifestDamaged for
+    a damaged table, and OSError.
     """
 
     instead = "open the dataset again by its path"
 
-    def __init__(self, folder: Path, entry: ColumnEntry, container: str) -> None:
+    def __init__(self, folder: Path, entry: ColumnEntry, container: str, bring: Bring = is_there) -> None:
         self.entry = entry
         self._folder = folder
         self._codec = entry.field.codec
@@ -49,7 +50,8 @@ class ColumnReader(Owned):
         self._rows_at_once = max(1, ROWS_BYTES // self._row.itemsize)
         self._block = -1, b""
         self._table: ShardFile | None = None
-        self._shards = OpenShards(folder, container, entry.shards)
+        self._shards = OpenShards(folder, container, entry.shards, bring)
+        self._bring = bring
 
     def value(self, place: RecordPlace) -> Any:
         """Return a record's value."""
@@ -100,6 +102,7 @@ class ColumnReader(Owned):
     def _opened(self) -> ShardFile:
         table = self._table
         if table is None:
+            self._bring(self.entry.table)
             table = ShardFile(self._path)
             if table.size != self.entry.table.size:
                 table.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardprep.formats.containers.shard_cache import Bring, is_there
 from shardprep.formats.records.record import NO_COLUMNS, Record
 from shardprep.formats.system.owned import Owned
 
@@ -18,7 +19,8 @@ class OpenColumns(Owned):
     """Readers of ``entries``, columns of the dataset in ``folder`` with shards of the kind ``container``.
 
     ``others`` are functions from a record's place to a value, by name: columns of records that have no files.
-    Thread-safe except for :meth:`close`; usable after a fork, and after :meth:`close`.
+    ``bring`` makes a file be there before it is opened. Thread-safe except for :meth:`close`; usable after a
+    fork, and after :meth:`close`.
     """
 
     instead = "open the dataset again by its path"
@@ -29,8 +31,9 @@ class OpenColumns(Owned):
         entries: Iterable[ColumnEntry],
         container: str,
         others: Mapping[str, Callable[[RecordPlace], Any]] = NO_COLUMNS,
+        bring: Bring = is_there,
     ) -> None:
-        self._readers = {entry.field.name: ColumnReader(folder, entry, container) for entry in entries}
+        self._readers = {entry.field.name: ColumnReader(folder, entry, container, bring) for entry in entries}
         self._values = {name: reader.value for name, reader in self._readers.items()} | dict(others)
         self.names = tuple(self._values)
         """The names of what a record has, those of ``others`` last."""

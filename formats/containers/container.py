@@ -146,6 +146,11 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
     def _short(self, ordinal: int) -> ShardDamaged:
         return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=self.path)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file was deleted since it was opened."""
+        return self._file.is_deleted
+
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._file.close()

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ManifestDamaged
+from shardprep.formats.system.atomic_write import hash_file
 from shardprep.formats.system.positional import read_at, read_into
 from shardprep.formats.system.regular_file import OPEN_FLAGS, naming
 
@@ -38,6 +39,15 @@ class FileEntry:
     def to_json(self) -> dict[str, Any]:
         """The entry as the manifest holds it."""
         return {"name": self.name, "size": self.size, "sha256": self.sha256, "records": self.records}
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether that folder has this file, with these bytes. Raises OSError."""
+        path = folder / self.name
+        try:
+            has_size = not path.is_symlink() and path.stat().st_size == self.size
+            return has_size and hash_file(path) == self.sha256
+        except FileNotFoundError:
+            return False
 
 
 @contextmanager

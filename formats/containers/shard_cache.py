@@ -7,6 +7,7 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 from shardprep.formats.system.owned import Owned
@@ -17,6 +18,9 @@ from .registry import open_shard
 
 # A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
+
+Bring = Callable[[FileEntry], None]
+"""``bring(entry)`` is called before a file of a dataset is opened, and makes it be there."""
 
 _made: weakref.WeakSet[OpenShards] = weakref.WeakSet()
 
@@ -30,14 +34,22 @@ def _free_in_copy() -> None:
 os.register_at_fork(after_in_child=_free_in_copy)
 
 
+def is_there(entry: FileEntry) -> None:
+    """Do nothing: the files of a dataset on this machine are there."""
+
+
 class OpenShards(Owned):
     """Readers by shard number, opened at their first use; the least recently used are released.
 
-    Thread-safe, also in a forked copy of the process. A released reader is closed when the last thread
-    that reads from it has finished.
+    So are those of deleted files when another one is opened, as they hold space on the disk; ``bring`` makes
+    a file be there. Thread-safe, also in a forked copy of the process. A released reader is closed when the
+    last thread that reads from it has finished.
     """
 
-    def __init__(self, folder: Path, container: str, shards: tuple[FileEntry, ...]) -> None:
+    def __init__(
+        self, folder: Path, container: str, shards: tuple[FileEntry, ...], bring: Bring = is_there
+    ) -> None:
+        self._bring = bring
         self._folder = folder
         self._container = container
         self._shards = shards
@@ -54,6 +66,9 @@ class OpenShards(Owned):
     def _opened(self, number: int) -> ShardReader:
         entry = self._shards[number]
         path = self._folder / entry.name
+        for deleted in [number for number, reader in self._open.items() if reader.is_deleted]:
+            del self._open[deleted]
+        self._bring(entry)
         reader = open_shard(path, self._container, size=entry.size, records=entry.records)
         self._open[number] = reader
         if len(self._open) > MAX_OPEN:

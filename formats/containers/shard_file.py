@@ -25,6 +25,11 @@ class ShardFile(Owned):
         with naming(path):
             self.size = os.fstat(self._descriptor.fileno()).st_size
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file has no name any more, and holds its space only because it is open."""
+        return os.fstat(self._open_number()).st_nlink == 0
+
     def read_at(self, length: int, offset: int) -> bytes:
         """Return ``length`` bytes from ``offset``, fewer only if the file ends before."""
         try:

@@ -50,6 +50,24 @@ def finish(
 ) -> Manifest:
     """Publish the tables, the provenance and, last, the manifest; then remove the work folder."""
     output = work_folder.output
+    manifest = gather(work_folder, planned, listing, built, boxes)
+    if manifest.archive and (archive := listing.reader.archive):
+        link_archive(output / ARCHIVE_NAME, archive.path, work_folder.run)
+    publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
+    publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
+    work_folder.remove()
+    return manifest
+
+
+def gather(
+    work_folder: WorkFolder,
+    planned: Plan,
+    listing: Listing,
+    built: Sequence[BuiltShard],
+    boxes: GatheredBoxes | None,
+) -> Manifest:
+    """Publish the tables of all shards; return the manifest, which is not published. Raises DataError."""
+    output = work_folder.output
     if len(built) != len(planned.shards):
         raise OperationError(f"{len(built)} shards were built of {len(planned.shards)}", path=output)
     if not any(b.records for b in built):
@@ -60,11 +78,6 @@ def finish(
     names = [table.name for table in (*tables, *(column.table for column in columns))]
     remove_stale(output, names)
     publish_tables(work_folder, names)
-    if manifest.archive and (archive := listing.reader.archive):
-        link_archive(output / ARCHIVE_NAME, archive.path, work_folder.run)
-    publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
-    publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
-    work_folder.remove()
     return manifest
 
 

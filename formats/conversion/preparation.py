@@ -6,6 +6,8 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from heapq import nlargest
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.listing.stored_entries import StoredEntries
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.system.storage.location import SCHEMES
 from shardprep.formats.system.user_path import user_path
 
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
@@ -50,7 +53,10 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a conversion, as in :func:`.convert.convert`; ``part`` is None for all of it."""
+    """The arguments of a conversion, as in :func:`.convert.convert`; ``part`` is None for all of it.
+
+    ``kept_shards`` is the number of shards that lie in the output at a time, None for all.
+    """
 
     source: Path
     output: Path
@@ -59,8 +65,11 @@ class Request:
     options: ConvertOptions
     source_options: SourceOptions
     part: ConversionPart | None = None
+    kept_shards: int | None = None
 
     def __post_init__(self) -> None:
+        if self.output.parts[:1] in {(f"{scheme}:",) for scheme in SCHEMES}:
+            raise UsageError("is a URL, and convert_to_url() converts to these", path=self.output)
         if self.plan_options.order in ITEM_ORDERS:
             raise UsageError(
                 f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
@@ -104,6 +113,12 @@ class Request:
             return {self.split: self.output}
         return {split: self.output / split for split in source.splits}
 
+    def kept(self, prepared: Prepared) -> Iterable[PlannedShard]:
+        """Return shards that take as much room as those of a split that lie in the output at a time."""
+        if self.kept_shards is None:
+            return prepared.shards
+        return nlargest(self.kept_shards, prepared.shards, key=lambda shard: shard.extent.payload_bytes)
+
     def check_outputs(self, source: Source) -> None:
         """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
         refuse_other_shape(self.output, self.split)
@@ -140,12 +155,16 @@ class Prepared:
     def finished_manifest(self) -> Manifest:
         """Return the finished output's manifest. Raises PlanMismatch if it is of another plan, DataError."""
         manifest = read_manifest(self.output)
+        self.refuse_other(manifest, self.output)
+        return manifest
+
+    def refuse_other(self, manifest: Manifest, place: str | os.PathLike[str]) -> None:
+        """Raise PlanMismatch if the finished dataset at a place is of another plan."""
         if differing := self._differing(manifest):
             raise PlanMismatch(
                 f"holds a finished dataset: {differing}; choose another folder, or remove this one",
-                path=self.output,
+                path=place,
             )
-        return manifest
 
     def _differing(self, manifest: Manifest) -> str:
         """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped.
@@ -184,7 +203,7 @@ class Prepared:
 
     def _writer(self) -> str:
         """Return the versions and settings that decide the bytes of the shards besides plan and images."""
-        used = container(self.planned.options.container).library()
+        used = {"shardprep": version("shardprep"), **container(self.planned.options.container).library()}
         return ", ".join(f"{name} {value}" for name, value in used.items())
 
 
@@ -214,7 +233,9 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
         _check_output(one, source, request.options, problems)
     with problems.collected():
         begun = [one for one in prepared if not one.is_finished]
-        check_space({one.output: (one.planned, one.shards) for one in begun}, alone=request.part is None)
+        check_space(
+            {one.output: (one.planned, request.kept(one)) for one in begun}, alone=request.part is None
+        )
     return prepared
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ from shardprep.formats.columns.unlisted_columns import remove_unlisted_columns
 from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.conversion.building.built_shard import BuiltShard
+from shardprep.formats.conversion.building.machine import versions_for
 from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
 from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
 from shardprep.formats.conversion.building.shard_jobs import shard_jobs
@@ -27,7 +30,8 @@ from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.system.user_path import user_path
 
 from .column_tables import build_column
-from .running.job_runner import run_jobs
+from .convert import Run
+from .running.executor_run import runner
 from .tables import (
     GatheredBoxes,
     build_tables,
@@ -36,40 +40,21 @@ from .tables import (
 )
 
 
-def repair(
+def repair_from_source(
     dataset: str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
     workers: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Rebuild what ``verify(level="full")`` finds damaged or missing; return a new verification.
 
-    Its ``rebuilt`` are the files that were replaced.
-
-    ``dataset`` is the folder of the dataset, and ``source`` the path that it was converted from. ``root`` is
-    the folder that the paths of a list of images begin at; None is the list's own.
-    ``workers`` and ``progress`` are as in :func:`~.convert.convert`.
-
-    A file is replaced only by one with the SHA-256 in the manifest, so the root stays the same, and files
-    that are intact are left alone. For a damaged table the whole source is read, because its rows come from
-    all records. Files that do not belong to the dataset are reported and left alone, and so are those of
-    columns that :func:`~.joining.join.join` added: joining them again rebuilds them. Raises ManifestDamaged
-    if the manifest is damaged, PlanMismatch if the source is a different one, and what
-    :func:`~.convert.convert` raises.
+    All is as in :func:`~shardprep.formats.dataset.remote.repairing.repair.repair` with a path.
     """
     path, progress = user_path(dataset), shown(progress)
-    manifest = read_manifest(path)
-    report = verify(path, workers=workers, progress=progress)
-    if report.unchecked:
-        raise OperationError(f"could not check {report.unchecked[0]}", path=path)
-    for finding in report.findings:
-        if finding.file == ARCHIVE_NAME:
-            raise SourceDamaged(
-                f"{finding.problem}; prep repair rebuilds tables, and no archive: copy or download that again",
-                path=path,
-            )
+    manifest, report = found_damaged(path, workers, executor, progress)
     joined = {
         file.name for name in manifest.joined if manifest.columns for file in manifest.columns[name].files
     }
@@ -86,14 +71,33 @@ def repair(
     planned = _planned_again(listing, manifest, path)
     boxes = gathered_boxes(recognised, manifest.split, listing)
     with WorkFolder(path) as work_folder:
-        repair = _Repair(planned, manifest, work_folder, workers, progress)
+        run: Run = runner(executor, workers, progress)
+        home = None if executor is None else versions_for(planned.options)
+        repair = _Repair(planned, manifest, work_folder, run, home, progress)
         repair.shards(damaged, listing)
         repair.tables(damaged, boxes)
         remove_unlisted_columns(path, {file.name for file in manifest.files})
         work_folder.remove()
-    again = verify(path, workers=workers, progress=progress)
+    again = verify(path, workers=workers, executor=executor, progress=progress)
     again.rebuilt = tuple(sorted(damaged))
     return again
+
+
+def found_damaged(
+    path: Path, workers: int | None, executor: Executor | None, progress: Progress
+) -> tuple[Manifest, Report]:
+    """Verify a dataset that is to be repaired. Raises what repairing raises."""
+    manifest = read_manifest(path)
+    report = verify(path, workers=workers, executor=executor, progress=progress)
+    if report.unchecked:
+        raise OperationError(f"could not check {report.unchecked[0]}", path=path)
+    for finding in report.findings:
+        if finding.file == ARCHIVE_NAME:
+            raise SourceDamaged(
+                f"{finding.problem}; prep repair rebuilds tables, and no archive: copy or download that again",
+                path=path,
+            )
+    return manifest, report
 
 
 def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
@@ -125,7 +129,8 @@ class _Repair:
     planned: Plan
     manifest: Manifest
     work_folder: WorkFolder
-    workers: int | None
+    run: Run
+    home: Mapping[str, str] | None
     progress: Progress
     built: list[BuiltShard] = field(default_factory=list)
 
@@ -142,13 +147,14 @@ class _Repair:
             self.work_folder,
             expected=expected,
             wanted=frozenset(damaged),
+            home=self.home,
         )
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
         with (
             noting_kept(partial(self._kept, {s.name for s in shards})),
             self.progress.task("repair", records=records, size=size),
         ):
-            self.built = run_jobs(jobs, counters, workers=self.workers, progress=self.progress)
+            self.built = self.run(jobs, counters)
 
     def _needed(self, damaged: set[str]) -> set[int]:
         """Return the numbers of the shards of which records are read."""

@@ -19,7 +19,7 @@ from shardprep.formats.columns.open_columns import OpenColumns
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.blocks import Block, blocks_in, blocks_of
 from shardprep.formats.containers.container import ShardReader
-from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.containers.shard_cache import Bring, OpenShards, is_there
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.kinds.image_info import ImageFlag
@@ -54,6 +54,8 @@ class Dataset(AbstractContextManager["Dataset"]):
     not there, or has another size. Files that change while the dataset is open give errors, never a signal.
     """
 
+    _bring: Bring = staticmethod(is_there)
+
     def __init__(self, path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") -> None:
         path = self.path = user_path(path)
         self.label_space = labels
@@ -63,11 +65,18 @@ class Dataset(AbstractContextManager["Dataset"]):
         if self.manifest.archive:
             self.manifest.archive.check(path)
         self._label_map = self.manifest.labels.mapping(labels).tolist()
-        self._shards = OpenShards(path, self.manifest.container, self.manifest.shards)
+        self._shards = OpenShards(path, self.manifest.container, self.manifest.shards, self._bring)
         columns, boxes = self.manifest.columns, box_table(path, self.manifest, labels)
         others = OpenBoxes(boxes).columns(box_columns(self.manifest)) if boxes else {}
-        self.columns = OpenColumns(path, columns.entries if columns else (), self.manifest.container, others)
+        self.columns = OpenColumns(
+            path, columns.entries if columns else (), self.manifest.container, others, self._bring
+        )
         """The readers of the columns beside key, label and image, by name."""
+
+    @property
+    def location(self) -> str:
+        """Where the dataset is: the path of its folder, or the URL that it was opened by."""
+        return os.fspath(self.path)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -144,21 +153,10 @@ class Dataset(AbstractContextManager["Dataset"]):
 
     def __repr__(self) -> str:
         columns = f", columns {printable(', '.join(self.schema.names), 40)}" if len(self.schema) else ""
-        return f"<Dataset {os.fspath(self.path)!r}: {len(self):,} records, {self.manifest.split}{columns}>"
+        return f"<Dataset {self.location!r}: {len(self):,} records, {self.manifest.split}{columns}>"
 
 
 def _reopen(path: Path, labels: str) -> Dataset:
-    return Dataset(path, labels=labels)
-
-
-def open_dataset(path: str | os.PathLike[str], *, labels: str = "sorted_wnid0") -> Dataset:
-    """Open the dataset of one converted split.
-
-    ``path`` is its folder. ``labels`` is the space of the records' labels: ``sorted_wnid0`` (0 to n - 1, by
-    sorted class names), ``ilsvrc2012_id`` (the devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for
-    background). Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels and for a
-    folder of splits, which it names.
-    """
     return Dataset(path, labels=labels)
 
 

@@ -105,7 +105,7 @@ def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     boxes = manifest.table("boxes.npy")
     images = index if manifest.has_images else index[:0]
     return Summary(
-        path=os.fspath(dataset.path),
+        path=dataset.location,
         split=manifest.split,
         records=len(index),
         classes=len(manifest.labels),

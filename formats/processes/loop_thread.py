@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from shardprep.formats.errors import OperationError
 from shardprep.formats.system.owned import Owned
@@ -55,6 +55,10 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         with starting_thread():  # by a coroutine, for what blocks
             return future.result()
 
+    def cancel(self) -> None:
+        """Cancel what runs, for whichever thread, which gets CancelledError of ``concurrent.futures``."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+
     def __exit__(self, *exc: object) -> None:
         asyncio.run_coroutine_threadsafe(_all_ended(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -62,11 +66,42 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         self._loop.close()
 
 
+async def _cancel_others() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
 async def _all_ended() -> None:
     """Wait for all other tasks, which are cancelled or done, and for the threads."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()
+
+
+class Running(Protocol):
+    """What :func:`run_all` runs."""
+
+    async def run(self) -> None:
+        """Do the work."""
+
+
+async def run_all(works: Sequence[Running], at_once: int) -> None:
+    """Run the works, ``at_once`` at the same time. The first failure cancels the others, and is raised."""
+    waiting = iter(works)
+    failure: BaseException
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, len(works))):
+                group.create_task(_each(waiting))
+        return
+    except BaseExceptionGroup as error:
+        failure = error.exceptions[0]
+    raise failure
+
+
+async def _each(waiting: Iterator[Running]) -> None:
+    for work in waiting:
+        await work.run()
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:

@@ -53,7 +53,7 @@ def starting_process(wanted: Callable[[], bool]) -> Iterator[None]:
             raise OperationError("the process that was to be started is not wanted any more")
     try:
         resource_tracker.ensure_running()  # starting it later would unblock the signal
-        with _sigint_blocked(), _main_module_hidden():
+        with _sigint_blocked(), _main_module_hidden(), _with_children():
             yield
     except BlockingIOError as error:
         raise OperationError(
@@ -108,6 +108,18 @@ def _sigint_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def _with_children() -> Iterator[None]:
+    """Allow children of a daemonic process, such as a worker of Dask: these end when it does."""
+    this = multiprocessing.current_process()
+    was_daemonic = this.daemon
+    try:
+        this.daemon = False
+        yield
+    finally:
+        this.daemon = was_daemonic
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Reading of a file at a position, independent of its descriptor's position, up to the file's end.
+"""Reading and writing of a file at a position, independent of its descriptor's, up to the file's end.
 
 A read may return fewer bytes than requested: at a bad sector of a disk, NFS or FUSE, or after a signal.
 Only a read of no bytes is the end of a file.
@@ -29,3 +29,11 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
     buffer[: len(data)] = data
     view = memoryview(buffer)
     return bytes(view[: len(data) + read_into(descriptor, view[len(data) :], offset + len(data))])
+
+
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of ``data`` at ``offset``. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Literal
 
-from shardprep.formats.dataset.dataset import open_dataset
+from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.dataset.table_checks import box_table
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus

@@ -3,54 +3,23 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from datasets import converted, prep, prep_here, tree
+from dask_cluster import DaskCluster, dask_cluster
+from datasets import converted, flip, prep, prep_here, tree
 from waiting import until
 
 needs_dask = pytest.mark.skipif(not find_spec("distributed"), reason="Dask is not installed")
 
 
-class Cluster:
-    """A scheduler and two workers, which have another current folder than the command."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        self._folder = folder
-        port = self.address.rpartition(":")[2]
-        self.scheduler = self._started("dask_scheduler", "--host", "127.0.0.1", "--port", port)
-        self.workers = [self.worker(), self.worker()]
-
-    def worker(self) -> "subprocess.Popen[bytes]":
-        limits = ["--nthreads", "1", "--no-nanny", "--death-timeout", "60"]
-        return self._started("dask_worker", self.address, *limits, "--local-directory", self._folder)
-
-    def _started(self, program: str, *words: object) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", f"distributed.cli.{program}", *map(str, words), "--no-dashboard"]
-        return subprocess.Popen(
-            command, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def end(self) -> None:
-        for process in (*self.workers, self.scheduler):
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    (tmp_path / "cluster").mkdir()
-    found = Cluster(tmp_path / "cluster")
-    yield found
-    found.end()
+def cluster(tmp_path: Path) -> Iterator[DaskCluster]:
+    with dask_cluster(tmp_path / "cluster") as cluster:
+        yield cluster
 
 
 def words(archives: Path, *more: object, size: int = 60_000) -> list[object]:
@@ -60,7 +29,7 @@ def words(archives: Path, *more: object, size: int = 60_000) -> list[object]:
 @needs_dask
 @pytest.mark.slow
 def test_a_cluster_converts_to_the_same_bytes_and_a_lost_scheduler_is_an_error(
-    archives: Path, tmp_path: Path, cluster: Cluster
+    archives: Path, tmp_path: Path, cluster: DaskCluster
 ) -> None:
     command = words(archives, "--cluster", cluster.address)
 
@@ -76,19 +45,30 @@ def test_a_cluster_converts_to_the_same_bytes_and_a_lost_scheduler_is_an_error(
     assert failed.returncode == 3, failed.stderr
     assert "the executor did not run this shard's job" in failed.stderr
     assert "Traceback" not in failed.stderr
-    again = Cluster(tmp_path / "cluster")
-    try:
-        prep(*words(archives, "--cluster", again.address), cwd=tmp_path, check=True)
-    finally:
-        again.end()
     converted(archives, tmp_path / "whole")
+    with dask_cluster(tmp_path / "cluster") as again:
+        prep(*words(archives, "--cluster", again.address), cwd=tmp_path, check=True)
+        assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+        verify_and_repair(archives, tmp_path, again.address)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def verify_and_repair(archives: Path, folder: Path, address: str) -> None:
+    """Damage the dataset, verify it on the cluster and here, and repair it there."""
+    first, second = sorted((folder / "out").glob("shard-*"))[:2]
+    flip(first, first.stat().st_size // 2)
+    second.unlink()
+    verify = ["verify", "out", "--json", "--quiet"]
+    here, there = (prep(*verify, *more, cwd=folder) for more in ([], ["--cluster", address]))
+    assert (here.returncode, there.returncode) == (1, 1), there.stderr
+    assert there.stdout == here.stdout
+    prep("repair", "out", "--source", archives, "--quiet", "--cluster", address, cwd=folder, check=True)
 
 
 @needs_dask
 @pytest.mark.torture
 def test_workers_that_are_killed_again_and_again_change_nothing(
-    archives: Path, tmp_path: Path, cluster: Cluster
+    archives: Path, tmp_path: Path, cluster: DaskCluster
 ) -> None:
     ended = threading.Event()
 

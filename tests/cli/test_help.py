@@ -18,6 +18,7 @@ IN_ORDER = [
     "inspect",
     "report",
     "repair",
+    "publish",
     "fetch",
     "export",
     "bench-disk",

@@ -22,6 +22,7 @@ WITH_A_BAR = [
     "convert",
     "verify",
     "repair",
+    "publish",
     "fetch",
     "export",
     "bench-disk",

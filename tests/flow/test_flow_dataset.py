@@ -14,7 +14,7 @@ import pytest
 from datasets import flip, writable
 from flow_members import all_of
 
-from shardprep.formats.dataset.dataset import open_dataset
+from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged, UsageError
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
 from shardprep.loaders.flow.core.node import Fetched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PIECE = 1 << 14
+MD5 = re.compile(r"\b[0-9a-f]{32}\b")
 HIDDEN = "AKIA0123456789"  # in the text of errors, where S3 has parts of the signature
+SENT_ON = ("If-None-Match", "If-Match", "Content-Type", "x-amz-copy-source")
 PASSED_ON = ("Content-Type", "ETag", "Last-Modified", "Content-Range", "Accept-Ranges")
 
 
@@ -22,10 +25,15 @@ class Proxy:
     A fault is the number of a status, or one of: cut (half of the body, then the end of the connection),
     short (half of the body as if it were all), long (a byte more), flip (a bit in the middle), stall (half,
     then silence), slow (pieces with pauses), whole (no parts of files). ``asked`` are the paths and ranges.
+    ``sending`` gives the faults of files that are sent, of which ``sent`` are the paths.
+    ``opaque`` makes the ETags of another kind than MD5.
     """
 
     server: int
     fault: Callable[[str, int], str | None] = lambda path, count: None
+    sending: Callable[[str, int], str | None] = lambda path, count: None
+    sent: list[str] = field(default_factory=list)
+    opaque: bool = False
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     port: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
@@ -72,6 +80,10 @@ class Spoiling(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     plan: Proxy
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # of a client that was killed
+            super().handle()
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -84,11 +96,58 @@ class Spoiling(BaseHTTPRequestHandler):
             else:
                 self.pass_on(fault, None if fault == "whole" else asked)
 
+    def do_HEAD(self) -> None:
+        self.relay(b"")
+
+    def do_DELETE(self) -> None:
+        self.relay(b"")
+
+    def do_POST(self) -> None:
+        self.relay(self.received())
+
+    def do_PUT(self) -> None:
+        """Pass a file on; a fault is of those that sending has: a status, cut, flip, or slow."""
+        path = self.path.partition("?")[0]
+        self.plan.sent.append(path)
+        fault = self.plan.sending(path, self.plan.sent.count(path)) or ""
+        with suppress(ConnectionError):
+            if fault == "cut":
+                self.close_connection = True
+                self.rfile.read(min(PIECE, int(self.headers["Content-Length"]) // 2))
+                return
+            body = self.received()
+            if fault.isdigit():
+                error = f"<Error><Code>Broken</Code><Key>{HIDDEN}</Key></Error>"
+                self.answer(int(fault), {}, error.encode())
+                return
+            if fault == "slow":
+                time.sleep(10 * self.plan.pause_s)
+            self.relay(body if fault != "flip" else bytes([body[0] ^ 1]) + body[1:])
+
+    def received(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"] or 0))
+
+    def relay(self, body: bytes) -> None:
+        """Pass a request on as it is, and its answer."""
+        upstream = http.client.HTTPConnection("127.0.0.1", self.plan.server, timeout=30)
+        headers = {name: value for name in SENT_ON if (value := self.headers[name]) is not None}
+        upstream.request(self.command, self.path, body=body, headers=headers)
+        answer = upstream.getresponse()
+        found, length = answer.read(), answer.headers["Content-Length"]
+        upstream.close()
+        passed = {name: value for name in PASSED_ON if (value := answer.headers[name])}
+        if self.plan.opaque:
+            passed |= {"ETag": turned(passed["ETag"])} if "ETag" in passed else {}
+        with suppress(ConnectionError):
+            self.answer(answer.status, passed, found, length=int(length) if length else None)
+
     def pass_on(self, fault: str, asked: str | None) -> None:
         upstream = http.client.HTTPConnection("127.0.0.1", self.plan.server, timeout=30)
         upstream.request("GET", self.path, headers={"Range": asked} if asked else {})
         answer = upstream.getresponse()
         body = answer.read()
+        if self.plan.opaque and b"<ListBucketResult" in body:
+            body = turned(body.decode()).encode()
         upstream.close()
         headers = {name: value for name in PASSED_ON if (value := answer.headers[name])}
         if answer.status not in (200, 206) or not fault or fault == "whole":
@@ -127,3 +186,8 @@ class Spoiling(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
         self.wfile.flush()
+
+
+def turned(text: str) -> str:
+    """The text with the digits of each MD5 in reverse."""
+    return MD5.sub(lambda found: found[0][::-1], text)

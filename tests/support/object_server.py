@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from waiting import until
+
+HIDDEN = "wJalrXUtnFEMI"  # the secret key, which nothing may show
 
 
 @contextmanager
@@ -35,3 +38,13 @@ def free_port() -> int:
 def answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def as_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a server the endpoint of S3 in this test, also for processes that it starts."""
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ALLOW_HTTP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", HIDDEN)

@@ -32,11 +32,11 @@ MAKERS = {
     *("open", "fdopen", "pipe", "dup", "socket", "socketpair", "Pipe", "Context", "mmap", "memmap", "open_memmap"),
     *("memfd_create", "pidfd_open", "eventfd", "SharedMemory", "TemporaryFile", "NamedTemporaryFile", "ExitStack"),
     *("Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "Popen", "DefaultSelector"),
-    *("Descriptor", "FIFOQueue"),
+    *("Descriptor", "LockDescriptor", "FIFOQueue"),
 }  # fmt: skip
 KEPT = {
     *("Thread", "SpawnProcess", "BaseProcess", "Popen", "Connection", "socket", "Socket", "mmap", "ExitStack"),
-    *("Executor", "ThreadPoolExecutor", "BaseSelector", "Descriptor", "SpawnedProcess", "Channel"),
+    *("Executor", "ThreadPoolExecutor", "BaseSelector", "Descriptor", "LockDescriptor", "SpawnedProcess", "Channel"),
 }  # fmt: skip
 
 

@@ -115,3 +115,25 @@ def tensors_of(checkpoint: dict[str, Any]) -> list[Any]:
     """The weights, and what the optimizer keeps for each of them."""
     kept = checkpoint["optimizer"]["state"].values()
     return [*checkpoint["network"].values(), *(tensor for each in kept for tensor in each.values())]
+
+
+def test_the_jobs_for_kubernetes_build_each_part_once_and_finish_with_the_same_options(
+    tmp_path: Path,
+) -> None:
+    yaml: Any = pytest.importorskip("yaml")
+    parts, finish = yaml.safe_load_all((EXAMPLES / "kubernetes" / "convert.yaml").read_text())
+    assert [job["metadata"]["labels"]["step"] for job in (parts, finish)] == ["parts", "finish"]
+    (tmp_path / "prep").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "prep").chmod(0o755)
+
+    def printed(job: Any, **variables: str) -> str:
+        command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **variables}
+        return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.strip()
+
+    count = parts["spec"]["completions"]
+    last = printed(parts, JOB_COMPLETION_INDEX=str(count - 1))
+    assert last == f"{printed(finish)} --part {count}/{count}"
+    assert printed(parts, JOB_COMPLETION_INDEX="0").endswith(f" --part 1/{count}")
+    pods = [job["spec"]["template"]["spec"] for job in (parts, finish)]
+    assert pods[0]["volumes"] == pods[1]["volumes"]

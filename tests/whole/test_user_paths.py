@@ -84,6 +84,10 @@ def convert_in_parts_and_fetch() -> None:
     (done,) = formats.convert("~/archives", "~/in-parts", split="val", workers=0)
     (copy,) = formats.fetch(done.path.as_uri(), "~/copy")
     assert copy.path == Path("~/copy").expanduser()
+    url = copy.path.with_name("published").as_uri()
+    formats.publish("~/copy", url)
+    formats.convert_to_url("~/archives", url, scratch="~/scratch", split="val", workers=0)
+    assert formats.repair("~/copy", url, workers=0).exit_code == 0
 
 
 def profile() -> None:
@@ -131,6 +135,11 @@ def look() -> None:
     found.save("~/again.html")
     home = Path("~").expanduser()
     assert (home / "again.html").read_bytes() == (home / "report.html").read_bytes()
+    url = Path("~/dataset").expanduser().as_uri()
+    with formats.open_dataset(url, cache="~/cache") as dataset:
+        assert len(dataset) == 204
+    assert formats.verify(url, level="quick", cache="~/cache").exit_code == 0
+    assert Path("~/cache/datasets").expanduser().is_dir()
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
@@ -142,7 +151,10 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
         "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
     },
-    convert_in_parts_and_fetch: {"convert_part.source", "convert_part.output", "fetch.folder"},
+    convert_in_parts_and_fetch: {
+        "convert_part.source", "convert_part.output", "fetch.folder", "publish.folder", "convert_to_url.source",
+        "convert_to_url.scratch",
+    },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
     flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},
@@ -150,8 +162,9 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },
     look: {
-        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "read_manifest.dataset",
-        "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against", "Examination.save.path",
+        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
+        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against",
+        "Examination.save.path",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""

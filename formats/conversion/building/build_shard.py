@@ -146,26 +146,26 @@ def _column(job: ShardJob, values: ColumnOfShard) -> BuiltColumn:
 
 
 def trusted_commit(job: ShardJob) -> BuiltShard | None:
-    """Return the commit record of a finished shard if plan, size and SHA-256 match, else None.
+    """Return the commit record of a finished shard if plan, size and SHA-256 match, else None."""
+    commit = committed(job)
+    if commit is None or not all(file.is_in(job.output) for file in commit.files):
+        return None
+    return commit
+
+
+def committed(job: ShardJob) -> BuiltShard | None:
+    """Return the commit record of a shard if its plan and its rows match, wherever its files are; else None.
 
     A shard without bad images is the same for any policy; one that lacks some is right only to skip them.
     """
-    final, rows = job.output / job.shard.name, job.beside(".rows")
-    if final.is_symlink():
-        return None
     try:
         commit = BuiltShard.from_json(parse_canonical_json(job.beside(".commit").read_bytes()))
         is_wanted = job.options.on_bad_image == "skip" or not commit.skipped
-        fits = is_wanted and commit.plan == job.plan and commit.size == final.stat().st_size
-        if fits and hash_file(rows) == commit.rows_sha256 and hash_file(final) == commit.sha256:
-            return (
-                commit
-                if all(each.is_intact(job.output, job.work_folder) for each in commit.columns)
-                else None
-            )
+        if not is_wanted or commit.plan != job.plan or hash_file(job.beside(".rows")) != commit.rows_sha256:
+            return None
+        return commit if all(column.has_rows(job.work_folder) for column in commit.columns) else None
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
-    return None
 
 
 def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[ColumnOfShard]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardprep.formats.containers.published_file import FileEntry
+
 from .column_of_shard import BuiltColumn
 
 
@@ -31,6 +33,12 @@ class BuiltShard:
     skipped: tuple[SkippedImage, ...] = ()
     columns: tuple[BuiltColumn, ...] = ()
     region_sha256: str = ""
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The shard's file, and those of its columns."""
+        shard = FileEntry(self.name, self.size, self.sha256, self.records)
+        return (shard, *(column.shard for column in self.columns if column.shard))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -37,12 +37,13 @@ class BuiltColumn:
     size: int = 0
     sha256: str = ""
 
+    def has_rows(self, work_folder: Path) -> bool:
+        """Whether the rows are those that were written. Raises OSError."""
+        return hash_file(work_folder / self.rows) == self.rows_sha256
+
     def is_intact(self, output: Path, work_folder: Path) -> bool:
-        """Whether the files are those that were written."""
-        if hash_file(work_folder / self.rows) != self.rows_sha256:
-            return False
-        path = output / self.name
-        return not self.name or (not path.is_symlink() and hash_file(path) == self.sha256)
+        """Whether the files are those that were written. Raises OSError."""
+        return self.has_rows(work_folder) and (self.shard is None or self.shard.is_in(output))
 
     @property
     def shard(self) -> FileEntry | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
@@ -11,16 +10,11 @@ from pathlib import Path
 
 from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.containers.registry import container
-from shardprep.formats.errors import BadImage, OperationError, SourceDamaged
+from shardprep.formats.errors import BadImage, SourceDamaged
+from shardprep.formats.processes.executors.other_machine import other_machine, refuse_other_versions
 from shardprep.formats.sources.listing.source import ByteReader, Entries
 
 from .plan import PlanOptions
-
-
-class OtherMachine(OperationError):
-    """A machine that sees another source or output, or has other versions of libraries; ``host`` names it."""
-
-    host = ""
 
 
 def versions_for(options: PlanOptions) -> dict[str, str]:
@@ -37,24 +31,15 @@ def check_machine(
 
     ``home`` has that machine's versions, and ``run`` is a folder that it made. The first entry is read.
     """
-    here = versions_for(options)
-    differing = [name for name in {**home, **here} if home.get(name) != here.get(name)]
-    if differing:
-        theirs, ours = (", ".join(f"{n} {v.get(n, 'none')}" for n in differing) for v in (home, here))
-        raise _other(f"has {ours}, and the conversion was begun with {theirs}; install these there")
+    refuse_other_versions(home, versions_for(options), "conversion")
     if not run.is_dir():
-        raise _other("does not see the output, or its run has ended; mount it there at the same path", run)
+        raise other_machine(
+            "does not see the output, or its run has ended; mount it there at the same path", run
+        )
     try:
         with copy(reader) as opened, suppress(BadImage, BadValue):
             opened.read(entries[0])
     except (SourceDamaged, OSError) as error:
-        raise _other(
+        raise other_machine(
             f"does not see the source as it was listed ({error}); mount the same there at the same path"
         ) from error
-
-
-def _other(text: str, path: Path | None = None) -> OtherMachine:
-    host = socket.gethostname()
-    error = OtherMachine(f"the machine {host} {text}", path=path)
-    error.host = host
-    return error

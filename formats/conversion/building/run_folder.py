@@ -25,10 +25,18 @@ _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 
 def make_run_folder(work_folder: Path) -> Path:
     """Make a folder with a unique name, which names the host and the process."""
-    host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:_HOST_CHARACTERS]
-    folder = work_folder / f"{_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"
+    folder = work_folder / f"{_PREFIX}{_host()}-{os.getpid()}-{secrets.token_hex(8)}"
     folder.mkdir()
     return folder
+
+
+def is_of_this_host(run: Path) -> bool:
+    """Whether a run on a host of this name made that folder."""
+    return run.name.removeprefix(_PREFIX).rsplit("-", 2)[0] == _host()
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:_HOST_CHARACTERS]
 
 
 def remove_run_folders(work_folder: Path) -> None:

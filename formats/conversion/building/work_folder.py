@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import socket
 import stat
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ from shardprep.formats.dataset.manifest import WORK_FOLDER_NAME
 from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.system.atomic_write import flush_file, publish_bytes
-from shardprep.formats.system.descriptor import Descriptor
+from shardprep.formats.system.descriptor import LockDescriptor
 from shardprep.formats.system.full_disk import as_no_space
 from shardprep.formats.system.owned import Owned
 
@@ -43,20 +43,6 @@ OUTPUT_FILES = re.compile(
 )
 
 
-_locks: weakref.WeakSet[Descriptor] = weakref.WeakSet()
-
-
-def _close_inherited_locks() -> None:
-    """Close the locks in a forked copy of this process, which otherwise keeps outputs busy after it."""
-    for lock in _locks:
-        with suppress(OSError):
-            os.close(lock.fileno())
-    _locks.clear()
-
-
-os.register_at_fork(after_in_child=_close_inherited_locks)
-
-
 class WorkFolder(Owned):
     """A lock on an output folder. Not reusable, neither copyable nor picklable.
 
@@ -73,8 +59,8 @@ class WorkFolder(Owned):
         self.output = output
         self.folder = output / WORK_FOLDER_NAME
         self._shared = shared
-        self._lock: Descriptor | None = None
-        self._alive: Descriptor | None = None
+        self._lock: LockDescriptor | None = None
+        self._alive: LockDescriptor | None = None
 
     def __enter__(self) -> Self:
         """Lock the output. Raises OutputBusy, UsageError if it is not a folder, OSError."""
@@ -109,7 +95,7 @@ class WorkFolder(Owned):
             remove_dead_run_folders(self.folder)
             self.run = make_run_folder(self.folder)
             self._alive = _lock_file(self.run / ALIVE_NAME)
-            fcntl.flock(self._alive.fileno(), fcntl.LOCK_EX)
+            self._alive.lock()
 
     @contextmanager
     def turn(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -122,19 +108,18 @@ class WorkFolder(Owned):
             return
         lock = _lock_file(self.folder / f"{name}.lock")
         try:
-            try:
-                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock.lock(wait=False):
                 waits()
-                fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+                lock.lock()
             yield
         finally:
-            _unlock(lock)
+            lock.close()
 
-    def _take_lock(self, path: Path) -> Descriptor:
+    def _take_lock(self, path: Path) -> LockDescriptor:
         lock = _lock_file(path)
         try:
-            fcntl.flock(lock.fileno(), _kind(shared=self._shared) | fcntl.LOCK_NB)
+            if not lock.lock(shared=self._shared, wait=False):
+                raise BlockingIOError
             if os.fstat(lock.fileno()).st_ino != path.stat().st_ino:
                 raise BlockingIOError  # its owner finished and removed it after it was opened
         except OSError:
@@ -159,7 +144,7 @@ class WorkFolder(Owned):
     def _release(self) -> None:
         for lock in (self._alive, self._lock):
             if lock is not None:
-                _unlock(lock)
+                lock.close()
         self._alive = self._lock = None
 
     def claim(self, guard: dict[str, Any], *, work: str = "conversion") -> None:
@@ -199,15 +184,8 @@ def _kind(*, shared: bool) -> int:
     return fcntl.LOCK_SH if shared else fcntl.LOCK_EX
 
 
-def _lock_file(path: Path) -> Descriptor:
-    lock = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
-    _locks.add(lock)
-    return lock
-
-
-def _unlock(lock: Descriptor) -> None:
-    fcntl.flock(lock.fileno(), fcntl.LOCK_UN)  # releases it for copies of the descriptor, too
-    lock.close()
+def _lock_file(path: Path) -> LockDescriptor:
+    return LockDescriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
 
 
 def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conversion") -> None:
@@ -218,9 +196,11 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
     path = output / WORK_FOLDER_NAME / PLAN_NAME
     if not path.exists():
         return
-    if differing := differences(_parsed(path), guard):
+    begun = _parsed(path)
+    if differing := differences(begun, guard):
+        here = "" if begun.get("writer") == guard.get("writer") else f" on the machine {socket.gethostname()}"
         raise PlanMismatch(
-            f"holds an unfinished {work}: {differing}; repeat the command that began it, choose another folder"
+            f"holds an unfinished {work}: {differing}{here}; repeat the command that began it, choose another folder"
             + (RESTART if work == "conversion" else ""),
             path=output,
         )

@@ -101,3 +101,9 @@ class IsolatedChecks(Owned, AbstractContextManager["IsolatedChecks"]):
         for child in self._idle:
             child.__exit__(*exc)
         self._idle.clear()
+
+
+def isolated_check(check: Check, timeout_s: float) -> Checked:
+    """Return what :meth:`IsolatedChecks.check` does, in processes that end with the call."""
+    with IsolatedChecks() as checks:
+        return checks.check(check, timeout_s)

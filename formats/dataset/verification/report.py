@@ -35,10 +35,11 @@ class Finding:
 class Report:
     """The result of a verification.
 
-    ``dataset`` is the folder, ``level`` the level checked, and ``manifest`` the :class:`Manifest`, None if it
-    is damaged. ``findings`` are damage, ``unchecked`` is what could not be read, and ``notes`` are remarks
-    that are no damage, such as messages of the decoder. ``rebuilt`` are the names of the files that a repair
-    replaced before, and empty for a verification alone.
+    ``dataset`` is the folder, ``url`` that of a dataset which was read through a cache, and ``location`` the
+    one of them that the dataset was given by. ``level`` is the level checked, and ``manifest`` the
+    :class:`Manifest`, None if it is damaged. ``findings`` are damage, ``unchecked`` is what could not be
+    read, and ``notes`` are remarks that are no damage, such as messages of the decoder. ``rebuilt`` are the
+    names of the files that a repair replaced before, and empty for a verification alone.
     """
 
     dataset: Path
@@ -48,12 +49,18 @@ class Report:
     unchecked: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
     rebuilt: tuple[str, ...] = ()
+    url: str | None = None
+
+    @property
+    def location(self) -> str:
+        """The dataset's URL, or the path of its folder."""
+        return self.url or os.fspath(self.dataset)
 
     def __repr__(self) -> str:
         found = (
             f"{len(self.findings):,} findings, {len(self.unchecked):,} unchecked, {len(self.notes):,} notes"
         )
-        return f"<Report on {os.fspath(self.dataset)!r} ({self.level}): {found}>"
+        return f"<Report on {self.location!r} ({self.level}): {found}>"
 
     @property
     def exit_code(self) -> int:
@@ -65,15 +72,15 @@ class Report:
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
             mends = "" if self.findings[0].file == ARCHIVE_NAME else "; prep repair rebuilds it"
-            raise DataError(f"{self.findings[0]}{more}{mends}", path=self.dataset)
+            raise DataError(f"{self.findings[0]}{more}{mends}", path=self.location)
         if self.unchecked:
-            raise OperationError(f"could not check {self.unchecked[0]}", path=self.dataset)
+            raise OperationError(f"could not check {self.unchecked[0]}", path=self.location)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         lists = {"findings": self.findings, "unchecked": self.unchecked, "notes": self.notes}
         return {
-            "dataset": os.fspath(self.dataset),
+            "dataset": self.location,
             "level": self.level,
             "ok": self.exit_code == 0,
             "root": self.manifest.root if self.manifest else None,

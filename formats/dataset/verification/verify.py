@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import Executor
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from shardprep.formats.containers.archive import (
@@ -20,28 +20,23 @@ from shardprep.formats.containers.archive import (
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.dataset.index import BOXES_NAME, INDEX_NAME
-from shardprep.formats.dataset.manifest import (
-    MANIFEST_NAME,
-    QUARANTINE_NAME,
-    Manifest,
-    read_manifest,
-)
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, QUARANTINE_NAME, Manifest
 from shardprep.formats.dataset.table_checks import checked_boxes, checked_column, checked_index
 from shardprep.formats.errors import DataError, ManifestDamaged, OperationError, UsageError
-from shardprep.formats.processes.thread_start import starting_thread
-from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.records.record import content_root
 from shardprep.formats.system.atomic_write import hash_descriptor
 from shardprep.formats.system.user_path import user_path
 
 from .check import NO_MEMORY, Check, Checked
-from .isolated_check import IsolatedChecks
+from .check_runner import CheckRunner
+from .dataset_files import DatasetFiles
+from .isolated_check import IsolatedChecks, isolated_check
 from .manifest_claims import check_quarantine, false_claims
 from .record_checks import KnownTables, record_checks, regions_of
-from .report import Finding, Report, unfinished, unlisted
+from .report import Finding, Report
+from .seen_dataset import SeenDataset
 
-UNFINISHED = "is of a prep join that is not finished; the same command goes on, another one removes it"
 LEVELS = ("quick", "full", "records", "decode")
 
 # A library can loop without end over a damaged tree; a slow disk must not be taken for that.
@@ -56,67 +51,76 @@ def verify(
     *,
     level: str = "full",
     workers: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Check a dataset, and return every finding. Never changes the dataset, and does not crash on damage.
+    """Check the dataset in a folder, as :func:`shardprep.formats.verify` does.
 
-    ``dataset`` is its folder. ``workers`` is the number of parallel reads; None or 0 is one per usable CPU.
-    ``progress`` receives the progress; None shows a bar in a notebook. Each ``level`` includes the one
-    before:
-
-    ``quick``: the manifest matches its ``root``; its files exist with their sizes, and there are no others.
-
-    ``full``: every SHA-256 matches. The index and the table of boxes fit the manifest: rows, shards, lengths
-    (``image_bytes``), labels, boxes' records. So do the columns' tables. So the dataset can be opened.
-
-    ``records``: every record matches its checksum and its row of the index, every value of a column its
-    checksum, its record's key and its row of the table, and all match ``content_root``.
-    Keys are unique; the order is the plan's; ``skipped`` and ``class_sorted`` are true, and so is ``partial``
-    for the official classes (for others it depends on the source). If images were skipped, the plan's order
-    and ``class_sorted`` cannot be checked. Each shard is read in a separate process.
-
-    ``decode``: every image decodes, and every value of a column is one of its kind.
-
-    No level compares with the source: ``source``, ``writer``, the classes' words and the boxes' coordinates
-    are only protected by a pinned ``root``. Raises UnknownVersion, UsageError, OSError if the manifest cannot
-    be read, and OperationError if the system allows no further thread.
+    Raises UnknownVersion, UsageError, OSError if the manifest cannot be read, and OperationError if the
+    system allows no further thread; with an ``executor`` ExecutorFailed and OtherMachine.
     """
-    if level not in LEVELS:
-        raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
+    check_level(level)
     path = user_path(dataset)
     if not path.is_dir():
         raise UsageError("is not a dataset folder", path=path)
-    report = Report(path, level)
+    return verify_files(DatasetFiles(path), level, workers, executor, progress)
+
+
+def check_level(level: str) -> None:
+    """Raise UsageError for a level that there is not."""
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
+
+
+def verify_files(
+    files: DatasetFiles,
+    level: str,
+    workers: int | None,
+    executor: Executor | None,
+    progress: Progress | None,
+) -> Report:
+    """Check the dataset of these files, as :func:`verify` does."""
+    report = Report(files.folder, level, url=files.url)
     try:
-        report.manifest = read_manifest(path)
+        report.manifest = files.manifest()
     except ManifestDamaged as error:
         report.findings.append(Finding(MANIFEST_NAME, error.message))
         return report
-    _Verification(report, report.manifest, workers or usable_cpus(), shown(progress)).run()
+    report.dataset = files.folder
+    _Verification(report, report.manifest, files, workers, executor, shown(progress)).run()
     return report
 
 
 class _Verification:
     """One run over one dataset with an intact manifest."""
 
-    def __init__(self, report: Report, manifest: Manifest, workers: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        report: Report,
+        manifest: Manifest,
+        files: DatasetFiles,
+        workers: int | None,
+        executor: Executor | None,
+        progress: Progress,
+    ) -> None:
+        self.files = files
         self.report = report
         self.manifest = manifest
-        self.workers = workers
-        self.progress = progress
         self.checks = IsolatedChecks()
+        decode, path = report.level == "decode", report.dataset
+        there = None if executor is None else (executor, SeenDataset.here(path, manifest, decode=decode))
+        self.runner = CheckRunner(there, workers, progress, self.checks.end)
         self.columns = manifest.columns.entries if manifest.columns else ()
 
     def run(self) -> None:
         if self.manifest.table(INDEX_NAME) is None:
             self._found(MANIFEST_NAME, f"lists no {INDEX_NAME}, without which no dataset can be opened")
+        self.files.look(self.manifest.files, self.report.level)
         sound = [entry for entry in self.manifest.files if self._is_sound(entry)]
         is_there = self._is_archive_sound()
         with self._reading("."):
-            self.report.findings += unlisted(self.report.dataset, self.manifest)
-            self.report.notes += [
-                Finding(path.name, UNFINISHED) for path in unfinished(self.report.dataset, self.manifest)
-            ]
+            for finding, is_harm in self.files.others(self.manifest):
+                (self.report.findings if is_harm else self.report.notes).append(finding)
         if self.report.level == "quick":
             return
         tables = self._read_tables({entry.name for entry in sound})
@@ -146,19 +150,12 @@ class _Verification:
 
     def _is_sound(self, entry: FileEntry) -> bool:
         """Whether a file is there, regular, and of its size."""
-        status = None
+        issue: str | None = None
         with self._reading(entry.name):
-            try:
-                status = (self.report.dataset / entry.name).lstat()
-            except FileNotFoundError:
-                return self._found(entry.name, "is missing")
-        if status is None:
-            return False
-        if not stat.S_ISREG(status.st_mode):
-            return self._found(entry.name, "is not a regular file")
-        if status.st_size != entry.size:
-            return self._found(entry.name, f"has {status.st_size} bytes, not {entry.size}")
-        return True
+            issue = self.files.issue(entry)
+        if issue:
+            self._found(entry.name, issue)
+        return issue == ""
 
     def _found(self, name: str, problem: str, key: str | None = None) -> bool:
         self.report.findings.append(Finding(name, problem, key))
@@ -181,94 +178,67 @@ class _Verification:
     def _read_tables(self, sound: set[str]) -> KnownTables:
         """Check the tables named in ``sound``; return those that are intact."""
         known = KnownTables()
-        if INDEX_NAME in sound:
-            with self._reading(INDEX_NAME):
-                known.index = checked_index(self.report.dataset, self.manifest)
-        if BOXES_NAME in sound:
-            with self._reading(BOXES_NAME):
-                checked_boxes(self.report.dataset, self.manifest)
-        for column in self.columns:
-            if column.table.name in sound:
-                with self._reading(column.table.name):
-                    known.columns[column.table.name] = checked_column(
-                        self.report.dataset, self.manifest, column
-                    )
+        for entry in (file for file in self.manifest.files if file.name in sound):
+            column = next((column for column in self.columns if column.table.name == entry.name), None)
+            if column is None and entry.name not in (INDEX_NAME, BOXES_NAME):
+                continue
+            with self._reading(entry.name), self.files.at_hand(entry):
+                if column is not None:
+                    known.columns[entry.name] = checked_column(self.files.folder, self.manifest, column)
+                elif entry.name == INDEX_NAME:
+                    known.index = checked_index(self.files.folder, self.manifest)
+                else:
+                    checked_boxes(self.files.folder, self.manifest)
         return known
 
     def _check_promises(self, index: Rows | None, sound: set[str]) -> None:
         if index is not None:
             for problem in false_claims(self.manifest, index):
                 self._found(MANIFEST_NAME, problem)
-        if QUARANTINE_NAME in sound or self.manifest.table(QUARANTINE_NAME) is None:
-            with self._reading(QUARANTINE_NAME):
-                check_quarantine(self.report.dataset, self.manifest)
+        listed = self.manifest.table(QUARANTINE_NAME)
+        if listed is None or QUARANTINE_NAME in sound:
+            with self._reading(QUARANTINE_NAME), self.files.at_hand(listed) if listed else nullcontext():
+                check_quarantine(self.files.folder, self.manifest)
 
     def _hash(self, entries: list[FileEntry]) -> None:
         """Hash the files that were not hashed when they were read."""
         read = {INDEX_NAME, BOXES_NAME} | {c.table.name for c in self.columns if not c.field.is_fixed}
         unread = [entry for entry in entries if entry.name not in read]
-        for entry, digest in self._in_threads("hash", unread, self._hash_of):
+        calls = [partial(_hash_of, self.files, entry) for entry in unread]
+        for entry, digest in self._results("hash", unread, calls):
             if digest != entry.sha256:
                 self._found(entry.name, "its SHA-256 is not the manifest's")
 
     def _hash_regions(self, shards: Sequence[FileEntry]) -> None:
         """Hash the regions of the archive that these shards' images are in, if they are in one."""
-        link, regions = self.report.dataset / ARCHIVE_NAME, regions_of(self.manifest)
+        link, regions = self.report.dataset.absolute() / ARCHIVE_NAME, regions_of(self.manifest)
         parts = [replace(shard, size=regions[shard.name].size) for shard in shards if regions]
-        for part, digest in self._in_threads("hash", parts, lambda p: hash_region(link, regions[p.name])):
+        calls = [partial(hash_region, link, regions[part.name]) for part in parts]
+        for part, digest in self._results("hash", parts, calls):
             if digest != regions[part.name].sha256:
                 self._found(ARCHIVE_NAME, changed_in(link, regions[part.name]))
 
-    def _hash_of(self, entry: FileEntry) -> str:
-        """Return the hash of a file, through one descriptor, so that its name may change."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self.report.dataset / entry.name, flags)
-        try:
-            return hash_descriptor(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _in_threads(
-        self, title: str, entries: list[FileEntry], call: Callable[[FileEntry], T]
+    def _results(
+        self, title: str, entries: Sequence[FileEntry], calls: Sequence[Callable[[], T]]
     ) -> Iterator[tuple[FileEntry, T]]:
-        """Yield results in the entries' order; an unreadable file is reported, and does not stop the rest."""
-        done_records = done_bytes = 0
-        records, size = sum(e.records for e in entries), sum(e.size for e in entries)
-        results: dict[str, T] = {}
-        pool = ThreadPoolExecutor(self.workers)
-        with self.progress.task(title, records=records, size=size), pool:
-            try:
-                with starting_thread():
-                    futures = {pool.submit(call, entry): entry for entry in entries}
-                for future in as_completed(futures):
-                    entry = futures[future]
-                    done_records, done_bytes = done_records + entry.records, done_bytes + entry.size
-                    self.progress.at(done_records, done_bytes)
-                    self._collect(entry, future, results)
-            except BaseException:
-                self.checks.end()
-                pool.shutdown(cancel_futures=True)
-                raise
-        yield from ((entry, results[entry.name]) for entry in entries if entry.name in results)
-
-    def _collect(self, entry: FileEntry, future: Future[T], results: dict[str, T]) -> None:
-        with self._reading(entry.name):
-            try:
-                results[entry.name] = future.result()
-            except DataError as error:
-                self._found(entry.name, f"its container is unreadable: {error.message}")
+        """Yield what the calls return, in order; an unreadable file is reported, and ends nothing."""
+        for entry, outcome in self.runner.run(title, entries, calls):
+            with self._reading(entry.name):
+                try:
+                    result = outcome()
+                except DataError as error:
+                    self._found(entry.name, f"its container is unreadable: {error.message}")
+                else:
+                    yield entry, result
 
     def _check_records(self, files: list[FileEntry], checks: Mapping[str, Check]) -> None:
         digests: dict[str, bytes] = {}
-
-        def checked(entry: FileEntry) -> Checked:
-            timeout_s = SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND
-            return self.checks.check(checks[entry.name], timeout_s)
-
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
         sized = [replace(file, size=room.get(file.name, file.size)) for file in files]
+        make = isolated_check if self.runner.elsewhere else self.checks.check
+        calls = [partial(_checked, make, self.files, checks[file.name], file) for file in sized]
         with self.checks:
-            for entry, found in self._in_threads(self.report.level, sized, checked):
+            for entry, found in self._results(self.report.level, sized, calls):
                 self._note(entry, found)
                 digests[entry.name] = found.digests
         if self.report.exit_code == 0:
@@ -291,3 +261,20 @@ class _Verification:
                 self._found(
                     MANIFEST_NAME, f"its content_root of the column {column.field.name} is not the values'"
                 )
+
+
+def _hash_of(files: DatasetFiles, entry: FileEntry) -> str:
+    """Return the hash of a file, through one descriptor, so that its name may change."""
+    with files.at_hand(entry) as path:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return hash_descriptor(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _checked(
+    make: Callable[[Check, float], Checked], files: DatasetFiles, check: Check, entry: FileEntry
+) -> Checked:
+    with files.at_hand(entry) as path:
+        return make(replace(check, path=path), SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND)

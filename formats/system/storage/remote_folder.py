@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardprep.formats.errors import OperationError, UsageError
@@ -53,6 +54,10 @@ class RetryPolicy:
     retries: int
     timeout_s: float
 
+    def __post_init__(self) -> None:
+        if self.retries < 0 or not self.timeout_s > 0:
+            raise UsageError("retries must be at least 0 and timeout_s more than 0")
+
 
 class RemoteFolder(Owned):
     """A folder that is read over the network; the same for every kind of store.
@@ -71,18 +76,32 @@ class RemoteFolder(Owned):
     def _opened(self) -> ObjectStore:
         refuse_forked()
         try:
-            from obstore.store import LocalStore, from_url  # start-up time, and the package is an extra
+            from obstore.store import from_url  # start-up time, and the package is an extra
         except ImportError as error:
             raise OperationError(
                 "reading it needs the package obstore: pip install 'shardprep[remote]'", path=self.place.url
             ) from error
         _settle_at_exit()
         if (folder := self.place.folder) is not None:
-            if not folder.is_dir():
-                raise RemoteMissing("there is no such folder", path=self.place.url)
-            return LocalStore(folder)
+            return self._local(folder)
         with translated(self.place):
-            return from_url(self.place.url, client_options=self._client(), retry_config=self._retries())
+            return from_url(
+                self.place.url,
+                config=self._config(),
+                client_options=self._client(),
+                retry_config=self._retries(),
+            )
+
+    def _local(self, folder: Path) -> ObjectStore:
+        from obstore.store import LocalStore  # as above
+
+        if not folder.is_dir():
+            raise RemoteMissing("there is no such folder", path=self.place.url)
+        return LocalStore(folder)
+
+    def _config(self) -> Any:
+        """Return what is asked of this kind of store beside what the environment says."""
+        return {}
 
     def _client(self) -> ClientConfig:
         return {

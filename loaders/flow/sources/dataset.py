@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardprep.formats.columns.item_form import ItemForm
-from shardprep.formats.dataset.dataset import Dataset, open_dataset
+from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.dataset.table_checks import box_table
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import SPACES

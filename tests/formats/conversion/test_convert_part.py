@@ -5,10 +5,12 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,7 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.containers import lmdb_shard
+from shardprep.formats.conversion import preparation
 from shardprep.formats.conversion.building.part import ConversionPart
 from shardprep.formats.conversion.building.plan import plan
 from shardprep.formats.conversion.building.work_folder import WorkFolder
@@ -133,9 +136,16 @@ def test_a_part_with_other_options_or_libraries_than_the_others_is_refused(
         parts(archives, tmp_path / "out", [2], 2, seed=1)
     with pytest.raises(PlanMismatch, match="--seed was 0, is now 1"):
         converted(archives, tmp_path / "out", seed=1)
-    monkeypatch.setattr(lmdb_shard.lmdb, "version", lambda: (0, 9, 1))
-    with pytest.raises(PlanMismatch, match=r"writer was lmdb 0\.9\.\d\d.*, is now lmdb 0\.9\.1,"):
-        parts(archives, tmp_path / "out", [2], 2)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+    for newer, text in (
+        (partial(monkeypatch.setattr, lmdb_shard.lmdb, "version", lambda: (0, 9, 1)), "lmdb 0.9.1"),
+        (partial(monkeypatch.setattr, preparation, "version", lambda package: "99"), "shardprep 99"),
+    ):
+        newer()
+        with pytest.raises(
+            PlanMismatch, match=rf"writer was shardprep \d.*, is now .*{text},.* machine node7"
+        ):
+            parts(archives, tmp_path / "out", [2], 2)
 
     assert tree(tmp_path / "out") == before
 

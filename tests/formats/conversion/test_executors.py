@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from column_sources import write_pictures
 from datasets import converted, tree, unpack
+from engines import Engine, elsewhere, finish
 from waiting import until
 
 from shardprep.formats import BadImage, PlanOptions, SourceOptions, convert, export, verify
 from shardprep.formats.containers import lmdb_shard
-from shardprep.formats.conversion.building.machine import OtherMachine
-from shardprep.formats.conversion.running.executor_run import AT_ONCE, ExecutorFailed
+from shardprep.formats.processes.executors.executor_call import AT_ONCE, ExecutorFailed
+from shardprep.formats.processes.executors.other_machine import OtherMachine
 
 OPTIONS = PlanOptions(shard_size=60_000)
 
@@ -77,28 +78,6 @@ def _kill_one_of(processes: ProcessPoolExecutor, output: Path) -> None:
     os.kill(next(iter(processes._processes)), signal.SIGKILL)
 
 
-class Engine(Executor):
-    """An executor of which ``run`` decides how a call ends."""
-
-    def __init__(self, run: Callable[[Future[Any], Callable[[], Any]], None]) -> None:
-        self._run = run
-        self.submitted: list[Future[Any]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.submitted.append(future)
-        self._run(future, lambda: fn(*args, **kwargs))
-        return future
-
-
-def finish(future: Future[Any], call: Callable[[], Any]) -> None:
-    """End a future as an executor does."""
-    try:
-        future.set_result(call())
-    except BaseException as error:
-        future.set_exception(error)
-
-
 class KilledWorker(Exception):
     """An error of an engine."""
 
@@ -149,17 +128,6 @@ def test_the_caller_chooses_how_many_jobs_are_submitted(archives: Path, tmp_path
             while held:
                 finish(*held.pop())
             thread.join(0.01)
-
-
-def elsewhere(change: Callable[[], Any], back: Callable[[], Any]) -> Engine:
-    """An engine of which the workers' machine is this one after a change."""
-
-    def run(future: Future[Any], call: Callable[[], Any]) -> None:
-        change()
-        finish(future, call)
-        back()
-
-    return Engine(run)
 
 
 def test_a_machine_with_another_version_is_refused_by_its_name_before_it_builds(

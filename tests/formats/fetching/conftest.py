@@ -1,4 +1,4 @@
-"""Buckets with published datasets, and a proxy before their server."""
+"""Buckets with published datasets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from column_datasets import write_columns
 from datasets import converted
-from faulty_proxy import Proxy, faulty_proxy
 from object_server import object_server
 
 
@@ -26,16 +25,3 @@ def server(bucket: Path) -> Iterator[int]:
     """The port of a server of S3."""
     with object_server(bucket.parent) as port:
         yield port
-
-
-@pytest.fixture
-def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy of the server, which is the endpoint of S3 in this test."""
-    with faulty_proxy(server) as running:
-        for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ALLOW_HTTP"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
-        yield running

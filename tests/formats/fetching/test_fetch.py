@@ -23,7 +23,7 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.dataset.remote.fetching.download import TRIES, RemoteDamaged
+from shardprep.formats.dataset.remote.fetching.transfer import TRIES, RemoteDamaged
 from shardprep.formats.system.storage import remote_folder
 from shardprep.formats.system.storage.failures import AnswerBroken, RemoteDenied, RemoteFailed, RemoteMissing
 

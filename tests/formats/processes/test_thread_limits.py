@@ -16,7 +16,7 @@ from engine_workers import Writing, layout
 from thread_room import NO_ROOM, no_room
 
 from shardprep.formats import OperationError, convert, verify
-from shardprep.formats.dataset.dataset import open_dataset
+from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.processes.worker_pool import WorkerPool
 from shardprep.loaders import Flow, Loader, LocalShuffle
 from shardprep.loaders.engine.engine import Engine

@@ -45,7 +45,7 @@ def test_all_finalizers_are_known(code: Code) -> None:
         "formats/processes/channel.py:Channel.__del__",
         "formats/system/descriptor.py:Descriptor.__del__",
         "formats/processes/spawned.py:_forget_started",
-        "formats/conversion/building/work_folder.py:_close_inherited_locks",
+        "formats/system/descriptor.py:_close_inherited_locks",
         "loaders/engine/dispatcher.py:Dispatcher.close",
         "loaders/measuring/disk/scratch.py:note",
         "loaders/flow/steps/prefetch.py:_end",

@@ -31,7 +31,7 @@ from owners import (
 from shardprep.formats.containers.registry import open_shard
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.dataset.dataset import open_dataset
+from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.processes.child_process import Child
 from shardprep.formats.processes.worker_pool import WorkerPool
@@ -55,6 +55,7 @@ ITERATOR = "has its source's iterator, which answers for itself"
 MEMORY = "has nothing of the system, only what was computed"
 NOT_OWNED = {
     "Dataset": COPYABLE,
+    "CachedDataset": COPYABLE,
     "Flow": COPYABLE,
     "Pipeline": COPYABLE,
     "FlowSources": COPYABLE,

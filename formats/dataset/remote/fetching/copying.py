@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardprep.formats.conversion.building.work_folder import WorkFolder, noting_kept
 from shardprep.formats.conversion.preflight import check_room
-from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.dataset.manifest import MANIFEST_NAME, WORK_FOLDER_NAME
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.loop_thread import LoopThread
-from shardprep.formats.progress import Progress, tell_shards
+from shardprep.formats.progress import Progress
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RetryPolicy
 
@@ -20,6 +19,7 @@ from .download import Download
 from .fetched_dataset import FetchedDataset
 from .local_copy import LocalCopy
 from .remote_dataset import RemoteDataset, find_datasets
+from .transfer_run import TransferRun
 
 
 def fetched_copies(
@@ -37,7 +37,7 @@ def fetched_copies(
         for copy in copies:
             copy.check()
         check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})
-        work = _Fetching(loop, at_once, progress)
+        work = _Fetching(TransferRun(loop, at_once, progress), progress)
         return [work.fetched(copy) for copy in copies]
 
 
@@ -68,8 +68,7 @@ def _check_splits(
 class _Fetching:
     """What is the same for all datasets."""
 
-    loop: LoopThread
-    at_once: int
+    transfers: TransferRun
     progress: Progress
 
     def fetched(self, copy: LocalCopy) -> FetchedDataset:
@@ -78,44 +77,10 @@ class _Fetching:
             if kept := copy.kept():
                 self.progress.note(f"{copy.output}: {kept} already; they are checked")
             downloads = copy.downloads()
-            self._run(copy.manifest, downloads)
+            self.transfers.run("fetch", copy.manifest, downloads)
             complete = copy.finish(work_folder, downloads)
         names = {is_kept: _names(downloads, is_kept=is_kept) for is_kept in (True, False)}
         return FetchedDataset(copy.output, copy.url, copy.manifest, names[False], names[True], complete)
-
-    def _run(self, manifest: Manifest, downloads: Sequence[Download]) -> None:
-        names = {shard.name for shard in manifest.shards}
-        shards, told = [each for each in downloads if each.entry.name in names], 0
-
-        def tick() -> None:
-            nonlocal told
-            self.progress.at(0, sum(each.done for each in downloads))
-            if (done := sum(each.is_done for each in shards)) > told:
-                told = done
-                tell_shards(self.progress, done, len(shards))
-
-        size = sum(each.entry.size for each in downloads)
-        with self.progress.task(f"fetch {manifest.split}", records=0, size=size):
-            self.loop.run(_all(downloads, self.at_once), tick)
-
-
-async def _all(downloads: Sequence[Download], at_once: int) -> None:
-    """Run the downloads, some at once; the first failure cancels the others."""
-    waiting = iter(downloads)
-    failure: BaseException
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(at_once, len(downloads))):
-                group.create_task(_each(waiting))
-        return
-    except BaseExceptionGroup as error:
-        failure = error.exceptions[0]
-    raise failure
-
-
-async def _each(waiting: Iterator[Download]) -> None:
-    for download in waiting:
-        await download.run()
 
 
 def _names(downloads: Sequence[Download], *, is_kept: bool) -> tuple[str, ...]:

@@ -47,8 +47,8 @@ def fetch(
     what is no dataset there; RemoteDamaged or RemoteMissing for a file that is not as the manifest lists it,
     after several downloads; OperationError (RemoteFailed, OutputBusy, NoSpace); OSError. Needs obstore.
     """
-    if at_once < 1 or retries < 0 or not timeout_s > 0:
-        raise UsageError("at_once must be at least 1, retries at least 0 and timeout_s more than 0")
+    if at_once < 1:
+        raise UsageError("at_once must be at least 1")
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
     from .copying import fetched_copies  # start-up time: asyncio
 

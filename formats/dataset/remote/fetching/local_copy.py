@@ -43,11 +43,7 @@ class LocalCopy:
 
     def check(self) -> None:
         """Raise UsageError for another output than an empty one or this dataset's; OutputBusy; OSError."""
-        if self.manifest.archive:
-            raise UsageError(
-                "has its images in an archive: download that, and prep index makes the same dataset of it",
-                path=self.url,
-            )
+        self.remote.refuse_archive()
         self._check_shards()
         refuse_busy(self.output)
         if not (self.output / MANIFEST_NAME).exists():

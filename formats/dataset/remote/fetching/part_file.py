@@ -6,11 +6,12 @@ import hashlib
 import os
 import stat
 from pathlib import Path
+from typing import ClassVar
 
 from shardprep.formats.system.atomic_write import publish
 from shardprep.formats.system.descriptor import Descriptor
 from shardprep.formats.system.owned import Owned
-from shardprep.formats.system.positional import read_at
+from shardprep.formats.system.positional import read_at, write_at
 from shardprep.formats.system.regular_file import OPEN_FLAGS, naming
 
 SLICE_BYTES = 4 << 20
@@ -22,10 +23,12 @@ class HashedFile(Owned):
     Not thread-safe. Raises OSError with the file's name.
     """
 
+    _opened: ClassVar[type[Descriptor]] = Descriptor
+
     def __init__(self, path: Path, flags: int = OPEN_FLAGS) -> None:
         self.path = path
         self.size, self._digest = 0, hashlib.sha256()
-        self._descriptor = Descriptor(os.open(path, flags, 0o644))
+        self._descriptor = self._opened(os.open(path, flags, 0o644))
 
     @property
     def size_on_disk(self) -> int:
@@ -52,25 +55,27 @@ class HashedFile(Owned):
 
 
 class PartFile(HashedFile):
-    """The first bytes of a file, under another name until it is complete; a killed run leaves them."""
+    """The first bytes of a file, under another name until it is complete; a killed run leaves them.
+
+    ``room`` bytes of the file stay its own, whatever is dropped.
+    """
+
+    room = 0
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def append(self, data: bytes) -> None:
         """Write and hash bytes at the end of what is hashed."""
-        view = memoryview(data)
         with naming(self.path):
-            while view:
-                count = os.pwrite(self._descriptor.fileno(), view, self.size)
-                self._digest.update(view[:count])
-                self.size += count
-                view = view[count:]
+            write_at(self._descriptor.fileno(), data, self.size)
+        self._digest.update(data)
+        self.size += len(data)
 
     def clear(self) -> None:
         """Drop all bytes."""
         with naming(self.path):
-            os.ftruncate(self._descriptor.fileno(), 0)
+            os.ftruncate(self._descriptor.fileno(), self.room)
         self.size, self._digest = 0, hashlib.sha256()
 
     def publish(self, final: Path) -> None:

@@ -9,12 +9,12 @@ from functools import cached_property
 from shardprep.formats.dataset.json_shape import FILE_NAME
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from shardprep.formats.dataset.splits import USUAL_ORDER
-from shardprep.formats.errors import ManifestDamaged, ShardprepError
+from shardprep.formats.errors import ManifestDamaged, ShardprepError, UsageError
 from shardprep.formats.system.storage.failures import AnswerBroken, RemoteDenied, RemoteMissing
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
 
-from .download import TRIES
+from .transfer import TRIES
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,14 @@ class RemoteDataset:
     def manifest(self) -> Manifest:
         """The manifest, validated as any other."""
         return Manifest.parse(self.data)
+
+    def refuse_archive(self) -> None:
+        """Raise UsageError for a dataset that has its images elsewhere."""
+        if self.manifest.archive:
+            raise UsageError(
+                "has its images in an archive: download that, and prep index makes the same dataset of it",
+                path=self.folder.place.url,
+            )
 
 
 async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, RemoteDataset]:

@@ -1,0 +1,88 @@
+"""``prep publish``: copy a finished dataset to object storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option
+from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
+from shardprep.cli.console.progress import Form, progress_in
+from shardprep.formats import PublishedDataset
+from shardprep.formats import publish as publish_datasets
+
+
+@click.command(
+    short_help="Copy datasets to object storage, verified.",
+    epilog=examples(
+        "publish shards s3://bucket/shards",
+        "publish shards/train gs://bucket/shards/train --at-once 8",
+    ),
+)
+@click.argument("folder", type=FOLDER)
+@click.argument("url")
+@click.option(
+    "--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="Files at the same time."
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 1000),
+    default=10,
+    show_default=True,
+    help="How often a request that failed is sent again.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="Without an answer, after which a request has failed.",
+)
+@progress_option
+@json_option
+def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) -> None:
+    """Copy the dataset in FOLDER, or each split in it, to URL. Each byte is verified there.
+
+    URL is s3://, gs://, az:// or file://; credentials are found in the environment. The manifest comes
+    last. Interrupted in any way, the same command goes on; what is there and right is kept.
+    """
+    done = publish_datasets(folder, url, progress=progress_in(form), **chosen)
+    if as_json:
+        print_json({"splits": [_for_machines(one) for one in done]})
+        return
+    for one in done:
+        _print(one)
+    say_next("fetch", url, "COPY")
+
+
+def _bytes_of(done: PublishedDataset, names: tuple[str, ...]) -> int:
+    sizes = {file.name: file.size for file in done.manifest.files}
+    return sum(sizes[name] for name in names)
+
+
+def _print(done: PublishedDataset) -> None:
+    manifest = done.manifest
+    sent, kept = (size(_bytes_of(done, names)) for names in (done.uploaded, done.kept))
+    state = f"{sent} uploaded" + (f", {kept} were there" if done.kept else "")
+    shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
+    before = " (was complete)" if done.already_complete else ""
+    say(f"{done.url}: {count_of(manifest.records, 'image')} in {shards}, all intact: {state}{before}")
+    print_fields({"root": manifest.root})
+
+
+def _for_machines(done: PublishedDataset) -> dict[str, Any]:
+    return {
+        "url": done.url,
+        "split": done.manifest.split,
+        "records": done.manifest.records,
+        "already_complete": done.already_complete,
+        "uploaded": list(done.uploaded),
+        "uploaded_bytes": _bytes_of(done, done.uploaded),
+        "kept": list(done.kept),
+        "kept_bytes": _bytes_of(done, done.kept),
+        "root": done.manifest.root,
+    }

@@ -1,0 +1,111 @@
+"""The files of a dataset at a URL, for its verification."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.dataset.manifest import Manifest
+from shardprep.formats.dataset.verification.dataset_files import DatasetFiles
+from shardprep.formats.dataset.verification.report import Finding, Report
+from shardprep.formats.dataset.verification.verify import verify_files
+from shardprep.formats.errors import ShardprepError
+from shardprep.formats.processes.loop_thread import LoopThread, run_all
+from shardprep.formats.progress import Progress
+from shardprep.formats.system.atomic_write import hash_file
+from shardprep.formats.system.storage.location import Location
+from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
+
+from .cached_dataset import remote_dataset
+from .dataset_folder import folder_of, publish_folder
+from .eviction import hex_of
+from .file_cache import AT_ONCE, PATIENT, FileCache
+
+
+def verify_cached(
+    place: Location,
+    cache: str | os.PathLike[str],
+    limit: int | None,
+    level: str,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    policy: RetryPolicy = PATIENT,
+) -> Report:
+    """Check the dataset at a place through a cache, as :func:`~shardprep.formats.verify` does."""
+    with FileCache(cache, limit, place, policy=policy) as files:
+        return verify_files(CachedFiles(files, policy), level, workers, None, progress)
+
+
+class CachedFiles(DatasetFiles):
+    """The files of a dataset that come into a cache when they are read. Not picklable."""
+
+    def __init__(self, cache: FileCache, policy: RetryPolicy) -> None:
+        super().__init__(cache.folder.datasets)
+        self.url = cache.place.url
+        self._cache, self._policy = cache, policy
+        self._looks: dict[str, _Look] = {}
+
+    def manifest(self) -> Manifest:
+        found = remote_dataset(self._cache.place, self._policy)
+        publish_folder(self._cache.folder, found.manifest, found.data)
+        self.folder = folder_of(self._cache.folder, found.manifest.root)
+        return found.manifest
+
+    def look(self, entries: Sequence[FileEntry], level: str) -> None:
+        if level != "quick":  # else the files come, which shows more
+            return
+        remote = RemoteFolder(self._cache.place, self._policy)
+        self._looks = {entry.name: _Look(remote, entry) for entry in entries}
+        with LoopThread(threads=1) as loop:
+            loop.run(run_all([*self._looks.values()], AT_ONCE))
+
+    def issue(self, entry: FileEntry) -> str:
+        if (look := self._looks.get(entry.name)) is None:
+            return ""
+        if look.failure is not None:
+            raise look.failure
+        return look.issue
+
+    @contextmanager
+    def at_hand(self, entry: FileEntry) -> Iterator[Path]:
+        path = self._cache.folder.path_of(hex_of(entry))
+        with self._cache.hold([entry]) as held:
+            is_right = held.came or hash_file(path) == entry.sha256
+            if is_right:
+                yield path
+        if not is_right:  # a disk did not keep it
+            self._cache.discard(entry)
+            with self._cache.hold([entry]):
+                yield path
+
+    def others(self, manifest: Manifest) -> Iterator[tuple[Finding, bool]]:
+        return iter(())
+
+
+@dataclass
+class _Look:
+    """A look at the end of a remote file, which shows its size."""
+
+    remote: RemoteFolder
+    entry: FileEntry
+    issue: str = ""
+    failure: ShardprepError | None = field(default=None)
+
+    async def run(self) -> None:
+        """Ask for the last byte, and for what comes after it."""
+        count = 0
+        try:
+            async with aclosing(self.remote.read(self.entry.name, max(0, self.entry.size - 1))) as chunks:
+                async for chunk in chunks:
+                    count += len(chunk)
+                    if count > 1:
+                        break
+        except ShardprepError as error:
+            self.failure = error
+        if self.failure is None and count != min(1, self.entry.size):
+            self.issue = f"has not the {self.entry.size} bytes that the manifest lists"

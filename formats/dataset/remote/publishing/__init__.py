@@ -1,0 +1,1 @@
+"""Datasets brought into object storage: uploaded, proven there, and published by their manifest."""

@@ -1,0 +1,34 @@
+"""A bucket with a dataset of small shards and one with columns, and a proxy before its server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from column_datasets import write_columns
+from datasets import converted
+from faulty_proxy import Proxy, faulty_proxy
+from object_server import as_endpoint, object_server
+
+
+@pytest.fixture(scope="module")
+def bucket(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that is a bucket."""
+    folder = tmp_path_factory.mktemp("server") / "bucket"
+    converted(archives, folder / "splits" / "train", container="hdf5", shard_size=40_000)
+    write_columns(folder / "columns")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(bucket: Path) -> Iterator[int]:
+    """The port of a server of S3."""
+    with object_server(bucket.parent) as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy of the server, which is the endpoint of S3 in this test."""
+    with faulty_proxy(server) as running:
+        as_endpoint(running.url, monkeypatch)
+        yield running

@@ -1,0 +1,232 @@
+"""A dataset at a URL is the dataset in the folder that was published, through a cache that may be smaller."""
+
+import json
+import multiprocessing
+import pickle
+import shutil
+from collections.abc import Iterator
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import pytest
+from datasets import flip, prep_here, tree
+from faulty_proxy import HIDDEN, Proxy
+from object_server import HIDDEN as SECRET_KEY
+from resealed import reseal
+
+from shardprep.formats import Dataset, UsageError, open_dataset, verify
+from shardprep.formats.dataset.remote.caching.cached_dataset import CachedDataset
+from shardprep.formats.dataset.remote.caching.cached_files import verify_cached
+from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
+from shardprep.formats.errors import ShardprepError
+from shardprep.formats.system.storage.location import Location
+from shardprep.formats.system.storage.remote_folder import RetryPolicy
+
+TRAIN = "s3://bucket/splits/train"
+SOON = RetryPolicy(retries=1, timeout_s=0.5)
+
+
+def said_by(dataset: Dataset) -> list[object]:
+    """All that a dataset's records are."""
+    columns = dataset.columns.names
+    return [(*record, [repr(record.columns[name]) for name in columns]) for record in dataset]
+
+
+@pytest.fixture
+def remote(proxy: Proxy, bucket: Path, tmp_path: Path) -> Iterator[CachedDataset]:
+    """The dataset train, with a cache for about a fifth of it."""
+    size = sum(path.stat().st_size for path in (bucket / "splits/train").iterdir())
+    with open_dataset(TRAIN, cache=tmp_path / "cache", cache_limit=size // 5) as found:
+        assert isinstance(found, CachedDataset)
+        yield found
+
+
+@pytest.mark.parametrize("name", ["splits/train", "columns"])
+def test_every_record_and_column_is_that_of_the_published_dataset(
+    bucket: Path, proxy: Proxy, tmp_path: Path, name: str
+) -> None:
+    local = open_dataset(bucket / name)
+    limit = local.manifest.size // 2
+
+    with open_dataset(f"s3://bucket/{name}", cache=tmp_path / "cache", cache_limit=limit) as remote:
+        assert said_by(remote) == said_by(local)
+        assert said_by(remote) == said_by(local)
+        assert (len(remote), remote.manifest) == (len(local), local.manifest)
+        for column in local.schema.names:
+            assert (remote.columns[column].lengths() == local.columns[column].lengths()).all()
+    remote.close()
+    local.close()
+
+
+def test_its_pickle_opens_the_same_dataset_and_asks_nobody(
+    remote: CachedDataset, proxy: Proxy, bucket: Path
+) -> None:
+    first, asked = remote[0], len(proxy.asked)
+    stored = pickle.dumps(remote)
+
+    with pickle.loads(stored) as again:  # noqa: S301
+        assert again[0] == first
+        assert len(proxy.asked) == asked
+        assert repr(again) == repr(remote)
+
+    assert SECRET_KEY.encode() not in stored
+    assert TRAIN in repr(remote)
+
+
+def test_a_closed_dataset_reads_again_and_is_closed_again(remote: CachedDataset) -> None:
+    first = remote[0]
+    remote.close()
+
+    assert remote[0] == first
+
+
+def test_nothing_in_the_cache_shows_a_secret(remote: CachedDataset, tmp_path: Path) -> None:
+    assert len([*remote]) == len(remote)
+    for path in (tmp_path / "cache").rglob("*"):
+        assert SECRET_KEY not in str(path)
+        if path.is_file() and path.parent.parent.name != "files":
+            assert SECRET_KEY.encode() not in path.read_bytes()
+
+
+def test_an_evicted_shard_that_is_open_is_closed_when_another_is_opened(remote: CachedDataset) -> None:
+    readers = [remote.shard(number) for number in range(len(remote.manifest.shards))]
+
+    deleted = [reader for reader in readers if reader.is_deleted]
+
+    assert deleted
+    assert all(remote.shard(readers.index(reader)) is not reader for reader in deleted)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "said"),
+    [
+        (TRAIN, {}, "--cache"),
+        ("here", {"cache": "cache"}, "is no URL"),
+        ("here", {"cache_limit": 1}, "is no URL"),
+        (TRAIN, {"cache": "cache", "cache_limit": "200"}, "cache_limit"),
+        (TRAIN, {"cache": "cache", "cache_limit": 0}, "cache_limit"),
+        ("s3://bucket/splits", {"cache": "cache"}, "give one of them, as s3://bucket/splits/train"),
+        ("s3://key:hunter2@bucket/train", {"cache": "cache"}, "has a user"),
+        ("s3://key:hunter2@bucket/train", {}, "is a URL"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    options: dict[str, object],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageError, match=said) as caught:
+        open_dataset(path, **options)  # type: ignore[arg-type]
+
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_cache_that_is_too_small_for_the_tables_is_an_error_and_leaves_no_reader(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    with pytest.raises(CacheTooSmall, match="1,000 bytes"):
+        open_dataset(TRAIN, cache=tmp_path / "cache", cache_limit=1000)
+    assert not [*(tmp_path / "cache/readers").iterdir()]
+
+
+def test_a_manifest_with_sizes_that_no_disk_has_is_an_error_at_once(bucket: Path, tmp_path: Path) -> None:
+    hostile = Path(shutil.copytree(bucket / "columns", tmp_path / "hostile"))
+    reseal(hostile, lambda manifest: manifest["tables"][0].update(size=1 << 60))
+
+    with pytest.raises(CacheTooSmall, match="needs 1,152,921,504,60"):
+        open_dataset(hostile.as_uri(), cache=tmp_path / "cache")
+
+
+def first_in_copy(queue: "SimpleQueue[str]", dataset: Dataset) -> None:
+    try:
+        queue.put(dataset[0].key)
+        queue.put(dataset[len(dataset) - 1].key)
+    except ShardprepError as error:
+        queue.put(str(error))
+
+
+def test_a_forked_copy_reads_what_is_there_and_gets_an_error_for_the_rest(remote: CachedDataset) -> None:
+    key = remote[0].key
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=first_in_copy, args=(queue, remote))
+
+    child.start()
+    child.join(60)
+
+    assert child.exitcode == 0
+    assert queue.get() == key
+    assert "spawn" in queue.get()
+    assert remote[0].key == key
+
+
+@pytest.mark.parametrize("level", ["quick", "full", pytest.param("decode", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [pytest.param("splits/train", marks=pytest.mark.slow), "columns"])
+def test_verify_passes_a_dataset_through_a_smaller_cache(
+    bucket: Path, proxy: Proxy, tmp_path: Path, name: str, level: str
+) -> None:
+    local = verify(bucket / name, level=level)
+    assert local.manifest is not None
+
+    report = verify(
+        f"s3://bucket/{name}",
+        level=level,
+        workers=2,
+        cache=tmp_path / "cache",
+        cache_limit=local.manifest.size // 2,
+    )
+
+    assert report.to_json() == local.to_json() | {"dataset": f"s3://bucket/{name}"}
+
+
+@pytest.mark.parametrize("level", ["quick", "full", pytest.param("records", marks=pytest.mark.slow)])
+def test_verify_finds_each_file_that_is_damaged_or_missing_in_the_bucket(
+    bucket: Path, tmp_path: Path, level: str
+) -> None:
+    published = Path(shutil.copytree(bucket / "splits/train", tmp_path / "published"))
+    (published / "shard-00001.h5").unlink()
+    with (published / "shard-00002.h5").open("ab") as file:
+        (published / "shard-00002.h5").chmod(0o644)
+        file.write(b"more")
+    flip(published / "index.npy", 300)
+
+    report = verify_cached(
+        Location.parse(published.as_uri()), tmp_path / "cache", None, level, workers=2, policy=SOON
+    )
+
+    wanted = {"shard-00001.h5", "shard-00002.h5", *([] if level == "quick" else ["index.npy"])}
+    assert {finding.file for finding in report.findings} == wanted
+    assert not report.unchecked
+
+
+def test_verify_and_inspect_take_a_url_with_a_cache(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:
+    cache = ("--cache", tmp_path / "cache", "--cache-limit", "10MiB")
+
+    one = prep_here("verify", TRAIN, *cache, "--quiet")
+    all_of_them = prep_here("verify", "s3://bucket/splits", *cache, "--json", "--quiet")
+    inspected = prep_here("inspect", TRAIN, *cache, "--json")
+    local = prep_here("inspect", bucket / "splits/train", "--json")
+
+    assert (one.returncode, all_of_them.returncode, inspected.returncode) == (0, 0, 0), one.stderr
+    assert f"{TRAIN}: intact" in one.stdout
+    assert [split["dataset"] for split in json.loads(all_of_them.stdout)["splits"]] == [TRAIN]
+    assert json.loads(inspected.stdout) == json.loads(local.stdout) | {"path": TRAIN}
+
+
+def test_the_commands_say_what_to_do_without_a_cache_and_for_damage(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.fault = lambda path, count: "flip" if path.endswith("shard-00001.h5") else None
+
+    without = prep_here("verify", TRAIN)
+    needless = prep_here("inspect", tmp_path, "--cache", tmp_path / "cache")
+    damaged = prep_here("verify", TRAIN, "--cache", tmp_path / "cache", "--quiet")
+
+    assert (without.returncode, needless.returncode, damaged.returncode) == (2, 2, 1)
+    assert "--cache" in without.stderr
+    assert "publish" in damaged.stdout
+    assert HIDDEN not in damaged.stdout + damaged.stderr
+    assert tree(tmp_path / "cache/files")

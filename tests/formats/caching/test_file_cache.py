@@ -1,0 +1,311 @@
+"""A cache has whole, verified files within its limit, each downloaded once for all readers."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from datasets import flip
+from faulty_proxy import HIDDEN, Proxy
+from waiting import until
+
+from shardprep.formats import UsageError, read_manifest
+from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.dataset.remote.caching.cache_folder import CacheFolder
+from shardprep.formats.dataset.remote.caching.eviction import hex_of
+from shardprep.formats.dataset.remote.caching.file_cache import FileCache
+from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
+from shardprep.formats.dataset.remote.fetching.transfer import TRIES, RemoteDamaged
+from shardprep.formats.errors import DataError, OperationError
+from shardprep.formats.system.storage.failures import AnswerBroken, RemoteDenied, RemoteMissing
+from shardprep.formats.system.storage.location import Location
+from shardprep.formats.system.storage.remote_folder import RetryPolicy
+
+URL = "s3://bucket/splits/train"
+SOON = RetryPolicy(retries=5, timeout_s=0.5)
+
+
+@pytest.fixture
+def shards(bucket: Path) -> tuple[FileEntry, ...]:
+    return read_manifest(bucket / "splits/train").shards
+
+
+def opened(folder: Path, limit: int | None = None, patience_s: float = 60.0) -> FileCache:
+    return FileCache(folder, limit, Location.parse(URL), policy=SOON, patience_s=patience_s)
+
+
+def files_in(cache: Path) -> set[str]:
+    return {path.name for path in (cache / "files").glob("*/*")}
+
+
+def names(entries: tuple[FileEntry, ...]) -> set[str]:
+    return {hex_of(entry) for entry in entries}
+
+
+def test_what_is_held_is_the_published_file_and_comes_once(
+    bucket: Path, proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    with opened(tmp_path / "cache") as cache:
+        for _ in range(2):
+            with cache.hold([*shards, *shards]):
+                for shard in shards:
+                    found = cache.folder.path_of(hex_of(shard)).read_bytes()
+                    assert found == (bucket / "splits/train" / shard.name).read_bytes()
+        counts = cache.counts
+
+    assert all(len(proxy.ranges_of(shard.name)) == 1 for shard in shards)
+    assert (counts.downloaded, counts.hits) == (len(shards), len(shards))
+    assert counts.downloaded_bytes == sum(shard.size for shard in shards)
+    assert not [*(tmp_path / "cache/parts").iterdir(), *(tmp_path / "cache/readers").iterdir()]
+
+
+def test_threads_and_processes_that_want_a_file_at_once_download_it_once(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    program = (
+        "import sys\nfrom shardprep.formats import open_dataset\n"
+        f"with open_dataset({URL!r}, cache=sys.argv[1]) as found:\n    print(len([*found]))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "cache")]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+
+    until(lambda: len(proxy.ranges_of("manifest.json")) == 2)
+
+    with FileCache(tmp_path / "cache", None, Location.parse(URL)) as cache, ThreadPoolExecutor(3) as pool:
+        for held in pool.map(cache.hold, [shards] * 3):
+            held.release()
+    said = [child.communicate(timeout=60)[0] for child in children]
+
+    assert said[0] == said[1] != ""
+    assert {shard.name: len(proxy.ranges_of(shard.name)) for shard in shards} == dict.fromkeys(
+        (shard.name for shard in shards), 1
+    )
+
+
+@pytest.mark.parametrize(
+    "fault", ["flip", "cut", *(pytest.param(f, marks=pytest.mark.slow) for f in ("short", "long", "stall"))]
+)
+def test_an_answer_that_is_wrong_once_is_fetched_anew(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], fault: str
+) -> None:
+    proxy.fault = lambda path, count: fault if count == 1 else None
+
+    with opened(tmp_path / "cache") as cache, cache.hold(shards[:1]):
+        assert files_in(tmp_path / "cache") == names(shards[:1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("flip", RemoteDamaged),
+        ("403", RemoteDenied),
+        ("404", RemoteMissing),
+        pytest.param("long", RemoteDamaged, marks=pytest.mark.slow),
+        pytest.param("cut", AnswerBroken, marks=pytest.mark.slow),
+    ],
+)
+def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], fault: str, error: type[Exception]
+) -> None:
+    bad = shards[1]
+    proxy.fault = lambda path, count: fault if path.endswith(bad.name) else None
+
+    with opened(tmp_path / "cache") as cache:
+        with pytest.raises(error) as caught:
+            cache.hold(shards[:3])
+        assert isinstance(caught.value, DataError | OperationError)
+        assert (caught.value.path, caught.value.shard) == (URL, bad.name)
+        assert HIDDEN not in str(caught.value)
+        assert hex_of(bad) not in files_in(tmp_path / "cache")
+        assert not [*(tmp_path / "cache/parts").iterdir()]
+        assert len(proxy.ranges_of(bad.name)) <= TRIES
+
+        proxy.fault = lambda path, count: None
+        cache.hold(shards[:3]).release()
+
+
+def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    limit = sum(shard.size for shard in shards[:4])
+    with opened(tmp_path / "cache") as generous, opened(tmp_path / "cache", limit) as strict:
+        for shard in shards:
+            with (generous if int(hex_of(shard), 16) % 2 else strict).hold([shard]):
+                there = sum(path.stat().st_size for path in (tmp_path / "cache/files").glob("*/*"))
+                assert there <= limit
+    with opened(tmp_path / "cache", shards[0].size):
+        assert sum(path.stat().st_size for path in (tmp_path / "cache/files").glob("*/*")) <= shards[0].size
+
+
+def test_what_is_held_is_not_evicted_and_a_set_waits_until_there_is_room_for_all_of_it(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    limit = sum(shard.size for shard in shards[:4])
+    with opened(tmp_path / "cache", limit) as first, opened(tmp_path / "cache", limit) as second:
+        held = first.hold(shards[:3])
+        assert second.hold_now(shards[3:6]) is None
+        waiting = threading.Thread(target=lambda: second.hold(shards[3:6]).release())
+        waiting.start()
+        time.sleep(0.2)
+        assert files_in(tmp_path / "cache") == names(shards[:3])
+
+        held.release()
+        waiting.join(60)
+
+        assert files_in(tmp_path / "cache") >= names(shards[3:6])
+        assert second.counts.waited_s >= 0.15
+
+
+def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
+    bucket: Path, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    largest = max(shard.size for shard in shards)
+    place = Location.parse((bucket / "splits/train").as_uri())
+
+    def read(seed: int) -> int:
+        order, count = random.Random(seed), 0
+        with FileCache(tmp_path / "cache", 4 * largest, place) as cache:
+            for _ in range(12):
+                with cache.hold(order.sample(shards, 3)) as held:
+                    count += len(held.sizes)
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(read, range(4))] == [36] * 4
+
+
+def test_a_limit_that_is_too_small_is_an_error_that_says_what_would_do(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    limit, needed = sum(shard.size for shard in shards[:3]), sum(shard.size for shard in shards[:4])
+    with (
+        opened(tmp_path / "cache", limit) as cache,
+        pytest.raises(CacheTooSmall, match=f"{limit:,}") as at_once,
+    ):
+        cache.hold(shards[:4])
+    with (
+        opened(tmp_path / "cache", limit) as first,
+        opened(tmp_path / "cache", limit, patience_s=0.3) as second,
+        first.hold(shards[:2]),
+        pytest.raises(CacheTooSmall, match="at least") as at_last,
+    ):
+        second.hold(shards[2:4])
+
+    assert (at_once.value.needed, at_last.value.needed) == (needed, needed)
+
+
+def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file_ahead(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    soon, later, last, never = shards[:4]
+    limit = sum(sorted(shard.size for shard in shards[:4])[-3:])
+    with opened(tmp_path / "cache", limit) as cache:
+        cache.foresee([soon, later, last])
+        cache.hold([soon, last]).release()
+
+        assert cache.prefetch(later)
+        assert not cache.prefetch(never)
+        assert files_in(tmp_path / "cache") == names((soon, later, last))
+
+        cache.hold([never]).release()
+        assert last.size < never.size or files_in(tmp_path / "cache") == names((soon, later, never))
+        cache.foresee([last, later, soon])
+        cache.used(2)
+        cache.hold([last]).release()
+        assert hex_of(soon) in files_in(tmp_path / "cache")
+
+
+def test_leftovers_of_dead_readers_go_and_files_of_others_stay(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    with opened(tmp_path / "cache"):
+        pass
+    left = [tmp_path / "cache/readers/1-dead", tmp_path / "cache/parts" / f"{hex_of(shards[0])}.part"]
+    own = [
+        tmp_path / "cache/parts/notes.txt",
+        tmp_path / "cache/files/mine",
+        tmp_path / "cache/files/ab/mine",
+    ]
+    own[2].parent.mkdir()
+    for path in (*left, *own):
+        path.write_bytes(b"x" * 100)
+
+    with opened(tmp_path / "cache", shards[0].size) as cache:
+        cache.hold(shards[:1]).release()
+
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in own)
+
+
+def test_a_file_of_another_size_is_not_there_and_is_downloaded_again(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    with opened(tmp_path / "cache") as cache:
+        cache.hold(shards[:1]).release()
+        path = cache.folder.path_of(hex_of(shards[0]))
+        os.truncate(path, 100)
+
+        with cache.hold(shards[:1]):
+            assert path.stat().st_size == shards[0].size
+
+
+def test_closing_ends_downloads_in_other_threads(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    proxy.fault = lambda path, count: "stall"
+    cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(cache.hold, shards[:1])
+        until(lambda: bool(proxy.asked))
+        cache.close()
+        with pytest.raises(UsageError, match="closed"):
+            work.result(60)
+    assert not [*(tmp_path / "cache/parts").iterdir()]
+
+
+def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    for wrong in (tmp_path, tmp_path / "mine"):
+        with pytest.raises(UsageError, match=r"no cache|not a folder"):
+            opened(wrong)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_reader_file_with_anything_in_it_is_no_error(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    with opened(tmp_path / "cache") as cache:
+        folder = CacheFolder(tmp_path / "cache")
+        program = (
+            "import fcntl, sys, time\nfile = open(sys.argv[1], 'wb')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+            "file.write(bytes.fromhex(sys.argv[2]))\nfile.flush()\nprint(flush=True)\ntime.sleep(600)"
+        )
+        mark = "5348525052445231"
+        for content in ("", "00" * 7, mark + "ff" * 16 + "01" * 13, "ff" * 64):
+            command = [sys.executable, "-c", program, str(folder.readers / "9-other"), content]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+                assert other.stdout is not None
+                other.stdout.readline()
+                cache.hold(shards[:2]).release()
+                cache.discard(shards[0])
+                other.kill()
+
+
+def test_a_copy_that_a_disk_did_not_keep_is_replaced_by_a_verification(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    from shardprep.formats import verify
+
+    assert verify(URL, cache=tmp_path / "cache").exit_code == 0
+    flip(tmp_path / "cache/files" / hex_of(shards[0])[:2] / hex_of(shards[0]), 5000)
+
+    report = verify(URL, cache=tmp_path / "cache")
+
+    assert json.dumps(report.to_json()["findings"]) == "[]"
+    assert len(proxy.ranges_of(shards[0].name)) == 2

@@ -1,0 +1,164 @@
+"""Verification and repair on an executor that the caller gave: what they find, and what they refuse."""
+
+import multiprocessing
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import converted, flip, tree
+from engines import Engine, elsewhere, finish
+
+from shardprep.formats import repair, verify
+from shardprep.formats.dataset.verification import seen_dataset
+from shardprep.formats.dataset.verification.verify import LEVELS
+from shardprep.formats.processes.executors.executor_call import ExecutorFailed
+from shardprep.formats.processes.executors.other_machine import OtherMachine
+
+
+@pytest.fixture
+def dataset(archives: Path, tmp_path: Path) -> Path:
+    converted(archives, tmp_path / "out", shard_size=110_000)
+    return tmp_path / "out"
+
+
+def damage(dataset: Path) -> None:
+    """Damage it in several ways; at least one shard stays intact."""
+    shards = sorted(dataset.glob("shard-*"))
+    assert len(shards) > 5
+    shards[0].unlink()
+    flip(shards[1], shards[1].stat().st_size // 2)
+    shards[3].write_bytes(bytes(shards[3].stat().st_size))
+    flip(shards[4], 40)
+    (dataset / "foreign").touch()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["full", "decode"])
+def test_an_executor_finds_what_this_machine_finds_in_the_same_order(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    monkeypatch.chdir(dataset.parent)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context, initializer=os.chdir, initargs=("/",)) as processes:
+        assert verify("out", level=level, executor=processes).exit_code == 0
+        damage(dataset)
+        here, there = (verify("out", level=level, executor=each, workers=3) for each in (None, processes))
+
+    assert here.findings
+    assert there.to_json() == here.to_json()
+
+
+@pytest.mark.slow
+def test_a_daemonic_worker_such_as_dasks_reads_records(dataset: Path) -> None:
+    found = multiprocessing.get_context("spawn").Pool(1)
+    with found:
+        assert found.apply(_exit_code, (dataset,)) == 0
+
+
+def _exit_code(dataset: Path) -> int:
+    with ThreadPoolExecutor(1) as threads:
+        return verify(dataset, level="decode", executor=threads).exit_code
+
+
+def refused(path: Path, change: Callable[[], Any], back: Callable[[], Any], match: str) -> None:
+    """Check that a machine that is this one after a change is refused, at each level that asks it."""
+    for level in LEVELS[1:]:
+        with pytest.raises(OtherMachine, match=f"machine {socket.gethostname()} {match}") as other:
+            verify(path, level=level, executor=elsewhere(change, back), workers=1)
+        assert other.value.host == socket.gethostname()
+
+
+def test_a_machine_that_sees_no_such_dataset_or_another_is_refused_by_its_name(
+    dataset: Path, archives: Path, tmp_path: Path
+) -> None:
+    aside, other = tmp_path / "aside", tmp_path / "other"
+    converted(archives, other, shard_size=110_000, seed=1)
+    lacking = shutil.copytree(dataset, tmp_path / "lacking")
+    next(lacking.glob("shard-00000*")).unlink()
+
+    refused(dataset, lambda: dataset.rename(aside), lambda: aside.rename(dataset), "does not see the dataset")
+    for there, why in ((other, "its root is another"), (lacking, "No such file")):
+
+        def change(there: Path = there) -> None:
+            dataset.rename(aside)
+            there.rename(dataset)
+
+        def back(there: Path = there) -> None:
+            dataset.rename(there)
+            aside.rename(dataset)
+
+        refused(dataset, change, back, f"does not see the dataset .*{why}")
+
+
+def test_a_machine_with_another_version_is_refused_and_nothing_is_repaired(
+    dataset: Path, archives: Path
+) -> None:
+    damage(dataset)
+    (dataset / "foreign").unlink()
+    before = tree(dataset)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def change() -> None:
+            patch.setattr(seen_dataset, "version", lambda package: "99")
+
+        refused(dataset, change, patch.undo, "has shardprep 99, and the verification was begun with")
+        with pytest.raises(OtherMachine, match="shardprep 99"):
+            repair(dataset, archives, executor=elsewhere(change, patch.undo))
+    assert tree(dataset) == before
+
+
+def test_what_an_engine_raises_ends_the_verification_and_its_other_jobs(dataset: Path) -> None:
+    submitted: list[Future[Any]] = []
+
+    def lose_the_third(future: Future[Any], call: Callable[[], Any]) -> None:
+        submitted.append(future)
+        if len(submitted) == 3:
+            future.set_exception(ConnectionError("gone"))
+
+    with pytest.raises(ExecutorFailed, match=r"ConnectionError: gone") as failed:
+        verify(dataset, level="records", executor=Engine(lose_the_third), workers=5)
+    assert failed.value.shard == "shard-00002.lmdb"
+    assert [future.cancelled() for future in submitted] == [True, True, False, True, True]
+
+
+def test_a_file_that_is_there_and_cannot_be_read_is_unchecked_as_on_this_machine(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refusing(path: Any, *given: Any, **options: Any) -> int:
+        if str(path).endswith("shard-00001.lmdb"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *given, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    here, there = (verify(dataset, executor=each) for each in (None, Engine(finish)))
+
+    assert here.exit_code == 3
+    assert there.to_json() == here.to_json()
+
+
+@pytest.mark.slow
+def test_an_executor_repairs_to_the_same_bytes(dataset: Path, archives: Path) -> None:
+    before = tree(dataset)
+    damage(dataset)
+    (dataset / "foreign").unlink()
+    (dataset / "index.npy").unlink()
+    used: list[Executor] = []
+
+    def run(future: Future[Any], call: Callable[[], Any]) -> None:
+        used.append(engine)
+        finish(future, call)
+
+    engine = Engine(run)
+    report = repair(dataset, archives, executor=engine)
+
+    shards = len([*dataset.glob("shard-*")])
+    assert (report.exit_code, tree(dataset)) == (0, before)
+    assert len(report.rebuilt) == 5
+    assert len(used) > 2 * shards

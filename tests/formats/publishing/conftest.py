@@ -1,0 +1,44 @@
+"""A server of object storage with an empty bucket, and datasets to publish."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from datasets import converted
+from object_server import object_server
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the server's buckets."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "bucket").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(buckets: Path) -> Iterator[int]:
+    """The port of a server of S3."""
+    with object_server(buckets) as port:
+        yield port
+
+
+@pytest.fixture
+def bucket(buckets: Path, tmp_path: Path) -> Path:
+    """The folder of the test in the bucket; its URL is s3://bucket/ and its name."""
+    return buckets / "bucket" / tmp_path.name
+
+
+@pytest.fixture
+def url(bucket: Path) -> str:
+    """The URL of the test's folder."""
+    return f"s3://bucket/{bucket.name}"
+
+
+@pytest.fixture(scope="module")
+def local(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two splits."""
+    folder = tmp_path_factory.mktemp("local") / "shards"
+    for split in ("train", "val"):
+        converted(archives, folder / split, split=split, container="hdf5")
+    return folder

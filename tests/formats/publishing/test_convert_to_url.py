@@ -1,0 +1,159 @@
+"""A dataset that is converted into a bucket is the one of a local conversion, or there is none."""
+
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from column_sources import as_csv, rows_of, write_pictures
+from datasets import prep, prep_here, tree
+from faulty_proxy import HIDDEN, Proxy
+from killing import killed
+
+from shardprep.formats import ConvertedTo, PlanMismatch, PlanOptions, UsageError, convert, convert_to_url
+from shardprep.formats.conversion.building import build_shard
+from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
+from shardprep.formats.system.storage.failures import RemoteFailed
+
+OPTIONS = PlanOptions(container="hdf5", shard_size=60_000)
+WORDS = ("--format", "hdf5", "--shard-size", 60_000, "--workers", 1, "--quiet")
+
+
+def stored(source: Path, url: str, scratch: Path, **options: object) -> list[ConvertedTo]:
+    """Convert in this process with little patience."""
+    given = {"plan_options": OPTIONS, "workers": 0, "retries": 1, "timeout_s": 2, **options}
+    return convert_to_url(source, url, scratch=scratch, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_removed(
+    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    local = convert(archives, tmp_path / "local", plan_options=OPTIONS, workers=0)
+
+    done = stored(archives, url, tmp_path / "scratch")
+    before = len(proxy.sent)
+    again = stored(archives, url, tmp_path / "scratch")
+
+    assert tree(bucket) == tree(tmp_path / "local")
+    assert [one.manifest.root for one in done] == [one.manifest.root for one in local]
+    assert [one.already_complete for one in (*done, *again)] == [False] * len(done) + [True] * len(done)
+    assert len(proxy.sent) == before
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_room_here(
+    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    proxy.sending = lambda path, count: "503" if "shard-00003" in path else None
+    with pytest.raises(RemoteFailed) as caught:
+        stored(archives, url, scratch, split="train")
+    there, begun = tree(bucket), len(proxy.sent)
+    assert HIDDEN not in str(caught.value)
+    assert [path.name for path in scratch.glob("*.h5")] == ["shard-00003.h5"]
+    proxy.sending = lambda path, count: None
+    built: list[str] = []
+    really = build_shard._write
+    monkeypatch.setattr(
+        build_shard, "_write", lambda job, path: built.append(job.shard.name) or really(job, path)
+    )
+
+    (done,) = stored(archives, url, scratch, split="train")
+
+    assert {"shard-00000.h5", "shard-00001.h5", "shard-00002.h5"} <= there.keys()
+    sent = [path.rpartition("/")[2] for path in proxy.sent[begun:]]
+    assert not {"shard-00003.h5", *there} & set(built)
+    assert not there.keys() & set(sent)
+    assert sent[-1] == "manifest.json"
+    assert {file.name for file in done.manifest.files} | {"manifest.json"} == tree(bucket).keys()
+
+
+def test_a_shard_that_was_changed_there_is_built_and_uploaded_again(
+    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    convert(archives, tmp_path / "local", split="train", plan_options=OPTIONS, workers=0)
+    proxy.sending = lambda path, count: "503" if path.endswith("index.npy") else None
+    with pytest.raises(RemoteFailed):
+        stored(archives, url, tmp_path / "scratch", split="train")
+    (bucket / "shard-00001.h5").write_bytes(b"another")
+    (bucket / "shard-00002.h5").unlink()
+    proxy.sending = lambda path, count: None
+
+    stored(archives, url, tmp_path / "scratch", split="train")
+
+    assert tree(bucket) == tree(tmp_path / "local")
+
+
+def test_columns_are_stored_too(bucket: Path, url: str, proxy: Proxy, tmp_path: Path) -> None:
+    source, names = tmp_path / "source", [f"{number}.png" for number in range(9)]
+    write_pictures(source, names)
+    (source / "metadata.csv").write_text(as_csv(rows_of(names)))
+    (done,) = convert(source, tmp_path / "local", split="train", workers=0)
+    assert len(done.manifest.column_files) == 4
+
+    convert_to_url(source, url, scratch=tmp_path / "scratch", split="train", workers=0)
+
+    assert tree(bucket) == tree(tmp_path / "local")
+
+
+@pytest.mark.slow
+def test_of_two_conversions_into_one_place_one_wins_and_the_other_gets_an_error(
+    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.sending = lambda path, count: "slow"
+
+    def outcome(split: str) -> str:
+        try:
+            stored(archives, url, tmp_path / f"scratch-{split}", split=split)
+        except PlanMismatch:
+            return "refused"
+        return split
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = set(pool.map(outcome, ("train", "val")))
+
+    (winner,) = ends - {"refused"}
+    convert(archives, tmp_path / "local", split=winner, plan_options=OPTIONS, workers=0)
+    assert len(ends) == 2
+    assert tree(bucket) == tree(tmp_path / "local")
+    with pytest.raises(PlanMismatch, match="finished dataset"):
+        stored(archives, url, tmp_path / "again", split="train" if winner == "val" else "val")
+    (bucket / "index.npy").unlink()
+    with pytest.raises(RemoteDamaged, match="not as the manifest"):
+        stored(archives, url, tmp_path / "again", split=winner)
+
+
+def test_what_makes_no_sense_is_refused_before_anything_is_read(archives: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="takes no files"):
+        stored(archives, "https://host/out", tmp_path / "scratch")
+    with pytest.raises(UsageError, match="convert_to_url"):
+        convert(archives, "s3://b/out")
+    for words in (("s3://b/out", "--part", "1/2"), ("s3://b/out", "--dry-run"), ("out", "--scratch", "x")):
+        assert prep_here("convert", archives, *words, cwd=tmp_path).returncode == 2
+    done = prep_here("convert", archives, "s3://key:hunter2@b/out", cwd=tmp_path)
+    assert (done.returncode, "hunter2" in done.stdout + done.stderr) == (2, False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.torture)])
+def test_a_conversion_killed_at_random_moments_ends_with_the_same_bytes(
+    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, kills: int
+) -> None:
+    convert(archives, tmp_path / "local", split="train", plan_options=OPTIONS, workers=0)
+    words = ("convert", archives, url, "--split", "train", "--scratch", tmp_path / "scratch", *WORDS)
+    faults, chosen = ["slow", "slow", "cut", "503", "flip"], random.Random(0)
+    for _ in range(kills):
+        proxy.sending = lambda path, count: chosen.choice(faults[: 3 if path.endswith(".json") else 5])
+        killed(chosen.uniform(0.8, 2.5), *words)
+        if (bucket / "manifest.json").exists():
+            assert tree(bucket).items() >= tree(tmp_path / "local").items()
+        if tree(bucket) == tree(tmp_path / "local"):
+            shutil.rmtree(bucket)
+
+    proxy.sending = lambda path, count: None
+    prep(*words, check=True)
+    assert tree(bucket) == tree(tmp_path / "local")
+    assert not (tmp_path / "scratch").exists()

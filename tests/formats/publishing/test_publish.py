@@ -1,0 +1,219 @@
+"""A published dataset is the local one, byte for byte, or there is an error and no dataset."""
+
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from column_datasets import write_columns
+from datasets import flip, prep_here, tree
+from faulty_proxy import HIDDEN, Proxy
+
+from shardprep.formats import (
+    ManifestDamaged,
+    PlanMismatch,
+    PublishedDataset,
+    ShardDamaged,
+    ShardprepError,
+    UsageError,
+    fetch,
+    publish,
+)
+from shardprep.formats.dataset.remote.fetching.transfer import TRIES, RemoteDamaged
+from shardprep.formats.system.storage import writable_folder
+from shardprep.formats.system.storage.failures import RemoteDenied, RemoteFailed
+
+SHARD = "shard-00000.h5"
+
+
+def published(folder: Path, url: str) -> list[PublishedDataset]:
+    """Publish with little patience, so that what fails does so soon."""
+    return publish(folder, url, retries=1, timeout_s=2)
+
+
+@pytest.mark.parametrize("part", [8 << 20, 1 << 14])
+def test_a_published_folder_of_splits_is_the_local_one(
+    local: Path,
+    bucket: Path,
+    url: str,
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    part: int,
+) -> None:
+    monkeypatch.setattr(writable_folder, "PART_BYTES", part)
+
+    done = published(local, url)
+    again = published(local, url)
+
+    assert tree(bucket) == tree(local)
+    assert [one.url for one in done] == [f"{url}/train", f"{url}/val"]
+    for one, other in zip(done, again, strict=True):
+        files = {file.name for file in one.manifest.files}
+        assert (set(one.uploaded), one.kept, one.already_complete) == (files, (), False)
+        assert (set(other.kept), other.uploaded, other.already_complete) == (files, (), True)
+    fetch(url, tmp_path / "copy")
+    assert tree(tmp_path / "copy") == tree(local)
+
+
+def test_columns_and_a_folder_of_this_machine_are_published_too(tmp_path: Path) -> None:
+    write_columns(tmp_path / "columns")
+
+    published(tmp_path / "columns", f"file://{tmp_path}/new/copy")
+
+    assert tree(tmp_path / "new/copy") == tree(tmp_path / "columns")
+    assert {path.name for path in (tmp_path / "new/copy").iterdir()} <= tree(tmp_path / "columns").keys()
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "cut", "flip"])
+def test_a_file_that_is_not_received_as_it_was_sent_is_sent_anew(
+    local: Path, bucket: Path, url: str, proxy: Proxy, fault: str
+) -> None:
+    proxy.sending = lambda path, count: fault if count == 1 else None
+
+    published(local / "train", url)
+
+    assert tree(bucket) == tree(local / "train")
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [("500", RemoteFailed), ("403", RemoteDenied), ("cut", RemoteFailed), ("flip", RemoteDamaged)],
+)
+def test_a_file_that_is_never_right_is_an_error_and_no_dataset(
+    local: Path, bucket: Path, url: str, proxy: Proxy, fault: str, error: type[ShardprepError]
+) -> None:
+    proxy.sending = lambda path, count: fault if path.endswith(SHARD) else None
+
+    with pytest.raises(error) as caught:
+        published(local / "train", url)
+
+    assert (caught.value.path, caught.value.shard) == (url, SHARD)
+    assert HIDDEN not in str(caught.value)
+    assert "manifest.json" not in tree(bucket)
+    assert len([path for path in proxy.sent if path.endswith(SHARD)]) <= max(TRIES, 2)
+    proxy.sending = lambda path, count: None
+    published(local / "train", url)
+    assert tree(bucket) == tree(local / "train")
+
+
+def test_a_rerun_sends_what_is_missing_or_damaged_and_nothing_else(
+    local: Path, bucket: Path, url: str, proxy: Proxy
+) -> None:
+    published(local / "train", url)
+    flip(bucket / SHARD, 5000)
+    (bucket / "index.npy").unlink()
+
+    (done,) = published(local / "train", url)
+
+    assert set(done.uploaded) == {SHARD, "index.npy"}
+    assert tree(bucket) == tree(local / "train")
+
+
+def test_a_store_of_which_the_etag_is_no_md5_is_read_back(
+    local: Path, bucket: Path, url: str, proxy: Proxy
+) -> None:
+    proxy.opaque = True
+    proxy.sending = lambda path, count: "flip" if count == 1 and path.endswith(SHARD) else None
+
+    published(local / "train", url)
+
+    assert tree(bucket) == tree(local / "train")
+    assert len(proxy.ranges_of(SHARD)) == 2
+
+
+def test_a_local_file_that_is_damaged_is_not_uploaded(
+    local: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    damaged = Path(shutil.copytree(local / "train", tmp_path / "damaged"))
+    flip(damaged / SHARD, 5000)
+
+    with pytest.raises(ShardDamaged, match="prep repair"):
+        published(damaged, url)
+    (damaged / "manifest.json").unlink()
+    with pytest.raises(ManifestDamaged, match="has not finished"):
+        published(damaged, url)
+
+    assert not {SHARD, "manifest.json"} & tree(bucket).keys()
+
+
+def test_a_place_with_anything_else_is_left_alone(local: Path, bucket: Path, url: str, proxy: Proxy) -> None:
+    published(local / "train", url)
+    before = tree(bucket)
+    other = bucket / "other"
+    other.mkdir()
+    (other / "mine.txt").write_text("mine")
+
+    with pytest.raises(PlanMismatch, match="another dataset"):
+        published(local / "val", url)
+    with pytest.raises(UsageError, match=r"mine\.txt"):
+        published(local / "val", f"{url}/other")
+    for refused in ("http://127.0.0.1/x", "https://host/x", "s3://key:hunter2@bucket/x"):
+        with pytest.raises(UsageError) as caught:
+            published(local / "val", refused)
+        assert "hunter2" not in str(caught.value)
+
+    assert tree(bucket) == before | {"other/mine.txt": tree(other)["mine.txt"]}
+
+
+@pytest.mark.slow
+def test_of_two_datasets_published_at_once_one_wins_and_the_other_gets_an_error(
+    local: Path, bucket: Path, url: str, proxy: Proxy
+) -> None:
+    proxy.sending = lambda path, count: "slow"
+
+    def outcome(split: str) -> str:
+        try:
+            published(local / split, url)
+        except PlanMismatch:
+            return "refused"
+        return split
+
+    for attempt in range(2):
+        shutil.rmtree(bucket, ignore_errors=True)
+        with ThreadPoolExecutor(2) as pool:
+            ends = set(pool.map(outcome, ("train", "val") if attempt % 2 else ("val", "train")))
+
+        (winner,) = ends - {"refused"}
+        assert len(ends) == 2
+        assert tree(bucket) == tree(local / winner)
+
+
+def test_one_dataset_published_by_two_processes_at_once_is_published(
+    local: Path, bucket: Path, url: str, proxy: Proxy
+) -> None:
+    proxy.sending = lambda path, count: "slow"
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: published(local / "train", url), range(2)))
+
+    assert tree(bucket) == tree(local / "train")
+
+
+def test_what_another_process_changes_before_the_end_is_found(
+    local: Path, bucket: Path, url: str, proxy: Proxy
+) -> None:
+    def meddle(path: str, count: int) -> None:
+        if path.endswith("index.npy") and (bucket / SHARD).exists():
+            (bucket / SHARD).write_bytes(b"another")
+
+    proxy.sending = meddle
+
+    with pytest.raises(RemoteDamaged, match="changed or removed"):
+        publish(local / "train", url, at_once=1)
+
+    assert not (bucket / "manifest.json").exists()
+
+
+def test_the_command_says_what_was_published(local: Path, url: str, proxy: Proxy) -> None:
+    first = prep_here("publish", local / "train", url, "--json", "--quiet")
+    second = prep_here("publish", local / "train", url)
+    wrong = prep_here("publish", local / "val", url)
+
+    (split,) = json.loads(first.stdout)["splits"]
+    assert (first.returncode, split["url"], split["kept"], split["split"]) == (0, url, [], "train")
+    assert "was complete" in second.stdout
+    assert (wrong.returncode, url in wrong.stderr) == (2, True)
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] not in first.stdout + second.stdout + wrong.stderr

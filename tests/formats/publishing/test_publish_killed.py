@@ -1,0 +1,50 @@
+"""Whatever ends the work, the same command goes on, and its end is the published dataset and nothing else."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from datasets import prep, tree
+from faulty_proxy import Proxy
+from killing import killed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.torture)])
+def test_a_publishing_killed_at_random_moments_ends_with_the_same_bytes(
+    local: Path, bucket: Path, url: str, proxy: Proxy, kills: int
+) -> None:
+    faults, chosen = ["slow", "slow", "cut", "503", "flip"], random.Random(0)
+    for _ in range(kills):
+        proxy.sending = lambda path, count: chosen.choice(faults[: 3 if path.endswith(".json") else 5])
+        killed(chosen.uniform(0.5, 2.0), "publish", local, url)
+        for manifest in bucket.rglob("manifest.json"):
+            there, wanted = tree(manifest.parent), tree(local / manifest.parent.name)
+            assert there["manifest.json"] != wanted["manifest.json"] or there.items() >= wanted.items()
+        if tree(bucket) == tree(local):
+            shutil.rmtree(bucket)
+
+    proxy.sending = lambda path, count: None
+    prep("publish", local, url, check=True)
+    assert tree(bucket) == tree(local)
+
+
+def test_ctrl_c_ends_a_publishing_at_once(local: Path, url: str, proxy: Proxy) -> None:
+    proxy.sending, proxy.pause_s = lambda path, count: "slow" if path.endswith(".h5") else None, 6
+    command = [sys.executable, "-m", "shardprep.cli", "publish", local / "train", url, "--quiet"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not any(path.endswith(".h5") for path in proxy.sent):
+            time.sleep(0.01)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, complained = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "Traceback" not in complained
+    assert time.monotonic() - began < 30
