@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ def keys() -> None:
 def flows() -> None:
     with Flow.from_dataset("~/dataset") as flow:
         assert flow.length.items == 204
+        flow.stats().to_html("~/flow.html")
     Path("~/pictures/cats").expanduser().mkdir(parents=True)
     Path("~/pictures/cats/one.jpg").expanduser().write_bytes(b"x")
     assert Flow.from_files("~/pictures").length.items == 1
@@ -145,7 +147,8 @@ def look() -> None:
 COVERED: dict[Callable[[], None], set[str]] = {
     load: {
         "Loader.path", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
-        "ContactSheet.save.path",
+        "ContactSheet.save.path", "LoaderStats.to_html.path",
+        *(["InputStats.to_html.path"] if find_spec("tensorflow") else []),  # the same function
     },
     convert_and_repair: {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
@@ -157,7 +160,7 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
-    flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},
+    flows: {"FlowStats.to_html.path", "Flow.from_dataset.path", "Flow.from_files.folder"},
     add_columns: {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },
