@@ -32,8 +32,8 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
     short_help="Sum up datasets: counts, classes, sizes, oddities.",
     epilog=examples(
         "inspect shards/train --classes",
-        "inspect shards/train --html report.html",
         "inspect s3://bucket/train --cache /nvme/cache",
+        "inspect shards/train --html report.html",
     ),
 )
 @click.argument("dataset", type=FOLDER_OR_URL)
@@ -53,10 +53,15 @@ def inspect(
     """Say what DATASET, or each split in that folder, is: counts, bytes, classes, sizes, order, roots."""
     through.check(dataset)
     check_writable(html)
-    if html and isinstance(dataset, str):
-        raise click.UsageError("--html is of a dataset in a folder; prep fetch makes one of a URL")
-    pages = Reporting(html).of(Path(dataset)) if html else None
-    ctx.exit(Inspecting(classes, through, pages).run(dataset, as_json=as_json))
+    ctx.exit(Inspecting(classes, through, _pages_of(dataset, html)).run(dataset, as_json=as_json))
+
+
+def _pages_of(dataset: Path | str, html: Path | None) -> Reporting | None:
+    if html is None:
+        return None
+    if isinstance(dataset, str):
+        raise click.UsageError("--html is for a DATASET in a folder: prep fetch brings one there")
+    return Reporting(html).of(dataset)
 
 
 class Inspected(NamedTuple):
@@ -76,12 +81,15 @@ class Inspecting(DatasetWork[Inspected]):
     pages: Reporting | None
 
     def result(self, dataset: Path | str) -> Inspected:
-        page = None
-        if self.pages:
-            self.pages.result(Path(dataset))
-            page = self.pages.page_of(Path(dataset))
+        page = self._page_of(dataset)
         with open_dataset(dataset, cache=self.through.cache, cache_limit=self.through.cache_limit) as opened:
             return Inspected(summarise(opened), class_counts(opened) if self.classes else None, page)
+
+    def _page_of(self, dataset: Path | str) -> Path | None:
+        if self.pages is None or isinstance(dataset, str):
+            return None
+        self.pages.result(dataset)
+        return self.pages.page_of(dataset)
 
     def show(self, result: Inspected) -> None:
         summary = result.summary

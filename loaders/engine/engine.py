@@ -11,8 +11,6 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-import numpy.typing as npt
-
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.printable import printable
 from shardprep.formats.system.owned import Owned
@@ -21,14 +19,14 @@ from shardprep.loaders.engine.protocol.batch import EngineBatch, fill_batch
 from shardprep.loaders.engine.protocol.leases import LeasedBatch, Leases, RowFailure
 from shardprep.loaders.engine.protocol.messages import MAX_LEASE_BYTES
 from shardprep.loaders.engine.protocol.status_table import CpuClock, StatusTable
-from shardprep.loaders.engine.protocol.task import Fill, Items, RowTask
+from shardprep.loaders.engine.protocol.task import Fill, RowTask
 
 from .checks import check_engine
 from .course import Course
 from .crashes import CrashPolicy
 from .dispatcher import Dispatcher
 from .protocol import worker_errors
-from .run import BatchPlans, BatchRequest, EngineRun, Failed
+from .run import BatchPlans, BatchRequest, EngineRun, Failed, Plan
 from .sent_work import SentWork
 from .stats import EngineStats, Meter
 from .trace import KEEP, BatchTaken, Trace
@@ -110,7 +108,7 @@ class Engine(Owned):
         dispatcher.launch(workers)
         self._ring, self._dispatcher = ring, dispatcher
 
-    def run(self, plans: Iterable[npt.ArrayLike | BatchRequest]) -> Iterator[EngineBatch]:
+    def run(self, plans: Iterable[Plan]) -> Iterator[EngineBatch]:
         """Yield one batch per plan (an array of items, at most a slot's rows), in the plans' order.
 
         Plans are drawn in the caller's thread, up to ``slots`` of them before their batches can be begun. A
@@ -135,12 +133,14 @@ class Engine(Owned):
                 drawn = tuple(plans.draw(1))
                 if not plans.claim():
                     return
-                yield self._filled_here(fill, run, number, *(request.items for request in drawn))
+                yield self._filled_here(fill, run, number, *drawn)
 
-    def _filled_here(self, fill: Fill, run: int, number: int, items: Items) -> EngineBatch:
+    def _filled_here(self, fill: Fill, run: int, number: int, request: BatchRequest) -> EngineBatch:
+        items = request.items
         began, cpu = perf_counter(), CpuClock()
         before = cpu.read()
         batch = fill_batch(fill, number, items, layout=self._layout, where=self._where)
+        request.filled()
         took = perf_counter() - began
         self._status_table.filling[0] += took
         self._status_table.cpu[0] += cpu.read() - before

@@ -6,8 +6,9 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 from shardprep.formats.dataset.remote.open_dataset import open_dataset
@@ -15,7 +16,6 @@ from shardprep.formats.dataset.table_checks import box_table
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
-from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.batching.spec import BatchSpec, loader_specs
 from shardprep.loaders.engine.crashes import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
@@ -27,12 +27,12 @@ from shardprep.loaders.order.process_ranks.ranks import refuse_other_rank
 from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
-from .options import check_reading, described, key_of, layout_of, plan_of, worker_count
-from .read_ahead import ReadAhead, ShardStream
+from .batch_requests import BatchRequests, shards_of
+from .options import check_reading, described, key_of, layout_of, place_of, plan_of, worker_count
 from .replayable import ReplayableLoader
 from .replaying.identity import loader_identity
-from .results import Wanted, results_of
-from .shard_task import ShardWork, blocks_read, items_of
+from .results import results_of
+from .shard_task import ShardWork
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
 from .wanted_columns import WantedColumns
@@ -71,6 +71,12 @@ class Loader(Owned, ReplayableLoader):
     a worker may take as long to start, but at least 30 s, and 120 s without a deadline. ``slots`` batches fit
     the shared memory. ``read_ahead`` bytes are read early, in the order of storage; 0 for none.
 
+    ``path`` may be the URL of a dataset, as :func:`.fetch` takes it. Its shards are downloaded ahead into the
+    folder ``cache`` on a local disk, which all processes of this machine share, and in which all files
+    together have at most ``cache_limit`` bytes (a number, or a size as "200GiB"; None for what the disk has).
+    Those go first that are used last in this epoch and the next. Batches, states and identity are those of a
+    local copy. Raises CacheTooSmall, which names the least limit, before anything is read.
+
     Raises ShardprepError, also for epochs without a batch; errors of a transform unchanged, with the key. Not
     copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop it.
     """
@@ -98,62 +104,70 @@ class Loader(Owned, ReplayableLoader):
         slots: int = DEFAULT_SLOTS,
         deadline: float | None = None,
         read_ahead: int = READ_AHEAD_BYTES,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
     ) -> None:
         check_reading(on_bad_record, read_ahead)
-        count = self._workers = worker_count(workers)
-        self.dataset = open_dataset(user_path(path).absolute(), labels=labels)
-        self._subset = Subset.of(self.dataset, records, classes)
-        plan = plan_of(
-            self._subset,
-            shuffle=shuffle,
-            seed=seed,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-        )
-        ReplayableLoader.__init__(self, plan)
-        wanted = WantedColumns.of(self.dataset.manifest, columns)
-        if transform is None and wanted.are_chosen:
-            transform = wanted.as_columns
-        self._rank_is_given = rank is not None
-        self._columns = None if columns is None else tuple(columns)
-        self._labels = self.dataset.manifest.labels.mapping(labels)
-        self._has_transform = transform is not None
-        self._outputs = outputs_of(transform) if transform is not None else None
-        self._with_numbers = with_numbers
-        mean = wanted.mean_bytes + (self._subset.mean_image if wanted.with_image else 0)
-        layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=count)
-        self._results = results_of(transform, room=layout.inputs)
-        self._constant_rows = drop_last and on_bad_record == "raise"
-        self._read_ahead = read_ahead
-        self._skipped: dict[str, str] = {}
-        self._steps: EpochSteps | None = None
-        self._work = ShardWork(
-            folder=self.dataset.path,
-            container=self.dataset.manifest.container,
-            shards=self.dataset.manifest.shards,
-            key_bytes=self.dataset.index.dtype["key"].itemsize,
-            transform=transform,
-            label_map=tuple(self._labels.tolist()),
-            seed=plan.seed,
-            skip_bad=on_bad_record == "skip",
-            one_thread=count > 0,
-            columns=wanted.entries,
-            boxes=box_table(self.dataset.path, self.dataset.manifest, labels) if wanted.boxes else None,
-            box_columns=wanted.boxes,
-            with_image=wanted.with_image,
-        )
-        self.engine = Engine(
-            self._work,
-            layout,
-            workers=count,
-            slots=slots,
-            deadline=deadline,
-            describe=described,
-            owner="Loader",
-            crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
-        )
+        self._workers = worker_count(workers)
+        self.dataset = open_dataset(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
+        with ExitStack() as undo:
+            undo.callback(self.dataset.close)
+            self._subset = Subset.of(self.dataset, records, classes)
+            plan = plan_of(
+                self._subset,
+                shuffle=shuffle,
+                seed=seed,
+                batch_size=batch_size,
+                rank=rank,
+                world_size=world_size,
+                drop_last=drop_last,
+            )
+            ReplayableLoader.__init__(self, plan)
+            wanted = WantedColumns.of(self.dataset.manifest, columns)
+            if transform is None and wanted.are_chosen:
+                transform = wanted.as_columns
+            self._rank_is_given = rank is not None
+            self._columns = None if columns is None else tuple(columns)
+            self._labels = self.dataset.manifest.labels.mapping(labels)
+            self._has_transform = transform is not None
+            self._outputs = outputs_of(transform) if transform is not None else None
+            self._with_numbers = with_numbers
+            mean = wanted.mean_bytes + (self._subset.mean_image if wanted.with_image else 0)
+            layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=self._workers)
+            self._results = results_of(transform, room=layout.inputs)
+            self._constant_rows = drop_last and on_bad_record == "raise"
+            self._skipped: dict[str, str] = {}
+            self._steps: EpochSteps | None = None
+            self._work = ShardWork(
+                folder=self.dataset.path,
+                container=self.dataset.manifest.container,
+                shards=self.dataset.manifest.shards,
+                key_bytes=self.dataset.index.dtype["key"].itemsize,
+                transform=transform,
+                label_map=tuple(self._labels.tolist()),
+                seed=plan.seed,
+                skip_bad=on_bad_record == "skip",
+                one_thread=self._workers > 0,
+                columns=wanted.entries,
+                boxes=box_table(self.dataset.path, self.dataset.manifest, labels) if wanted.boxes else None,
+                box_columns=wanted.boxes,
+                with_image=wanted.with_image,
+            )
+            self._shards = shards_of(self.dataset, self._work, plan)
+            self._requests = BatchRequests(
+                self.dataset, self._work, self._subset, plan, self._results, self._shards, read_ahead
+            )
+            self.engine = Engine(
+                self._work,
+                layout,
+                workers=self._workers,
+                slots=slots,
+                deadline=deadline,
+                describe=described,
+                owner="Loader",
+                crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
+            )
+            undo.pop_all()
 
     def __iter__(self) -> Iterator[Loaded]:
         """Begin the next epoch; one that was left early is not continued."""
@@ -162,7 +176,8 @@ class Loader(Owned, ReplayableLoader):
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[Loaded]:
-        with self._batches(epoch.batches(), epoch.number) as batches:
+        run = self._requests.run(self.engine, epoch.batches(), count(), epoch.number, epoch.start)
+        with run as batches:
             yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold one longer
         epoch.end()
 
@@ -180,42 +195,12 @@ class Loader(Owned, ReplayableLoader):
         if self._steps is None or self._steps.number != epoch:
             self._steps = EpochSteps(self._plan, operator.index(epoch))
         wanted, drawn = self._steps, deque[int]()
-        with self._batches(wanted.batches(steps, drawn), epoch) as batches:
+        latest = (drawn[-1] for _ in count())
+        with self._requests.run(self.engine, wanted.batches(steps, drawn), latest, epoch) as batches:
             yield from map(partial(self._loaded, wanted, drawn), batches)
 
     def _loaded(self, wanted: EpochSteps, drawn: deque[int], batch: EngineBatch) -> LoadedStep:
         return wanted.loaded(drawn.popleft(), *self._without_bad(batch))
-
-    @contextmanager
-    def _batches(self, numbers: Iterator[Records], epoch: int) -> Iterator[Iterator[EngineBatch]]:
-        with (
-            self._reading_ahead(epoch) as ahead,
-            closing(self.engine.run(self._items(numbers, epoch, ahead))) as batches,  # type: ignore[type-var]
-        ):
-            yield batches
-
-    @contextmanager
-    def _reading_ahead(self, epoch: int) -> Iterator[list[ReadAhead]]:
-        """Read the files of the images, and those of each column, ahead, with shares of the budget."""
-        shards = self._plan.shards(epoch)
-        if shards is None or not self._read_ahead:
-            yield []
-            return
-        files, ahead = blocks_read(self.dataset, self._work), []
-        total = sum(block.size for blocks in files for block in blocks)
-        with ExitStack() as opened:
-            for blocks in files:
-                stream = ShardStream.of(self.dataset.path, blocks, shards, self._subset.chosen)
-                budget = self._read_ahead * sum(block.size for block in blocks) // total
-                ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget))))
-            yield ahead
-
-    def _items(self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]) -> Iterator[Wanted]:
-        """Yield the items of each batch, and report their records to the read-ahead."""
-        for numbers in map(self._subset.numbers_at, batches):
-            for each in ahead:
-                each.expect(numbers)
-            yield self._results.request(items_of(self.dataset.index, numbers, epoch))
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
@@ -270,6 +255,7 @@ class Loader(Owned, ReplayableLoader):
             image_bytes=self._subset.mean_image,
             crop_ready=self._subset.crop_ready,
             course=self.engine.course.points(),
+            storage=self._shards.counts,
         )
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
@@ -281,11 +267,12 @@ class Loader(Owned, ReplayableLoader):
         which = f"{of:,}" if records == of else f"{records:,} of {of:,}"
         rank = f", rank {plan.rank} of {plan.world_size}" if plan.world_size > 1 else ""
         return (
-            f"<Loader {os.fspath(self.dataset.path)!r}: {which} records in batches of {plan.batch_size:,}{rank}, "
+            f"<Loader {self.dataset.location!r}: {which} records in batches of {plan.batch_size:,}{rank}, "
             f"{self._workers} workers, epoch {self.epoch} next>"
         )
 
     def close(self) -> None:
         """End the workers and release memory and files; delivered batches stay valid. Idempotent."""
         self.engine.close()
+        self._shards.close()
         self.dataset.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import resource
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
@@ -11,8 +12,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from shardprep.formats.containers.table import Rows
+from shardprep.formats.dataset.remote.open_dataset import url_of
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.buffers.slots import SlotField, SlotLayout
 from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_few_classes, warn_of_sorted_classes
 from shardprep.loaders.order.epoch import EpochPlan
@@ -25,6 +28,11 @@ from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_
 from .subset import Subset
 
 ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
+
+
+def place_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return the place of a dataset: its URL, or its absolute path."""
+    return user_path(path).absolute() if url_of(path) is None else path
 
 
 def plan_of(
@@ -73,7 +81,7 @@ def check_reading(on_bad_record: object, read_ahead: int) -> None:
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
     """Warn where batches have few of the classes: by a formula, or where that does not hold by a sample."""
     records, window = len(subset), shuffle.window_of(len(subset))
-    archive, place = subset.dataset.manifest.archive, str(subset.dataset.path)
+    archive, place = subset.dataset.manifest.archive, subset.dataset.location
     if window >= records:
         return
     if subset.dataset.manifest.class_sorted:

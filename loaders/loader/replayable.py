@@ -26,6 +26,7 @@ from shardprep.loaders.transforms.contract import Transform
 
 from .epoch_loader import EpochLoader
 from .options import described
+from .remote_shards.local_shards import LocalShards
 from .replaying.chosen_records import ChosenRecords
 from .replaying.identity import digest_of
 from .replaying.observed import ObservedTransform
@@ -48,6 +49,7 @@ class ReplayableLoader(EpochLoader, ABC):
     engine: Engine
     _subset: Subset
     _work: ShardWork
+    _shards: LocalShards
     _labels: npt.NDArray[np.int64]
     _columns: tuple[str, ...] | None
     _with_numbers: bool
@@ -100,7 +102,8 @@ class ReplayableLoader(EpochLoader, ABC):
         observed = ObservedTransform(transform) if is_observed and transform else None
         work = replace(self._work, transform=observed or transform, one_thread=False)
         layout = replace(self.engine.layout, inputs=0, sparse=False)
-        with work.open(np.zeros(len(work.stages))) as fill:
+        needed = self._shards.held(np.unique(items["shard"]).tolist())
+        with needed, work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=layout, where=_where)
         return observed.shown if observed else {}, batch
 

@@ -90,6 +90,12 @@ def blocks_read(dataset: Dataset, work: ShardWork) -> list[tuple[Block, ...]]:
     return of_images + [blocks_of(column.shards) for column in columns if column.shards]
 
 
+def files_read(work: ShardWork) -> list[tuple[FileEntry, ...]]:
+    """Return the files of the images and of each column that has shards, by shard, as ``work`` reads them."""
+    of_images = [work.shards] if work.with_image else []
+    return of_images + [column.shards for column in work.columns if column.shards]
+
+
 @dataclass(frozen=True)
 class ShardWork:
     """A loader's work: the place of its shards and what to do with each record. Picklable.

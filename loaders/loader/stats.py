@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 
 from shardprep.loaders.engine.course import CoursePoint
 from shardprep.loaders.engine.stats import EngineStats
 
 from .bottleneck import PipelineTimes, StageLoad, Verdict, loads_to_list
+from .remote_shards.local_shards import StorageCounts
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,9 +18,10 @@ class LoaderStats(EngineStats):
     """Stats of a loader: those of its engine, and what they depend on.
 
     ``workers`` is the number of worker processes, ``cpus`` the number of CPUs that this process may use,
-    ``image_bytes`` the mean size of an encoded image, and ``crop_ready`` the share of the images that are
-    crop-ready, 0..1. ``course`` is how rows and queue were over the time, in at most 240 parts of equal
-    length, since the loader's first batch; also in the stats of a part of the time.
+    ``image_bytes`` the mean size of an encoded image, ``crop_ready`` the share of the images that are
+    crop-ready, 0..1, and ``storage`` what came from a remote dataset. ``course`` is how rows and queue were
+    over the time, in at most 240 parts of equal length, since the loader's first batch; also in the stats of
+    a part of the time.
     """
 
     workers: int
@@ -27,6 +29,11 @@ class LoaderStats(EngineStats):
     image_bytes: float
     crop_ready: float
     course: tuple[CoursePoint, ...] = ()
+    storage: StorageCounts = field(default_factory=StorageCounts)
+
+    def since(self, before: Self) -> Self:
+        """Return what was counted after ``before``, earlier stats of the same loader."""
+        return replace(super().since(before), storage=self.storage.since(before.storage))
 
     @property
     def loads(self) -> tuple[StageLoad, ...]:
@@ -58,6 +65,7 @@ class LoaderStats(EngineStats):
             blocked=self.blocked,
             starved=self.starved,
             handing=self.handing,
+            storage=self.storage.limiting,
         )
 
     def to_dict(self) -> dict[str, Any]:

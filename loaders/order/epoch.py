@@ -116,6 +116,11 @@ class Epoch:
         self._ended = True
 
     @property
+    def start(self) -> int:
+        """The place in the epoch's order where this part of it begins."""
+        return self._split.whole.start
+
+    @property
     def place(self) -> int:
         """The place in the epoch's order that all ranks reach with this step."""
         return self._split.whole.end(self._steps - 1) if self._steps else self._split.whole.start

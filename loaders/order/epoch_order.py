@@ -175,7 +175,7 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
     if shuffle is None:
         bits = keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch)
         return EpochOrder([DisplacedOrder(records, window=1, bits=bits)])
-    window = _partition_window(shuffle, records)
+    window = partition_window(shuffle, records)
     parts = dealt(shard_counts, shuffle.partitions)
     return EpochOrder([part.order(window, seed=seed, epoch=epoch) for part in parts])
 
@@ -189,7 +189,7 @@ def shard_order(
     """
     if shuffle is None:
         return np.arange(len(shard_counts), dtype=np.int64)
-    window = _partition_window(shuffle, sum(shard_counts))
+    window = partition_window(shuffle, sum(shard_counts))
     parts = dealt(shard_counts, shuffle.partitions)[partitions.start : partitions.stop]
     if any(window >= part.records for part in parts):
         return None
@@ -202,7 +202,7 @@ def shard_order(
     return shards
 
 
-def _partition_window(shuffle: Shuffle, records: int) -> int:
+def partition_window(shuffle: Shuffle, records: int) -> int:
     """The window in places of one partition, of which there are fewer by their number."""
     return math.ceil(shuffle.window_of(records) / shuffle.partitions)
 

@@ -55,6 +55,10 @@ def load() -> None:
         loader.stats().to_html("~/stats.html")
         ContactSheet(loader.replay(0, 0)).save("~/sheet.png")
         assert RunCard.load("~/card.json") == loader.card()
+    url = Path("~/dataset").expanduser().as_uri()
+    with Loader(url, cache="~/loaded", batch_size=8, workers=0) as loader:
+        next(iter(loader))
+    assert Path("~/loaded/datasets").expanduser().is_dir()
     small = partial(Loader, "~/dataset", batch_size=8, workers=0)
     measure(small, seconds=0.1, trace="~/measured.json")
     for name in ("trace", "measured"):
@@ -110,6 +114,9 @@ def flows() -> None:
     with Flow.from_dataset("~/dataset") as flow:
         assert flow.length.items == 204
         flow.stats().to_html("~/flow.html")
+    with Flow.from_dataset(Path("~/dataset").expanduser().as_uri(), cache="~/flowing") as flow:
+        assert flow.length.items == 204
+    assert Path("~/flowing/datasets").expanduser().is_dir()
     Path("~/pictures/cats").expanduser().mkdir(parents=True)
     Path("~/pictures/cats/one.jpg").expanduser().write_bytes(b"x")
     assert Flow.from_files("~/pictures").length.items == 1
@@ -132,21 +139,21 @@ def look() -> None:
         assert formats.summarise(dataset) == formats.summarise("~/dataset")
     assert formats.read_manifest("~/dataset").records == 204
     assert formats.verify("~/dataset", level="quick").exit_code == 0
-    found = formats.report("~/dataset", "~/report.html", against="~/dataset", pixels="none")
-    assert formats.examine("~/dataset", against="~/dataset", pixels="none") == found
-    found.save("~/again.html")
-    home = Path("~").expanduser()
-    assert (home / "again.html").read_bytes() == (home / "report.html").read_bytes()
     url = Path("~/dataset").expanduser().as_uri()
     with formats.open_dataset(url, cache="~/cache") as dataset:
         assert len(dataset) == 204
     assert formats.verify(url, level="quick", cache="~/cache").exit_code == 0
     assert Path("~/cache/datasets").expanduser().is_dir()
+    found = formats.report("~/dataset", "~/report.html", against="~/dataset", pixels="none")
+    assert formats.examine("~/dataset", against="~/dataset", pixels="none") == found
+    found.save("~/again.html")
+    home = Path("~").expanduser()
+    assert (home / "again.html").read_bytes() == (home / "report.html").read_bytes()
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
     load: {
-        "Loader.path", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "Loader.path", "Loader.cache", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
         "ContactSheet.save.path", "LoaderStats.to_html.path",
         *(["InputStats.to_html.path"] if find_spec("tensorflow") else []),  # the same function
     },
@@ -160,7 +167,9 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
-    flows: {"FlowStats.to_html.path", "Flow.from_dataset.path", "Flow.from_files.folder"},
+    flows: {
+        "Flow.from_dataset.path", "Flow.from_dataset.cache", "Flow.from_files.folder", "FlowStats.to_html.path",
+    },
     add_columns: {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,19 +15,19 @@ from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.dataset.table_checks import box_table
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import SPACES
-from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
 from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
-from shardprep.loaders.loader.options import plan_of
+from shardprep.loaders.loader.options import place_of, plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
 
+from .flow_files import FlowFiles
 from .item_fetch import ItemFetch, ItemKey
 from .record_fetch import ColumnFetch, Key, RecordFetch
 
@@ -56,12 +57,14 @@ class FromDataset(Fetched):
         label_space: str,
         with_keys: bool,
         columns: Sequence[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
     ) -> FromDataset:
         """Open the dataset; one of saved items gives these, unless ``columns`` are named.
 
         Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
         """
-        dataset = open_dataset(user_path(path).absolute(), labels=label_space)
+        dataset = open_dataset(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
         if columns is None and ItemForm.of_manifest(dataset.manifest.source) is not None:
             if with_keys or label_space != SPACES[0]:
                 raise UsageError(
@@ -78,7 +81,9 @@ class FromDataset(Fetched):
             world_size=1,
             drop_last=False,
         )
-        return cls(dataset, plan, with_keys, WantedColumns.of(dataset.manifest, columns))
+        made = cls(dataset, plan, with_keys, WantedColumns.of(dataset.manifest, columns))
+        weakref.finalize(made, dataset.close)
+        return made
 
     @property
     def label(self) -> str:
@@ -106,12 +111,16 @@ class FromDataset(Fetched):
     def fetch(self) -> RecordFetch:
         manifest = self.dataset.manifest
         labels = tuple(manifest.labels.mapping(self.dataset.label_space).tolist())
+        files = FlowFiles.of(self.dataset)
         if not self.columns.are_chosen:
-            return RecordFetch(self.dataset.path, manifest.container, manifest.shards, labels, self.with_keys)
+            return RecordFetch(
+                self.dataset.path, manifest.container, manifest.shards, files, labels, self.with_keys
+            )
         return ColumnFetch(
             self.dataset.path,
             manifest.container,
             manifest.shards,
+            files,
             labels,
             self.with_keys,
             self.columns,

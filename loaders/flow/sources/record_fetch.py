@@ -18,6 +18,8 @@ from shardprep.formats.records.record import Record
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.transforms.columns import IMAGE
 
+from .flow_files import FlowFiles
+
 Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-32C from the index; number
 
 
@@ -28,12 +30,16 @@ class RecordFetch:
     folder: Path
     container: str
     shards: tuple[FileEntry, ...]
+    files: FlowFiles
     label_map: tuple[int, ...]
     with_keys: bool
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Key], Any]]:
-        with closing(OpenShards(self.folder, self.container, self.shards)) as shards:
+        with (
+            self.files.open() as bring,
+            closing(OpenShards(self.folder, self.container, self.shards, bring)) as shards,
+        ):
             yield partial(self._item, shards)
 
     def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
@@ -53,8 +59,9 @@ class ColumnFetch(RecordFetch):
     def open(self) -> Iterator[Callable[[Key], Any]]:
         others = OpenBoxes(self.boxes).columns(self.wanted.boxes) if self.boxes else {}
         with (
-            closing(OpenShards(self.folder, self.container, self.shards)) as shards,
-            closing(OpenColumns(self.folder, self.wanted.entries, self.container, others)) as columns,
+            self.files.open() as bring,
+            closing(OpenShards(self.folder, self.container, self.shards, bring)) as shards,
+            closing(OpenColumns(self.folder, self.wanted.entries, self.container, others, bring)) as columns,
         ):
             yield partial(self._values, shards, columns)
 
