@@ -31,9 +31,9 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
 @click.command(
     short_help="Sum up datasets: counts, classes, sizes, oddities.",
     epilog=examples(
-        "inspect shards/train --classes",
+        "inspect shards",
         "inspect s3://bucket/train --cache /nvme/cache",
-        "inspect shards/train --html report.html",
+        "inspect shards/train --classes --html report.html",
     ),
 )
 @click.argument("dataset", type=FOLDER_OR_URL)
