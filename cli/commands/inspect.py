@@ -50,7 +50,10 @@ def inspect(
     through: CacheOptions,
     as_json: bool,
 ) -> None:
-    """Say what DATASET, or each split in that folder, is: counts, bytes, classes, sizes, order, roots."""
+    """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
+
+    Of a folder of splits, or of a collection, it sums up each of them.
+    """
     through.check(dataset)
     check_writable(html)
     ctx.exit(Inspecting(classes, through, _pages_of(dataset, html)).run(dataset, as_json=as_json))
@@ -75,6 +78,8 @@ class Inspected(NamedTuple):
 @dataclass(frozen=True)
 class Inspecting(DatasetWork[Inspected]):
     """The summary of datasets, and their pages if they are wanted."""
+
+    collections = "by part"
 
     classes: bool
     through: CacheOptions
