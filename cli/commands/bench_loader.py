@@ -83,6 +83,7 @@ class SweptType(click.ParamType[Swept]):
     help="Measure with each of these workers, batch-size or slots; the rest is about the fastest.",
 )
 @click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="Also a Chrome trace, for ui.perfetto.dev.")
+@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also a page with pictures of it all.")
 @click.option(
     "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
 )
@@ -113,6 +114,7 @@ def bench_loader(
     explain: bool,
     swept: Swept | None,
     trace: Path | None,
+    html: Path | None,
     disk: Path | None,
     columns: str | None,
     mixing: bool,
@@ -128,11 +130,13 @@ def bench_loader(
     from shardprep.loaders.measuring.disk import DiskProfile
     from shardprep.loaders.measuring.loader_bench import bench
 
-    check_writable(trace)
     through.check(dataset)
     splits = datasets_in(dataset)
-    if trace and splits:
-        raise click.UsageError(f"{dataset} is a folder of splits, and --trace is of one of them")
+    for file, option in ((trace, "--trace"), (html, "--html")):
+        check_writable(file)
+        if file and splits:
+            raise click.UsageError(f"{dataset} is a folder of splits, and {option} is of one of them")
+    profile = DiskProfile.load(disk) if disk else None
     names = columns.split(",") if columns else None
     cached: dict[str, Any] = {"cache": through.cache, "cache_limit": through.cache_limit}
     has_images = _have_images(splits.values() or [dataset], names, cached)
@@ -158,9 +162,15 @@ def bench_loader(
         trace=trace,
         watched=form == "bar",
         mixing=mixing,
-        disk=DiskProfile.load(disk) if disk else None,
+        disk=profile,
     )
-    work = LoaderBenching(lambda path: measured(partial(make, path)), explain)
+    work = LoaderBenching(
+        lambda path: measured(partial(make, path)),
+        explain,
+        html,
+        trace,
+        profile.to_json() if profile else None,
+    )
     ctx.exit(work.run(dataset, as_json=as_json))
 
 
@@ -190,9 +200,21 @@ class LoaderBenching(DatasetWork[Benched]):
 
     measured: Callable[[Path | str], LoaderBench]
     explain: bool
+    html: Path | None
+    trace: Path | None
+    disk: dict[str, Any] | None
 
     def result(self, dataset: Path | str) -> Benched:
-        return Benched(dataset, self.measured(dataset))
+        found = self.measured(dataset)
+        if self.html:
+            self._save_page(found, dataset, self.html)
+        return Benched(dataset, found)
+
+    def _save_page(self, found: LoaderBench, dataset: Path | str, page: Path) -> None:
+        from shardprep.loaders.measuring.pages.run_page import json_of, run_page, save_page  # start-up time
+
+        trace = json_of(self.trace) if self.trace else None
+        save_page(run_page(found.to_json(), name=str(dataset), disk=self.disk, trace=trace), page)
 
     def show(self, result: Benched) -> None:
         print_report(*result, explain=self.explain)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from shardprep.formats.system.user_path import user_path
 from .manifest import Manifest, read_manifest
 from .splits import refuse_folder_of_splits
 from .table_checks import box_columns, box_table, checked_boxes, checked_index
+
+if TYPE_CHECKING:
+    from shardprep.formats.images.gallery import Gallery
 
 
 class Dataset(AbstractContextManager["Dataset"]):
@@ -121,6 +124,17 @@ class Dataset(AbstractContextManager["Dataset"]):
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))
+
+    def show(self, records: int | Sequence[int] = 9) -> Gallery:
+        """Return records that a notebook shows as pictures, and a terminal as a list.
+
+        ``records`` is a number of records, evenly chosen in stored order, or the record numbers; at most 100.
+        Below each is its number, its key and its class. Raises UsageError for more, IndexError for a number
+        that no record has, and what reading a record raises.
+        """
+        from .shown_records import shown_records  # needs OpenCV, which reading does without
+
+        return shown_records(self, records)
 
     def shard(self, number: int) -> ShardReader:
         """Return the reader of a shard, opened at its first use."""

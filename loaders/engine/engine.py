@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -15,15 +13,16 @@ from typing import Any, Self
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.printable import printable
-from shardprep.formats.processes.process_start import refuse_in_main_import
 from shardprep.formats.system.owned import Owned
-from shardprep.loaders.buffers.slots import MIN_SLOTS, SlotLayout, SlotRing
+from shardprep.loaders.buffers.slots import SlotLayout, SlotRing
 from shardprep.loaders.engine.protocol.batch import EngineBatch, fill_batch
 from shardprep.loaders.engine.protocol.leases import LeasedBatch, Leases, RowFailure
 from shardprep.loaders.engine.protocol.messages import MAX_LEASE_BYTES
 from shardprep.loaders.engine.protocol.status_table import CpuClock, StatusTable
 from shardprep.loaders.engine.protocol.task import Fill, RowTask
 
+from .checks import check_engine
+from .course import Course
 from .crashes import CrashPolicy
 from .dispatcher import Dispatcher
 from .protocol import worker_errors
@@ -69,7 +68,7 @@ class Engine(Owned):
         crashes: CrashPolicy = CrashPolicy(),  # noqa: B008 - it is frozen
         owner: str = "engine",
     ) -> None:
-        _check(work, workers=workers, slots=slots, chunk=chunk, deadline=deadline)
+        check_engine(work, workers=workers, slots=slots, chunk=chunk, deadline=deadline)
         self._work = work
         self._layout = layout
         self._slots = slots
@@ -78,6 +77,7 @@ class Engine(Owned):
         self._owner = owner
         self._numbers = itertools.count(1)
         self.meter = Meter()
+        self.course = Course()
         self._closed = False
         self._status_table = StatusTable(max(1, workers), len(work.stages))
         self._sent: SentWork | None = None
@@ -146,6 +146,7 @@ class Engine(Owned):
         self._status_table.cpu[0] += cpu.read() - before
         self.meter.waited(took)
         self.meter.handed(len(items), 0.0)
+        self.course.add(len(items), ready=0, waited=took)
         if (trace := self._trace) is not None:
             trace.filled_here(run, number, len(items), began)
         return batch
@@ -203,6 +204,7 @@ class Engine(Owned):
         )
         ended = perf_counter()
         self.meter.handed(len(leased.items), ended - got)
+        self.course.add(len(leased.items), ready=run.results.qsize(), waited=got - began)
         if (trace := self._trace) is not None:
             reception = BatchTaken(run.number, leased.number, len(leased.items), began, got, ended)
             trace.received(reception, run.results.qsize())
@@ -229,6 +231,16 @@ class Engine(Owned):
         """Return what was counted until now. Thread-safe."""
         stages, copied = self._work.stages, self._ring.copied if self._ring else 0
         return self.meter.read(self._status_table, stages, dispatcher=self._dispatcher, copied=copied)
+
+    @property
+    def ready(self) -> int:
+        """Number of finished batches that wait for the consumer; 0 without workers. Thread-safe."""
+        return self._dispatcher.run.results.qsize() if self._dispatcher else 0
+
+    @property
+    def slots(self) -> int:
+        """Number of batches that fit the shared memory; 0 without workers."""
+        return self._slots if self._dispatcher else 0
 
     @property
     def layout(self) -> SlotLayout:
@@ -278,22 +290,3 @@ class Engine(Owned):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _check(work: RowTask, *, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
-    no_deadline = deadline is not None and not 0 < deadline < math.inf
-    if workers < 0 or slots < MIN_SLOTS or chunk < 1 or no_deadline:
-        raise UsageError(
-            f"workers={workers}, slots={slots}, chunk={chunk}, deadline={deadline}: there must be at least "
-            f"0 workers, {MIN_SLOTS} slots and 1 row in a chunk, and a deadline above 0"
-        )
-    if workers:
-        refuse_in_main_import()
-    if workers and multiprocessing.current_process().daemon:
-        raise UsageError(
-            "a daemonic process cannot have workers of its own; use workers=0 (a map with threads) in it"
-        )
-    if work.item_dtype.hasobject or work.item_dtype.itemsize > MAX_LEASE_BYTES:
-        raise UsageError(
-            f"{work.item_dtype} is not a dtype of plain values of at most {MAX_LEASE_BYTES} bytes"
-        )

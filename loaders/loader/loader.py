@@ -11,9 +11,6 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.dataset.table_checks import box_table
 from shardprep.formats.errors import UsageError
@@ -31,10 +28,10 @@ from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_qual
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
 from .batch_requests import BatchRequests, shards_of
-from .epoch_loader import EpochLoader
-from .identity import loader_identity
 from .options import check_reading, described, key_of, layout_of, place_of, plan_of, worker_count
-from .results import results_of, without
+from .replayable import ReplayableLoader
+from .replaying.identity import loader_identity
+from .results import results_of
 from .shard_task import ShardWork
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
@@ -46,7 +43,7 @@ READ_AHEAD_BYTES = 64 << 20
 Loaded = tuple[Any, ...]
 
 
-class Loader(Owned, EpochLoader):
+class Loader(Owned, ReplayableLoader):
     """Iterable over a dataset's batches, one epoch per iteration: ``for images, labels in loader``.
 
     A batch of B = ``batch_size`` records of the dataset at ``path`` is a tuple: one array [B, …] per output
@@ -125,11 +122,12 @@ class Loader(Owned, EpochLoader):
                 world_size=world_size,
                 drop_last=drop_last,
             )
-            EpochLoader.__init__(self, plan)
+            ReplayableLoader.__init__(self, plan)
             wanted = WantedColumns.of(self.dataset.manifest, columns)
             if transform is None and wanted.are_chosen:
                 transform = wanted.as_columns
             self._rank_is_given = rank is not None
+            self._columns = None if columns is None else tuple(columns)
             self._labels = self.dataset.manifest.labels.mapping(labels)
             self._has_transform = transform is not None
             self._outputs = outputs_of(transform) if transform is not None else None
@@ -213,14 +211,10 @@ class Loader(Owned, EpochLoader):
         return tuple(columns)
 
     def _without_bad(self, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
-        """Return the parts without the rows that were skipped, and the places of both."""
-        bad = list(batch.skipped)
-        numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
-        labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
-        self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
-        places = self._subset.places_of(numbers)
-        own = without(bad, (labels, numbers) if self._with_numbers else (labels,))
-        return [*self._results.parts(batch, bad), *own], np.delete(places, bad), places[bad]
+        """Return the parts without the rows that were skipped, which are noted, and the places of both."""
+        bad = batch.skipped.items()
+        self._skipped.update((self.key(batch.items["number"][row]), reason) for row, reason in bad)
+        return self._parts(self._results, batch)
 
     @property
     def records(self) -> Records:
@@ -260,6 +254,7 @@ class Loader(Owned, EpochLoader):
             cpus=usable_cpus(),
             image_bytes=self._subset.mean_image,
             crop_ready=self._subset.crop_ready,
+            course=self.engine.course.points(),
             storage=self._shards.counts,
         )
 

@@ -13,7 +13,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.loaders.order.displaced_order import Records
 
-from .identity import digest_of
+from .replaying.identity import digest_of
 
 MAX_NAMED = 8  # classes in a message
 

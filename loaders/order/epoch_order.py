@@ -11,7 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,23 @@ class LocalShuffle(Shuffle):
     def to_json(self) -> dict[str, Any]:
         values = {"kind": "local", "window": self.window}
         return values if self.partitions == 1 else values | {"partitions": self.partitions}
+
+
+def shuffle_from_json(value: object) -> Shuffle | None:
+    """Return the shuffle of which ``to_json`` made the value; None for None.
+
+    Raises ValueError, or UsageError.
+    """
+    match value:
+        case None:
+            return None
+        case {"kind": "global", **rest} if not rest:
+            return GlobalShuffle()
+        case {"kind": "local", "window": int() as window, **rest} if rest.keys() <= {"partitions"}:
+            shuffle = LocalShuffle(window, **cast("dict[str, int]", rest))
+            if shuffle.to_json() == value:
+                return shuffle
+    raise ValueError(f"{value!r} is not a shuffle")
 
 
 class EpochOrder:

@@ -18,7 +18,7 @@ from test_public import CALLS
 
 from shardprep import formats
 from shardprep.formats.system.user_path import user_path
-from shardprep.loaders import Flow, Loader
+from shardprep.loaders import ContactSheet, Flow, Loader, RunCard
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.measuring import measure, tracing
 from shardprep.loaders.measuring.disk import DiskProfile, measure_disk
@@ -50,6 +50,10 @@ def load() -> None:
         with tracing(loader) as trace:
             next(iter(loader))
         trace.save("~/trace.json")
+        loader.card().save("~/card.json")
+        loader.stats().to_html("~/stats.html")
+        ContactSheet(loader.replay(0, 0)).save("~/sheet.png")
+        assert RunCard.load("~/card.json") == loader.card()
     url = Path("~/dataset").expanduser().as_uri()
     with Loader(url, cache="~/loaded", batch_size=8, workers=0) as loader:
         next(iter(loader))
@@ -138,10 +142,18 @@ def look() -> None:
         assert len(dataset) == 204
     assert formats.verify(url, level="quick", cache="~/cache").exit_code == 0
     assert Path("~/cache/datasets").expanduser().is_dir()
+    found = formats.report("~/dataset", "~/report.html", against="~/dataset", pixels="none")
+    assert formats.examine("~/dataset", against="~/dataset", pixels="none") == found
+    found.save("~/again.html")
+    home = Path("~").expanduser()
+    assert (home / "again.html").read_bytes() == (home / "report.html").read_bytes()
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
-    load: {"Loader.path", "Loader.cache", "Trace.save.path", "measure.trace"},
+    load: {
+        "Loader.path", "Loader.cache", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "ContactSheet.save.path",
+    },
     convert_and_repair: {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
         "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
@@ -158,7 +170,8 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     look: {
         "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
-        "read_manifest.dataset",
+        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against",
+        "Examination.save.path",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""
