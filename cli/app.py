@@ -13,6 +13,7 @@ from click.shell_completion import shell_complete
 
 from shardprep.cli.commands.bench_disk import bench_disk
 from shardprep.cli.commands.bench_loader import bench_loader
+from shardprep.cli.commands.collect import collect
 from shardprep.cli.commands.convert import convert
 from shardprep.cli.commands.export import export
 from shardprep.cli.commands.index import index
@@ -54,8 +55,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    sample, convert, index, join, verify, inspect, report, repair, publish, fetch, export, bench_disk, bench_loader, replay, serve,
-    keygen, demo,
+    sample, convert, index, join, collect, verify, inspect, report, repair, publish, fetch, export, bench_disk, bench_loader,
+    replay, serve, keygen, demo,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

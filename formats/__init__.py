@@ -10,6 +10,8 @@ from shardprep.formats.conversion.preparation import ConvertOptions
 from shardprep.formats.conversion.skipped import SkippedCause, SkippedImages
 from shardprep.formats.conversion.writing.item_coder import BadItem
 from shardprep.formats.conversion.writing.write_dataset import write_dataset
+from shardprep.formats.dataset.collecting.collect import collect
+from shardprep.formats.dataset.collecting.collection import Collection, open_collection
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.examining.examination import Examination
 from shardprep.formats.dataset.examining.examine import examine, report
@@ -59,6 +61,7 @@ __all__ = [
     "BadImage",
     "BadItem",
     "BadTarget",
+    "Collection",
     "ConvertOptions",
     "Converted",
     "ConvertedPart",
@@ -102,6 +105,7 @@ __all__ = [
     "UnknownVersion",
     "UsageError",
     "WorkerDied",
+    "collect",
     "convert",
     "convert_part",
     "convert_to_url",
@@ -110,6 +114,7 @@ __all__ = [
     "fetch",
     "join",
     "make_sample",
+    "open_collection",
     "open_dataset",
     "plan_conversion",
     "publish",

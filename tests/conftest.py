@@ -76,6 +76,14 @@ def nothing_outlives_a_test() -> Iterator[None]:
     assert threads() <= threads_before, "a thread outlived the test"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_seal_is_left_in_the_home_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests, and the processes that they start, have a cache folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A miniature ILSVRC12 in its official packaging: 4 classes; 24 train, 10 val, 3 test images."""

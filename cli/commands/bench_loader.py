@@ -26,7 +26,8 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.progress import Form
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.cli.reports.loader_report import print_report
-from shardprep.formats.dataset.remote.open_dataset import datasets_in, open_dataset
+from shardprep.formats.dataset.collecting.collection import open_records
+from shardprep.formats.dataset.remote.open_dataset import datasets_in
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders.measuring.loader_bench import LoaderBench
@@ -181,8 +182,8 @@ def _have_images(
     if columns is not None:
         return "image" in columns
     for place in datasets:
-        with open_dataset(place, **cached) as dataset:
-            if not dataset.manifest.has_images:
+        with open_records(place, **cached) as dataset:
+            if not all(part.manifest.has_images for part in dataset.parts):
                 return False
     return True
 
@@ -197,6 +198,8 @@ class Benched(NamedTuple):
 @dataclass(frozen=True)
 class LoaderBenching(DatasetWork[Benched]):
     """The measurement of datasets' loaders by ``measured``."""
+
+    collections = "as one"
 
     measured: Callable[[Path | str], LoaderBench]
     explain: bool

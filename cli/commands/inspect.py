@@ -32,9 +32,8 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
     short_help="Sum up datasets: counts, classes, sizes, oddities.",
     epilog=examples(
         "inspect shards",
-        "inspect shards/train --classes",
         "inspect s3://bucket/train --cache /nvme/cache",
-        "inspect shards/train --html report.html",
+        "inspect shards/train --classes --html report.html",
     ),
 )
 @click.argument("dataset", type=FOLDER_OR_URL)
@@ -51,7 +50,10 @@ def inspect(
     through: CacheOptions,
     as_json: bool,
 ) -> None:
-    """Say what DATASET, or each split in that folder, is: counts, bytes, classes, sizes, order, roots."""
+    """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
+
+    Of a folder of splits, or of a collection, it sums up each of them.
+    """
     through.check(dataset)
     check_writable(html)
     ctx.exit(Inspecting(classes, through, _pages_of(dataset, html)).run(dataset, as_json=as_json))
@@ -76,6 +78,8 @@ class Inspected(NamedTuple):
 @dataclass(frozen=True)
 class Inspecting(DatasetWork[Inspected]):
     """The summary of datasets, and their pages if they are wanted."""
+
+    collections = "by part"
 
     classes: bool
     through: CacheOptions

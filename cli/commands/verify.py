@@ -61,7 +61,7 @@ def verify(
     form: Form,
     as_json: bool,
 ) -> None:
-    """Check that DATASET, or each split in that folder, is complete and intact. Changes nothing.
+    """Check that DATASET, or each split in that folder, or each part of a collection, is intact.
 
     \b
     quick    the manifest is what was published; all files are there with their sizes, and no others
@@ -71,8 +71,8 @@ def verify(
     decode   every image decodes
 
     Where images were skipped, the order and class_sorted cannot be checked. No level compares with
-    the source. The files at a URL come through the cache, which can be smaller than the dataset; files that
-    do not belong to it are not looked for.
+    the source. Changes nothing. The files at a URL come through the cache, which can be smaller than the
+    dataset; files that do not belong to it are not looked for.
     """
     through.check(dataset)
     with cluster_executor(cluster) as executor:
@@ -84,6 +84,8 @@ def verify(
 @dataclass(frozen=True)
 class Verifying(DatasetWork[Report]):
     """The verification of datasets at one level."""
+
+    collections = "by part"
 
     level: str
     workers: int | None

@@ -33,15 +33,23 @@ class RecordPlace(NamedTuple):
 class ColumnReader(Owned):
     """Reader of one column of the dataset in ``folder``, with shards of the kind ``container``.
 
-    Files are opened when first read, after ``bring`` made them be there, and read by position. Every value is
-    checked against its checksum in the table, which covers the record's key. Thread-safe except for
-    :meth:`close`; usable after a fork. Raises CorruptRecord and ShardDamaged for damage, ManifestDamaged for
-    a damaged table, and OSError.
+    Files are opened when first read, ``most`` shards at a time, after ``bring`` made them be there, and read
+    by position. Every value is checked against its checksum in the table, which covers the record's key.
+    Thread-safe except for :meth:`close`; usable after a fork. Raises CorruptRecord and ShardDamaged for
+    damage, ManifestDamaged for a damaged table, and OSError.
     """
 
     instead = "open the dataset again by its path"
 
-    def __init__(self, folder: Path, entry: ColumnEntry, container: str, bring: Bring = is_there) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        entry: ColumnEntry,
+        container: str,
+        bring: Bring = is_there,
+        *,
+        most: int | None = None,
+    ) -> None:
         self.entry = entry
         self._folder = folder
         self._codec = entry.field.codec
@@ -50,7 +58,7 @@ class ColumnReader(Owned):
         self._rows_at_once = max(1, ROWS_BYTES // self._row.itemsize)
         self._block = -1, b""
         self._table: ShardFile | None = None
-        self._shards = OpenShards(folder, container, entry.shards, bring)
+        self._shards = OpenShards(folder, container, entry.shards, bring, most=most)
         self._bring = bring
 
     def value(self, place: RecordPlace) -> Any:

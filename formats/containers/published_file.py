@@ -22,6 +22,7 @@ from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.system.atomic_write import hash_file
 from shardprep.formats.system.positional import read_at, read_into
 from shardprep.formats.system.regular_file import OPEN_FLAGS, naming
+from shardprep.formats.system.seal import Seal
 
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
 READ_BYTES = 1 << 18  # fits the CPU's cache, so that hashing does not read from memory
@@ -72,26 +73,36 @@ def read_small(path: Path, most: int) -> bytes:
         return read_at(descriptor, size, 0)
 
 
-def read_published(path: Path, entry: FileEntry) -> npt.NDArray[np.uint8]:
-    """Read a file that the manifest lists. Raises ManifestDamaged if its bytes differ from it; OSError."""
+def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> npt.NDArray[np.uint8]:
+    """Read a file that the manifest lists. Raises ManifestDamaged if its bytes differ from it; OSError.
+
+    With ``seal``, the root of the manifest, a file with a :class:`.Seal` is not hashed; one that is hashed
+    gets a seal.
+    """
     if entry.size > MAX_TABLE_BYTES:
         raise ManifestDamaged(f"has {entry.size} bytes, more than any table has", path=path)
     with published_file(path) as descriptor:
-        if os.fstat(descriptor).st_size == entry.size:
-            data, digest = _read(descriptor, entry.size)
-            if digest == entry.sha256:
+        status = os.fstat(descriptor)
+        if status.st_size == entry.size:
+            known = Seal(status, seal) if seal else None
+            is_known = known is not None and known.holds
+            data, digest = _read(descriptor, entry.size, hashed=not is_known)
+            if len(data) == entry.size and (is_known or digest == entry.sha256):
+                if known and not is_known:
+                    known.keep(os.fstat(descriptor))
                 return data
     raise ManifestDamaged("is not the file that was published; prep repair rebuilds it", path=path)
 
 
-def _read(descriptor: int, size: int) -> tuple[npt.NDArray[np.uint8], str]:
-    """Return the first ``size`` bytes, fewer if the file ends before, and their SHA-256."""
+def _read(descriptor: int, size: int, *, hashed: bool = True) -> tuple[npt.NDArray[np.uint8], str]:
+    """Return the first ``size`` bytes, fewer if the file ends before, and their SHA-256 if it is wanted."""
     data = np.empty(size, np.uint8)
     digest, whole, done = hashlib.sha256(), data.data, 0
     while done < size:
         part = whole[done : done + READ_BYTES]
         count = read_into(descriptor, part, done)
-        digest.update(part[:count])
+        if hashed:
+            digest.update(part[:count])
         done += count
         if count < len(part):
             break

@@ -6,8 +6,10 @@ import os
 import resource
 import threading
 import weakref
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from pathlib import Path
 
 from shardprep.formats.system.owned import Owned
@@ -18,6 +20,9 @@ from .registry import open_shard
 
 # A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
+
+ShardsOfPart = tuple[Path, str, tuple[FileEntry, ...]]
+"""The folder of a dataset, its container, and the entries of its shards."""
 
 Bring = Callable[[FileEntry], None]
 """``bring(entry)`` is called before a file of a dataset is opened, and makes it be there."""
@@ -41,18 +46,34 @@ def is_there(entry: FileEntry) -> None:
 class OpenShards(Owned):
     """Readers by shard number, opened at their first use; the least recently used are released.
 
-    So are those of deleted files when another one is opened, as they hold space on the disk; ``bring`` makes
-    a file be there. Thread-safe, also in a forked copy of the process. A released reader is closed when the
-    last thread that reads from it has finished.
+    At most ``most`` are open, by default MAX_OPEN. Readers of deleted files are released when another one is
+    opened, as they hold space on the disk; ``bring`` makes a file be there. Thread-safe, also in a forked
+    copy of the process. A released reader is closed when the last thread that reads from it has finished.
     """
 
     def __init__(
-        self, folder: Path, container: str, shards: tuple[FileEntry, ...], bring: Bring = is_there
+        self,
+        folder: Path,
+        container: str,
+        shards: tuple[FileEntry, ...],
+        bring: Bring = is_there,
+        *,
+        most: int | None = None,
     ) -> None:
+        self._own([(folder, container, shards)], bring, most)
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[ShardsOfPart], bring: Bring = is_there) -> OpenShards:
+        """Return the shards of several datasets, which are numbered one after the other."""
+        opened = cls.__new__(cls)
+        opened._own(parts, bring, None)
+        return opened
+
+    def _own(self, parts: Iterable[ShardsOfPart], bring: Bring, most: int | None) -> None:
+        self._parts = list(parts)
         self._bring = bring
-        self._folder = folder
-        self._container = container
-        self._shards = shards
+        self._firsts = [0, *accumulate(len(shards) for _, _, shards in self._parts)]
+        self._most = most
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
         self._lock = threading.Lock()
         _made.add(self)
@@ -64,14 +85,17 @@ class OpenShards(Owned):
             return reader
 
     def _opened(self, number: int) -> ShardReader:
-        entry = self._shards[number]
-        path = self._folder / entry.name
+        if not 0 <= number < self._firsts[-1]:
+            raise IndexError(f"shard {number} of {self._firsts[-1]}")
+        part = bisect_right(self._firsts, number) - 1
+        folder, container, shards = self._parts[part]
+        entry = shards[number - self._firsts[part]]
         for deleted in [number for number, reader in self._open.items() if reader.is_deleted]:
             del self._open[deleted]
         self._bring(entry)
-        reader = open_shard(path, self._container, size=entry.size, records=entry.records)
+        reader = open_shard(folder / entry.name, container, size=entry.size, records=entry.records)
         self._open[number] = reader
-        if len(self._open) > MAX_OPEN:
+        if len(self._open) > (self._most or MAX_OPEN):
             self._open.popitem(last=False)
         return reader
 

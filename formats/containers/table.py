@@ -31,14 +31,20 @@ def write_rows(file: BinaryIO, rows: Rows) -> None:
     file.write(np.ascontiguousarray(rows).tobytes())
 
 
-def read_table(path: Path, entry: FileEntry, row_of: Callable[[int], np.dtype[np.void] | None]) -> Rows:
+def read_table(
+    path: Path,
+    entry: FileEntry,
+    row_of: Callable[[int], np.dtype[np.void] | None],
+    *,
+    seal: str | None = None,
+) -> Rows:
     """Read a table's rows into memory, read-only.
 
     ``row_of`` returns the columns of a row of that many bytes, None if no row has as many. Columns and number
     of rows determine the header, and the file must begin with it. Raises ManifestDamaged if the file is not
-    the one in the manifest, or not such a table; OSError.
+    the one in the manifest, or not such a table; OSError. ``seal`` is as for :func:`.read_published`.
     """
-    data = read_published(path, entry)
+    data = read_published(path, entry, seal=seal)
     start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
     body = data[start:]
     row = row_of(len(body) // max(1, entry.records))

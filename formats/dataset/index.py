@@ -50,12 +50,13 @@ def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
     return tuple(name for name, flag in LATER_KINDS.items() if found & flag)
 
 
-def read_index(path: Path, entry: FileEntry) -> Rows:
+def read_index(path: Path, entry: FileEntry, *, seal: str | None = None) -> Rows:
     """Read the index with :func:`read_table`. :func:`~.table_checks.checked_index` checks its rows."""
-    return read_table(path, entry, _index_row)
+    return read_table(path, entry, index_row_of, seal=seal)
 
 
-def _index_row(width: int) -> np.dtype[np.void] | None:
+def index_row_of(width: int) -> np.dtype[np.void] | None:
+    """Return the columns of a row of so many bytes, None if no index has such rows."""
     key_bytes = width - index_dtype(1).itemsize + 1
     return index_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
 

@@ -22,7 +22,7 @@ from shardprep.formats.records.canonical_json import canonical_json, parse_canon
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.system.user_path import user_path
 
-from .manifest_checks import issues_of, unknown_parts
+from .manifest_shape.manifest_checks import issues_of, unknown_parts
 
 FORMAT_VERSION = (1, 0)
 

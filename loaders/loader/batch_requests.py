@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.protocol.batch import EngineBatch
 from shardprep.loaders.engine.run import Plan
@@ -14,14 +14,14 @@ from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import EpochPlan
 
 from .results import DeclaredResults
-from .shard_task import ShardWork, blocks_read, files_read, items_of
+from .shard_task import ShardWork, blocks_read, files_read
 from .shards_ahead.local_shards import BatchFeed, LocalShards
 from .shards_ahead.read_ahead import ReadAhead, reading_ahead
 from .shards_ahead.shard_files import ShardFiles
 from .subset import Subset
 
 
-def shards_of(dataset: Dataset, work: ShardWork, plan: EpochPlan) -> LocalShards:
+def shards_of(dataset: RecordSet, work: ShardWork, plan: EpochPlan) -> LocalShards:
     """Return the shards that ``work`` reads: those of a dataset at a URL come through its cache.
 
     Raises CacheTooSmall if its limit is less than an epoch of the plan needs.
@@ -37,7 +37,7 @@ def shards_of(dataset: Dataset, work: ShardWork, plan: EpochPlan) -> LocalShards
 class BatchRequests:
     """The requests of a loader's batches. ``read_ahead`` bytes are read early, in the order of storage."""
 
-    dataset: Dataset
+    dataset: RecordSet
     work: ShardWork
     subset: Subset
     plan: EpochPlan
@@ -56,7 +56,7 @@ class BatchRequests:
         """
         files, order, chosen = (
             blocks_read(self.dataset, self.work),
-            self.plan.shards(epoch),
+            None if self.subset.weights else self.plan.shards(epoch),  # by weight, they come in other turns
             self.subset.chosen,
         )
         with (
@@ -75,8 +75,9 @@ class BatchRequests:
         feed: BatchFeed,
     ) -> Iterator[Plan]:
         """Yield the items of each batch, and report their records to the read-ahead."""
-        for numbers, step in zip(map(self.subset.numbers_at, places), steps, strict=False):
+        for own, step in zip(places, steps, strict=False):
+            items = self.subset.items_at(own, epoch)
             for each in ahead:
-                each.expect(numbers)
-            request = self.results.request(items_of(self.dataset.index, numbers, epoch))
+                each.expect(items["number"])
+            request = self.results.request(items)
             yield from feed.plans(request, step)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import operator
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from typing import Any, Literal
 
-from shardprep.formats.dataset.remote.open_dataset import open_dataset
-from shardprep.formats.dataset.table_checks import box_table
+from shardprep.formats.dataset.collecting.collection import open_records
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
@@ -35,7 +34,7 @@ from .results import results_of
 from .shard_task import ShardWork
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
-from .wanted_columns import WantedColumns
+from .wanted_columns import WantedColumns, mean_bytes
 
 DEFAULT_SLOTS = 9  # two in a queue, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
@@ -57,6 +56,10 @@ class Loader(Owned, ReplayableLoader):
     ``records`` (a boolean mask over the dataset, or record numbers) and ``classes`` (class names, or labels)
     choose a subset, by default all: order, steps, receipts and states are then of that subset alone. Stored
     order stays, and labels stay the dataset's. Both given choose the records that are in both.
+
+    At ``path`` may be a collection. ``weights``, a number for each part's name, divide an epoch, of as many
+    places as there are records, exactly among the parts: one may repeat records, with other random values, or
+    go on in the next epoch where it stopped. Receipts and states count places; nothing is read ahead.
 
     ``columns`` are names of the dataset's columns, and "image", in the order of a batch; None is all. Others
     are not read. "boxes" and "box_labels" of a table of boxes are in a batch only if they are named; a
@@ -98,6 +101,7 @@ class Loader(Owned, ReplayableLoader):
         labels: str = "sorted_wnid0",
         records: Chosen | None = None,
         classes: Classes | None = None,
+        weights: Mapping[str, float] | None = None,
         columns: Sequence[str] | None = None,
         on_bad_record: Literal["raise", "skip"] = "raise",
         with_numbers: bool = False,
@@ -109,10 +113,10 @@ class Loader(Owned, ReplayableLoader):
     ) -> None:
         check_reading(on_bad_record, read_ahead)
         self._workers = worker_count(workers)
-        self.dataset = open_dataset(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
+        self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
-            self._subset = Subset.of(self.dataset, records, classes)
+            self._subset = Subset.of(self.dataset, records, classes, weights)
             plan = plan_of(
                 self._subset,
                 shuffle=shuffle,
@@ -123,34 +127,31 @@ class Loader(Owned, ReplayableLoader):
                 drop_last=drop_last,
             )
             ReplayableLoader.__init__(self, plan)
-            wanted = WantedColumns.of(self.dataset.manifest, columns)
+            wanted = WantedColumns.of(self.dataset, columns)
             if transform is None and wanted.are_chosen:
                 transform = wanted.as_columns
             self._rank_is_given = rank is not None
             self._columns = None if columns is None else tuple(columns)
-            self._labels = self.dataset.manifest.labels.mapping(labels)
+            self._weights = None if weights is None else {name: float(weights[name]) for name in weights}
+            self._labels = self.dataset.space.mapping(labels)
             self._has_transform = transform is not None
             self._outputs = outputs_of(transform) if transform is not None else None
             self._with_numbers = with_numbers
-            mean = wanted.mean_bytes + (self._subset.mean_image if wanted.with_image else 0)
+            files = wanted.files_of(self.dataset)
+            mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
             layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=self._workers)
             self._results = results_of(transform, room=layout.inputs)
             self._constant_rows = drop_last and on_bad_record == "raise"
             self._skipped: dict[str, str] = {}
             self._steps: EpochSteps | None = None
             self._work = ShardWork(
-                folder=self.dataset.path,
-                container=self.dataset.manifest.container,
-                shards=self.dataset.manifest.shards,
+                parts=files,
                 key_bytes=self.dataset.index.dtype["key"].itemsize,
                 transform=transform,
                 label_map=tuple(self._labels.tolist()),
                 seed=plan.seed,
                 skip_bad=on_bad_record == "skip",
                 one_thread=self._workers > 0,
-                columns=wanted.entries,
-                boxes=box_table(self.dataset.path, self.dataset.manifest, labels) if wanted.boxes else None,
-                box_columns=wanted.boxes,
                 with_image=wanted.with_image,
             )
             self._shards = shards_of(self.dataset, self._work, plan)
@@ -218,8 +219,8 @@ class Loader(Owned, ReplayableLoader):
 
     @property
     def records(self) -> Records:
-        """The record numbers that an epoch delivers over all ranks, in stored order: int64."""
-        return self._subset.numbers
+        """The record numbers that the next epoch delivers over all ranks, in stored order: int64."""
+        return self._subset.numbers(self.epoch)
 
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...] | None:
@@ -260,7 +261,8 @@ class Loader(Owned, ReplayableLoader):
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """Return how well the batches of an epoch are mixed, beside a full shuffle. Reads no record."""
-        return shuffle_quality(self._plan, self._subset.labels, epoch)
+        labels = self.dataset.index["label"][self._subset.numbers(epoch)]
+        return shuffle_quality(self._plan, labels, epoch)
 
     def __repr__(self) -> str:
         records, of, plan = len(self._subset), len(self.dataset), self._plan

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from shardprep.formats.containers.table import Rows
+from shardprep.formats.dataset.record_set import IndexRows
 from shardprep.formats.dataset.remote.open_dataset import url_of
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
@@ -81,15 +81,15 @@ def check_reading(on_bad_record: object, read_ahead: int) -> None:
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
     """Warn where batches have few of the classes: by a formula, or where that does not hold by a sample."""
     records, window = len(subset), shuffle.window_of(len(subset))
-    archive, place = subset.dataset.manifest.archive, subset.dataset.location
+    in_place, place = subset.dataset.in_place, subset.dataset.location
     if window >= records:
         return
-    if subset.dataset.manifest.class_sorted:
+    if subset.dataset.class_sorted:
         classes = len(np.unique(subset.labels))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
-        instead = "convert it to shards" if archive else "convert without --order key"
+        instead = "convert it to shards" if in_place else "convert without --order key"
         warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
-    elif few := sampled_mixing(plan, subset.labels, window):
+    elif subset.has_labels_at_hand and (few := sampled_mixing(plan, subset.labels, window)):
         warn_of_few_classes(
             few.found,
             few.expected,
@@ -97,7 +97,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
             dataset=plan.dataset,
             place=place,
             batch_size=plan.batch_size,
-            instead="convert it to shards" if archive else "write it in a shuffled order",
+            instead="convert it to shards" if in_place else "write it in a shuffled order",
         )
 
 
@@ -137,7 +137,7 @@ def worker_count(workers: object) -> int:
     return operator.index(workers)
 
 
-def key_of(index: Rows, number: int) -> str:
+def key_of(index: IndexRows, number: int) -> str:
     """The key of a record number."""
     key: bytes = index["key"][number]
     return key.decode(errors="replace")

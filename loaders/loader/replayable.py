@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.errors import UsageError
 from shardprep.formats.printable import printable
 from shardprep.loaders.engine.engine import Engine
@@ -34,7 +34,8 @@ from .replaying.replayed import Replayed, ReplayedRecord
 from .replaying.run_card import RunCard, installed_versions
 from .replaying.transform_card import TransformCard
 from .results import DeclaredResults, results_of, without
-from .shard_task import ShardWork, items_of
+from .shard_task import ShardWork
+from .shards_ahead.local_shards import LocalShards
 from .subset import Subset
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ if TYPE_CHECKING:
 class ReplayableLoader(EpochLoader, ABC):
     """A loader of a dataset's records, of which any step can be made again."""
 
-    dataset: Dataset
+    dataset: RecordSet
     engine: Engine
     _subset: Subset
     _work: ShardWork
+    _shards: LocalShards
     _labels: npt.NDArray[np.int64]
     _columns: tuple[str, ...] | None
+    _weights: dict[str, float] | None
     _with_numbers: bool
     _state_card: RunCard | None = None
 
@@ -64,7 +67,7 @@ class ReplayableLoader(EpochLoader, ABC):
         """
         steps = EpochSteps(self._plan, operator.index(epoch), start=start)
         places = next(steps.batches([operator.index(step)], deque()))
-        items = items_of(self.dataset.index, self._subset.numbers_at(places), epoch)
+        items = self._subset.items_at(places, epoch)
         observed, batch = self._made_here(items, step)
         parts, _, _ = self._parts(results_of(self._work.transform, room=0), batch)
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
@@ -100,7 +103,8 @@ class ReplayableLoader(EpochLoader, ABC):
         observed = ObservedTransform(transform) if is_observed and transform else None
         work = replace(self._work, transform=observed or transform, one_thread=False)
         layout = replace(self.engine.layout, inputs=0, sparse=False)
-        with work.open(np.zeros(len(work.stages))) as fill:
+        needed = self._shards.held(np.unique(items["shard"]).tolist())
+        with needed, work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=layout, where=_where)
         return observed.shown if observed else {}, batch
 
@@ -109,7 +113,7 @@ class ReplayableLoader(EpochLoader, ABC):
         bad = list(batch.skipped)
         numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
         labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
-        places = self._subset.places_of(numbers)
+        places = self._subset.places_of(batch.items)
         own = without(bad, (labels, numbers) if self._with_numbers else (labels,))
         return [*results.parts(batch, bad), *own], np.delete(places, bad), places[bad]
 
@@ -143,11 +147,12 @@ class ReplayableLoader(EpochLoader, ABC):
     def _card(self, identity: str | None) -> RunCard:
         plan, chosen, transform = self._plan, self._subset.chosen, self.transform
         return RunCard(
-            dataset=self.dataset.manifest.root,
-            split=self.dataset.manifest.split,
+            dataset=self.dataset.root,
+            split=self.dataset.split,
             records=None if chosen is None else ChosenRecords.of(chosen, digest_of(chosen)),
             labels=self.dataset.label_space,
             columns=self._columns,
+            weights=self._weights,
             shuffle=plan.shuffle,
             seed=plan.seed,
             batch_size=plan.batch_size,

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardprep.formats.columns.box_table import BoxTable, OpenBoxes
 from shardprep.formats.columns.column_entry import ColumnEntry
 from shardprep.formats.columns.column_reader import RecordPlace
-from shardprep.formats.columns.open_columns import OpenColumns
+from shardprep.formats.columns.open_columns import ChainedColumns, PartFiles
 from shardprep.formats.containers.blocks import Block, blocks_of
 from shardprep.formats.containers.container import Indexed, Room, ShardReader
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
 from shardprep.formats.containers.shard_cache import OpenShards
-from shardprep.formats.containers.table import Rows
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.record_set import IndexRows, RecordSet
 from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.kinds.image_info import ImageFlag
 from shardprep.formats.processes.one_thread import use_one_thread
@@ -42,7 +39,7 @@ STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode
 
 def item_dtype(key_bytes: int) -> np.dtype[np.void]:
     """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
-    place = [("number", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
+    place = [("number", "<i8"), ("draw", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
     indexed = [("key", f"S{key_bytes}"), ("label", "<i4"), ("crc32c", "<u4")]
     return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *indexed])
 
@@ -50,11 +47,12 @@ def item_dtype(key_bytes: int) -> np.dtype[np.void]:
 class Item(NamedTuple):
     """One record to deliver: its number in the dataset, its place and kind, and its columns in the index.
 
-    Between them are the ROW_COLUMNS of its row of the batch.
+    ``draw`` is the number of its random values. Between them are the ROW_COLUMNS of its row of the batch.
     """
 
     epoch: int
     number: int
+    draw: int
     shard: int
     ordinal: int
     crop_ready: bool
@@ -71,10 +69,11 @@ class Item(NamedTuple):
         return self[-3:]
 
 
-def items_of(index: Rows, numbers: Records, epoch: int) -> Items:
-    """Return the work items of these records."""
+def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records | None = None) -> Items:
+    """Return the work items of these records, with the random values of ``draws``, or of their numbers."""
     items = np.zeros(len(numbers), item_dtype(index.dtype["key"].itemsize))
     items["epoch"], items["number"] = epoch, numbers
+    items["draw"] = numbers if draws is None else draws
     rows = index[numbers]
     for column in ("shard", "ordinal", "key", "label", "crc32c"):
         items[column] = rows[column]
@@ -82,17 +81,29 @@ def items_of(index: Rows, numbers: Records, epoch: int) -> Items:
     return items
 
 
-def blocks_read(dataset: Dataset, work: ShardWork) -> list[tuple[Block, ...]]:
+def blocks_read(dataset: RecordSet, work: ShardWork) -> list[tuple[Block, ...]]:
     """Return the blocks of the images and of each column that has shards, as far as ``work`` reads them."""
     of_images = [dataset.blocks] if work.with_image else []
-    is_in_place = dataset.manifest.archive is not None  # its blocks are not those of columns
-    columns = () if is_in_place else work.columns
-    return of_images + [blocks_of(column.shards) for column in columns if column.shards]
+    if dataset.in_place:  # its blocks are not those of columns
+        return of_images
+    return of_images + [
+        _blocks_of_column(dataset, work, at) for at, each in enumerate(work.columns) if each.shards
+    ]
+
+
+def _blocks_of_column(dataset: RecordSet, work: ShardWork, column: int) -> tuple[Block, ...]:
+    pairs = zip(dataset.parts, work.parts, strict=True)
+    placed = (dataset.placed(part, blocks_of(files.columns[column].shards)) for part, files in pairs)
+    return tuple(block for blocks in placed for block in blocks)
 
 
 def files_read(work: ShardWork) -> list[tuple[FileEntry, ...]]:
-    """Return the files of the images and of each column that has shards, by shard, as ``work`` reads them."""
-    of_images = [work.shards] if work.with_image else []
+    """Return the files of the images and of each column that has shards, by shard, as ``work`` reads them.
+
+    They are those of one dataset: a collection has no remote parts.
+    """
+    (part,) = work.parts
+    of_images = [part.shards] if work.with_image else []
     return of_images + [column.shards for column in work.columns if column.shards]
 
 
@@ -103,24 +114,23 @@ class ShardWork:
     Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
     ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record, or one
     that does not decode, is skipped; a shard that cannot be opened is still an error. ``one_thread`` limits
-    OpenCV and PyTorch to one thread, for work in several processes. ``columns`` are those that a transform
-    is given, with those of ``boxes`` by the names ``box_columns``; without ``with_image`` it is given no
-    image.
+    OpenCV and PyTorch to one thread, for work in several processes. A transform is given the columns of the
+    ``parts``, and without ``with_image`` no image.
     """
 
-    folder: Path
-    container: str
-    shards: tuple[FileEntry, ...]
+    parts: tuple[PartFiles, ...]
     key_bytes: int
     transform: Transform | None
     label_map: tuple[int, ...]
     seed: int
     skip_bad: bool
     one_thread: bool
-    columns: tuple[ColumnEntry, ...] = ()
-    boxes: BoxTable | None = None
-    box_columns: tuple[str, ...] = ()
     with_image: bool = True
+
+    @property
+    def columns(self) -> tuple[ColumnEntry, ...]:
+        """The columns of the first part; the others have the same."""
+        return self.parts[0].columns
 
     @property
     def item_dtype(self) -> np.dtype[Any]:
@@ -132,22 +142,20 @@ class ShardWork:
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
-        container(self.container)  # importing its library takes up to 0.1 s: do it before the first batch
+        for name in {part.container for part in self.parts}:
+            container(name)  # importing its library takes up to 0.1 s: do it before the first batch
         if self.one_thread:
             use_one_thread()
             keep_freed_memory()
-        others = OpenBoxes(self.boxes).columns(self.box_columns) if self.boxes else {}
-        with (
-            closing(OpenShards(self.folder, self.container, self.shards)) as shards,
-            closing(OpenColumns(self.folder, self.columns, self.container, others)) as columns,
-        ):
+        folders = ((part.folder, part.container, part.shards) for part in self.parts)
+        with closing(OpenShards.of_parts(folders)) as shards, closing(ChainedColumns(self.parts)) as columns:
             yield _ShardWorkspace(self, shards, columns, clock).fill
 
 
 class _ShardWorkspace:
     """The open shards of a worker; fills rows in one thread."""
 
-    def __init__(self, work: ShardWork, shards: OpenShards, columns: OpenColumns, clock: Clock) -> None:
+    def __init__(self, work: ShardWork, shards: OpenShards, columns: ChainedColumns, clock: Clock) -> None:
         self._work = work
         self._shards = shards
         self._columns = columns
@@ -224,7 +232,7 @@ class _ShardWorkspace:
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
     ) -> object:
-        rng = self._random(item.epoch, item.number)
+        rng = self._random(item.epoch, item.draw)
         if self._outputs is not None:
             fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))
             return None

@@ -18,10 +18,10 @@ class LoaderStats(EngineStats):
     """Stats of a loader: those of its engine, and what they depend on.
 
     ``workers`` is the number of worker processes, ``cpus`` the number of CPUs that this process may use,
-    ``image_bytes`` the mean size of an encoded image, and ``crop_ready`` the share of the images that are
-    crop-ready, 0..1. ``course`` is how rows and queue were over the time, in at most 240 parts of equal
-    length, since the loader's first batch; also in the stats of a part of the time. ``storage`` is what came
-    from a remote dataset.
+    ``image_bytes`` the mean size of an encoded image, ``crop_ready`` the share of the images that are
+    crop-ready, 0..1, and ``storage`` what came from a remote dataset. ``course`` is how rows and queue were
+    over the time, in at most 240 parts of equal length, since the loader's first batch; also in the stats of
+    a part of the time.
     """
 
     workers: int

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
-from shardprep.formats.columns.column_entry import ColumnEntry
+from shardprep.formats.columns.open_columns import PartFiles
 from shardprep.formats.columns.schema import Field
-from shardprep.formats.dataset.manifest import Manifest
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.dataset.table_checks import box_columns
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.transforms.columns import IMAGE, AsColumns
@@ -17,12 +17,13 @@ from shardprep.loaders.transforms.contract import ArraySpec
 class WantedColumns(NamedTuple):
     """The columns that are read, in order; ``names`` also has "image" where that is read.
 
-    ``boxes`` are the names by which a transform has those of the table of boxes, which are in ``names`` only
-    if they were chosen. ``are_chosen`` is False for a dataset without columns of which nothing was chosen.
+    ``fields`` are those that are stored as columns. ``boxes`` are the names by which a transform has those of
+    the table of boxes, which are in ``names`` only if they were chosen. ``are_chosen`` is False for a dataset
+    without columns of which nothing was chosen.
     """
 
     names: tuple[str, ...]
-    entries: tuple[ColumnEntry, ...]
+    fields: tuple[Field, ...]
     boxes: tuple[str, ...]
     are_chosen: bool
 
@@ -34,21 +35,20 @@ class WantedColumns(NamedTuple):
     @property
     def as_columns(self) -> AsColumns:
         """The transform that delivers these columns as they are."""
-        fields = [entry.field for entry in self.entries]
-        rows = tuple(spec for field in fields if (spec := _row_of(field)))
-        return AsColumns(self.names, rows, tuple(field.name for field in fields if field.kind == "json"))
+        rows = tuple(spec for field in self.fields if (spec := _row_of(field)))
+        return AsColumns(self.names, rows, tuple(field.name for field in self.fields if field.kind == "json"))
 
-    @property
-    def mean_bytes(self) -> float:
-        """The mean bytes of a record's values that have different sizes, without the image."""
-        shards = [shard for entry in self.entries for shard in entry.shards]
-        return sum(shard.size for shard in shards) / self.entries[0].table.records if shards else 0
+    def files_of(self, dataset: RecordSet) -> tuple[PartFiles, ...]:
+        """Return the files that are read of each part."""
+        names = [field.name for field in self.fields]
+        return tuple(part.files(dataset.label_space, names, self.boxes) for part in dataset.parts)
 
     @classmethod
-    def of(cls, manifest: Manifest, names: Sequence[str] | None) -> Self:
+    def of(cls, dataset: RecordSet, names: Sequence[str] | None) -> Self:
         """Return the columns of these names, None for all. Raises UsageError for others, and for none."""
-        stored = ((IMAGE,) if manifest.has_images else ()) + manifest.schema.names
-        boxes = box_columns(manifest)
+        first = dataset.parts[0].manifest
+        stored = ((IMAGE,) if first.has_images else ()) + dataset.schema.names
+        boxes = _boxes_of(dataset)
         there = stored + boxes
         if isinstance(names, str):
             raise UsageError(f"columns must be a list of names, such as ({names!r},), not {names!r}")
@@ -58,10 +58,22 @@ class WantedColumns(NamedTuple):
                 raise UsageError(f"columns has {name!r}; it may have each of {', '.join(there)} once")
         if not chosen:
             raise UsageError(f"columns is empty; it may have {', '.join(there)}")
-        columns = manifest.columns
-        entries = tuple(columns[name] for name in chosen if name in columns.schema) if columns else ()
+        fields = {field.name: field for field in dataset.schema}
         wanted = boxes if names is None else tuple(name for name in chosen if name in boxes)
-        return cls(chosen, entries, wanted, names is not None or manifest.columns is not None)
+        own = tuple(fields[name] for name in chosen if name in fields)
+        return cls(chosen, own, wanted, names is not None or bool(fields))
+
+
+def _boxes_of(dataset: RecordSet) -> tuple[str, ...]:
+    """The names of the columns of boxes, which all parts have."""
+    names = [box_columns(part.manifest) for part in dataset.parts]
+    return names[0] if all(names) else ()
+
+
+def mean_bytes(parts: Iterable[PartFiles]) -> float:
+    """The mean bytes of a record's values that have different sizes, without the image."""
+    counts = [(sum(s.size for c in part.columns for s in c.shards), part.records) for part in parts]
+    return sum(size for size, _ in counts) / max(1, sum(records for _, records in counts))
 
 
 def _row_of(field: Field) -> ArraySpec | None:

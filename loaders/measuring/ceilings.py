@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.containers.container import Room
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.record import Record
 from shardprep.loaders.buffers.slots import Arrays, SlotLayout
@@ -25,7 +25,7 @@ from shardprep.loaders.transforms.contract import Transform, fill_rows, outputs_
 RECORDS_BYTES = 64 << 20  # of records that are read before they are transformed
 
 
-def one_core_rate(dataset: Dataset, transform: Transform, *, seconds: float) -> float:
+def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -> float:
     """Images per second that this thread makes of records in memory, evenly chosen from the dataset.
 
     OpenCV is limited to this thread during the measurement. Raises what the transform raises.
@@ -45,8 +45,8 @@ def one_core_rate(dataset: Dataset, transform: Transform, *, seconds: float) -> 
         return done / passed
 
 
-def _some(dataset: Dataset) -> Sequence[Record]:
-    mean = dataset.manifest.image_bytes / len(dataset)
+def _some(dataset: RecordSet) -> Sequence[Record]:
+    mean = dataset.image_bytes / len(dataset)
     count = max(1, min(len(dataset), int(RECORDS_BYTES / max(1.0, mean))))
     return [dataset[place * len(dataset) // count] for place in range(count)]
 

@@ -186,9 +186,9 @@ def _of_workers(stats: LoaderStats) -> float:
 
 def _cached(loader: Loader) -> float | None:
     """The share of the shards' bytes in memory; of many shards, some that are evenly chosen."""
-    names = loader.dataset.manifest.image_files
+    names = loader.dataset.image_files
     count = min(len(names), MAX_CHECKED_SHARDS)
-    some = [loader.dataset.path / names[number * len(names) // count] for number in range(count)]
+    some = [names[number * len(names) // count] for number in range(count)]
     try:
         shares = [resident_share(path) for path in some]
         sizes = [path.stat().st_size for path in some]

@@ -14,6 +14,7 @@ IN_ORDER = [
     "convert",
     "index",
     "join",
+    "collect",
     "verify",
     "inspect",
     "report",

@@ -28,7 +28,7 @@ from record_sources import frame
 from resealed import entries_of
 from source_builders import DEVKIT, META, TRAIN, TRUTH, VAL, tar_of
 
-from shardprep.formats import DataError, ShardprepError, open_dataset, summarise, verify
+from shardprep.formats import DataError, ShardprepError, open_collection, open_dataset, summarise, verify
 from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.images.decode_check import check_decodes
 from shardprep.formats.images.header import read_image_header
@@ -332,6 +332,23 @@ def manifest(rng: Random, base: Path, scratch: Path) -> None:
     read_dataset(path)
 
 
+def collection(rng: Random, base: Path, scratch: Path) -> None:
+    path = copied(base / "collections" / "deep" / "all", scratch)
+    honest = parse_canonical_json((path / "collection.json").read_bytes())
+    if rng.random() < 0.3:
+        change_file(path / "collection.json", rng)
+    else:
+        changed = mutated_json(honest, rng)
+        with suppress(Exception):  # where the parts are no longer listed with names and roots
+            known = ("name", "root", "content_root", "records")
+            changed["root"] = sha256_of([[part[name] for name in known] for part in changed["parts"]])
+        replace(path / "collection.json", canonical_json(changed))
+    with suppress(OSError), open_collection(path) as opened:  # a path may lead anywhere
+        assert len(list(opened)) == len(opened)
+        with Loader(path, batch_size=4, workers=0, rank=0, world_size=1) as loader:
+            assert sum(len(labels) for _, labels in loader)
+
+
 def table(rng: Random, base: Path, scratch: Path) -> None:
     path = dataset_in(rng, base, scratch)
     change_file(path / rng.choice(["index.npy", "index.npy", "boxes.npy"]), rng)
@@ -402,7 +419,19 @@ TARGETS: dict[str, Target] = {
             tfrecord,
             parquet,
         ),
-        *(png, jpeg, image_kind, manifest, table, column_table, lmdb_shard, hdf5_shard, tar_shard, verified),
+        *(
+            png,
+            jpeg,
+            image_kind,
+            manifest,
+            collection,
+            table,
+            column_table,
+            lmdb_shard,
+            hdf5_shard,
+            tar_shard,
+            verified,
+        ),
         run_card,
     )
 }

@@ -25,6 +25,7 @@ from test_boxes import WNID, box_object, xml
 from test_png import TWO
 from test_tensorpack_lmdb import SERIALIZERS, key_of, save
 
+from shardprep.formats import collect
 from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.loaders import Loader, TrainTransform
 
@@ -91,7 +92,8 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_columns(folder / "columns")
     in_place = {"container": "tar", "order": "archive"}
     converted(archives, folder / "tar", split="val", shard_size=150_000, **in_place)
-    return folder
+    with collect(folder / "collections" / "deep" / "all", [folder / "lmdb", folder / "tar"]):
+        return folder
 
 
 def findings(base: Path, log: Path, cases: list[str]) -> list[str]:
@@ -136,6 +138,7 @@ MANY = {
     "jpeg": 6000,
     "image_kind": 6000,
     "manifest": 1500,
+    "collection": 3000,
     "table": 1500,
     "column_table": 1500,
     "lmdb_shard": 600,

@@ -149,5 +149,5 @@ def test_a_type_checker_finds_the_types_without_an_option(tmp_path: Path, checke
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
 
     assert done.returncode == 1
-    assert '"Dataset"' in done.stdout
+    assert '"Dataset | Collection"' in done.stdout
     assert "1 error" in done.stdout

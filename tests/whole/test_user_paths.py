@@ -135,6 +135,8 @@ def look() -> None:
     with formats.open_dataset("~/dataset") as dataset, formats.Dataset("~/dataset") as same:
         assert len(dataset) == len(same) == 204
         assert formats.summarise(dataset) == formats.summarise("~/dataset")
+    with formats.collect("~/all", ["~/dataset"]) as made, formats.Collection("~/all") as again:
+        assert len(made) == len(again) == len(formats.open_collection("~/all")) == 204
     assert formats.read_manifest("~/dataset").records == 204
     assert formats.verify("~/dataset", level="quick").exit_code == 0
     url = Path("~/dataset").expanduser().as_uri()
@@ -171,7 +173,7 @@ COVERED: dict[Callable[[], None], set[str]] = {
     look: {
         "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
         "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against",
-        "Examination.save.path",
+        "Examination.save.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""

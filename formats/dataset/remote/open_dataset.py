@@ -20,12 +20,15 @@ def open_dataset(
     labels: str = "sorted_wnid0",
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
+    verify: bool = False,
 ) -> Dataset:
     """Open the dataset of one converted split, in a folder or at a URL.
 
     ``path`` is its folder, or a URL as :func:`~shardprep.formats.fetch` takes it. ``labels`` is the space of
     the records' labels: ``sorted_wnid0`` (0 to n - 1, by sorted class names), ``ilsvrc2012_id`` (the
-    devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for background).
+    devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for background). An index of more than 16 MiB that was
+    verified before, and has the same inode, size and times, is not hashed again, unless ``verify``: a seal in
+    the user's cache folder says so. What comes from a URL is verified when it is downloaded.
 
     A URL needs a ``cache``: a folder on a local disk, new or of other datasets' files, which all processes of
     this machine share. Tables are downloaded now and held as long as the dataset is open, shards when they
@@ -39,7 +42,7 @@ def open_dataset(
     url = url_of(path)
     if url is None:
         refuse_cache(path, cache, cache_limit)
-        return Dataset(path, labels=labels)
+        return Dataset(path, labels=labels, verify=verify)
     folder = cache_for(url, cache)
     from .caching.cached_dataset import CachedDataset  # start-up time: asyncio
 

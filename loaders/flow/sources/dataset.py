@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardprep.formats.columns.item_form import ItemForm
+from shardprep.formats.dataset.collecting.collection import open_records
 from shardprep.formats.dataset.dataset import Dataset
-from shardprep.formats.dataset.remote.open_dataset import open_dataset
-from shardprep.formats.dataset.table_checks import box_table
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import SPACES
 from shardprep.loaders.flow.core.checks import seed_of, within
@@ -42,7 +42,7 @@ class FromDataset(Fetched):
     reads the shards ahead. Pickled as the dataset's path; workers that fetch need no index.
     """
 
-    dataset: Dataset
+    dataset: RecordSet
     plan: EpochPlan
     with_keys: bool
     columns: WantedColumns
@@ -64,8 +64,8 @@ class FromDataset(Fetched):
 
         Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
         """
-        dataset = open_dataset(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
-        if columns is None and ItemForm.of_manifest(dataset.manifest.source) is not None:
+        dataset = open_records(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
+        if columns is None and _has_items(dataset):
             if with_keys or label_space != SPACES[0]:
                 raise UsageError(
                     "has items of the form they were saved in: leave out with_keys and labels, or name the columns",
@@ -81,7 +81,7 @@ class FromDataset(Fetched):
             world_size=1,
             drop_last=False,
         )
-        made = cls(dataset, plan, with_keys, WantedColumns.of(dataset.manifest, columns))
+        made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
         weakref.finalize(made, dataset.close)
         return made
 
@@ -109,23 +109,11 @@ class FromDataset(Fetched):
         return True
 
     def fetch(self) -> RecordFetch:
-        manifest = self.dataset.manifest
-        labels = tuple(manifest.labels.mapping(self.dataset.label_space).tolist())
-        files = FlowFiles.of(self.dataset)
+        labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())
+        files, parts = FlowFiles.of(self.dataset), self.columns.files_of(self.dataset)
         if not self.columns.are_chosen:
-            return RecordFetch(
-                self.dataset.path, manifest.container, manifest.shards, files, labels, self.with_keys
-            )
-        return ColumnFetch(
-            self.dataset.path,
-            manifest.container,
-            manifest.shards,
-            files,
-            labels,
-            self.with_keys,
-            self.columns,
-            box_table(self.dataset.path, manifest, self.dataset.label_space) if self.columns.boxes else None,
-        )
+            return RecordFetch(parts, files, labels, self.with_keys)
+        return ColumnFetch(parts, files, labels, self.with_keys, self.columns)
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
         order, shards = self.plan.order(now.number), self.plan.shards(now.number)
@@ -142,9 +130,16 @@ class FromDataset(Fetched):
         return shard, ordinal, key, label, crc32c, number
 
 
+def _has_items(dataset: RecordSet) -> bool:
+    """Whether it is one dataset of saved items; of a collection of such, a flow has the columns."""
+    return isinstance(dataset, Dataset) and ItemForm.of_manifest(dataset.manifest.source) is not None
+
+
 @dataclass(frozen=True)
 class SavedItems(FromDataset):
     """The items of a dataset that :func:`.write_dataset` wrote, in the form in which they were given."""
+
+    dataset: Dataset
 
     def fetch(self) -> ItemFetch:  # type: ignore[override]
         return ItemFetch.of(self.dataset)

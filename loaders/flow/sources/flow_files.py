@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.shard_cache import Bring, is_there
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.storage.location import Location
 
@@ -32,7 +32,7 @@ class FlowFiles:
     limit: int | None = None
 
     @classmethod
-    def of(cls, dataset: Dataset) -> FlowFiles:
+    def of(cls, dataset: RecordSet) -> FlowFiles:
         """Return those of a dataset."""
         if "://" not in dataset.location:
             return cls()

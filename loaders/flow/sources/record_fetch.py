@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from shardprep.formats.columns.box_table import BoxTable, OpenBoxes
 from shardprep.formats.columns.column_reader import RecordPlace
-from shardprep.formats.columns.open_columns import OpenColumns
-from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.columns.open_columns import ChainedColumns, PartFiles
+from shardprep.formats.containers.shard_cache import Bring, OpenShards
 from shardprep.formats.records.record import Record
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.transforms.columns import IMAGE
@@ -27,20 +24,19 @@ Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-3
 class RecordFetch:
     """Reads records by their keys, without the index. Pickles to few bytes."""
 
-    folder: Path
-    container: str
-    shards: tuple[FileEntry, ...]
+    parts: tuple[PartFiles, ...]
     files: FlowFiles
     label_map: tuple[int, ...]
     with_keys: bool
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Key], Any]]:
-        with (
-            self.files.open() as bring,
-            closing(OpenShards(self.folder, self.container, self.shards, bring)) as shards,
-        ):
+        with self.files.open() as bring, closing(self.open_shards(bring)) as shards:
             yield partial(self._item, shards)
+
+    def open_shards(self, bring: Bring) -> OpenShards:
+        """Return the shards of all parts, each brought before it is opened."""
+        return OpenShards.of_parts(((part.folder, part.container, part.shards) for part in self.parts), bring)
 
     def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
         record = shards[key[0]].read(key[1], indexed=key[2:5])
@@ -53,19 +49,17 @@ class ColumnFetch(RecordFetch):
     """Reads records with a dict of columns in place of the image. Pickles to few bytes for each column."""
 
     wanted: WantedColumns
-    boxes: BoxTable | None
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Key], Any]]:
-        others = OpenBoxes(self.boxes).columns(self.wanted.boxes) if self.boxes else {}
         with (
             self.files.open() as bring,
-            closing(OpenShards(self.folder, self.container, self.shards, bring)) as shards,
-            closing(OpenColumns(self.folder, self.wanted.entries, self.container, others, bring)) as columns,
+            closing(self.open_shards(bring)) as shards,
+            closing(ChainedColumns(self.parts, bring)) as columns,
         ):
             yield partial(self._values, shards, columns)
 
-    def _values(self, shards: OpenShards, columns: OpenColumns, key: Key) -> tuple[Any, ...]:
+    def _values(self, shards: OpenShards, columns: ChainedColumns, key: Key) -> tuple[Any, ...]:
         shard, ordinal, name, label, _, number = key
         record = Record(name.decode(), self.label_map[label], b"")
         if self.wanted.with_image:

@@ -28,18 +28,19 @@ NONE = np.empty(0, np.int64)
 class RunOrder(NamedTuple):
     """What a run delivers of a dataset: its ``card`` and ``plan``, and the records of the plan's places.
 
-    ``numbers_at`` maps places to record numbers; ``labels`` are the run's, by record number.
+    ``numbers_at`` maps places of an epoch to record numbers; ``labels`` are the run's, by record number.
     """
 
     card: RunCard
     plan: EpochPlan
-    numbers_at: Callable[[Records], Records]
+    numbers_at: Callable[[Records, int], Records]
     labels: npt.NDArray[np.int64]
 
     def steps(self, epoch: int) -> Iterator[Records]:
         """Yield the record numbers of each step of this rank."""
         steps = EpochSteps(self.plan, epoch)
-        return map(self.numbers_at, steps.batches(range(len(steps)), deque(maxlen=0)))
+        places = steps.batches(range(len(steps)), deque(maxlen=0))
+        return (self.numbers_at(each, epoch) for each in places)
 
 
 @dataclass(frozen=True)

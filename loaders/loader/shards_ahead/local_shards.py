@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,6 +54,10 @@ class LocalShards:
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
         """Yield the request."""
         yield request
+
+    def held(self, shards: Iterable[int]) -> AbstractContextManager[object]:
+        """The context in which the files of these shards are there, for whatever reads besides batches."""
+        return nullcontext()
 
     @property
     def counts(self) -> StorageCounts:

@@ -34,7 +34,7 @@ class ShardFeed(LocalShards, Owned):
     """
 
     def __init__(self, dataset: CachedDataset, files: ShardFiles, plan: EpochPlan) -> None:
-        self._cache = dataset.cache
+        self._dataset, self._cache = dataset, dataset.cache
         self._files = files
         self._plan = plan
         self._known: dict[int, ShardUses] = {}
@@ -93,6 +93,10 @@ class ShardFeed(LocalShards, Owned):
         self._cache.foresee(self._files.of(turns.tolist()))
         begins = np.concatenate([each.shards for each in epochs])
         self._prefetcher.follow(self._files.of(begins.tolist()))
+
+    def held(self, shards: Iterable[int]) -> Held:
+        """Download what is missing of these shards, and hold them; also after :meth:`close`."""
+        return self._dataset.cache.hold(self._files.of(shards))
 
     def _hold(self, shards: Iterable[int]) -> Future[Held]:
         return self._threads.begin(partial(self._cache.hold, self._files.of(shards)))

@@ -40,7 +40,7 @@ from shardprep.formats import (
 from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive
 from shardprep.formats.containers.blocks import blocks_in
 from shardprep.formats.conversion.building.work_folder import finished_shards
-from shardprep.formats.dataset import manifest_checks
+from shardprep.formats.dataset.manifest_shape import manifest_checks
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 
 TRAIN = "ILSVRC2012_img_train.tar"

@@ -15,7 +15,7 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.conversion.building.plan import PlanOptions
 from shardprep.formats.dataset.manifest import KNOWN_KEYS, MAX_MANIFEST_BYTES, Manifest, read_manifest
-from shardprep.formats.dataset.manifest_checks import CRITICAL_KEYS
+from shardprep.formats.dataset.manifest_shape.manifest_checks import CRITICAL_KEYS
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, sha256_of
 from shardprep.formats.records.labels import ImageClass, LabelSpace

@@ -54,7 +54,9 @@ COPYABLE = "is picklable by design, and the copy opens for itself what it needs"
 ITERATOR = "has its source's iterator, which answers for itself"
 MEMORY = "has nothing of the system, only what was computed"
 NOT_OWNED = {
+    "RecordSet": COPYABLE,
     "Dataset": COPYABLE,
+    "Collection": COPYABLE,
     "CachedDataset": COPYABLE,
     "Flow": COPYABLE,
     "Pipeline": COPYABLE,

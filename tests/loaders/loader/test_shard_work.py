@@ -42,11 +42,11 @@ def dataset(shards: Path) -> Iterator[Dataset]:
         yield opened
 
 
-def work_on(dataset: Dataset, transform: Transform | None = None, **options: Any) -> ShardWork:
+def work_on(
+    dataset: Dataset, transform: Transform | None = None, folder: Path | None = None, **options: Any
+) -> ShardWork:
     defaults = {
-        "folder": dataset.path,
-        "container": dataset.manifest.container,
-        "shards": dataset.manifest.shards,
+        "parts": (replace(dataset.parts[0].files("sorted_wnid0"), folder=folder or dataset.path),),
         "key_bytes": dataset.index.dtype["key"].itemsize,
         "transform": transform,
         "label_map": (10, 11, 12, 13, -1),

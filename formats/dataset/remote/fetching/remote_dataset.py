@@ -6,8 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardprep.formats.dataset.json_shape import FILE_NAME
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from shardprep.formats.dataset.manifest_shape.json_shape import FILE_NAME
 from shardprep.formats.dataset.splits import USUAL_ORDER
 from shardprep.formats.errors import ManifestDamaged, ShardprepError, UsageError
 from shardprep.formats.system.storage.failures import AnswerBroken, RemoteDenied, RemoteMissing

@@ -1,6 +1,6 @@
 """The schema of a manifest: its parts, their types, and what must agree between them.
 
-:class:`~.manifest.Manifest` keeps every part of a manifest that passes these checks.
+:class:`~shardprep.formats.dataset.manifest.Manifest` keeps every part of a manifest that passes these checks.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Collections: several finished datasets as one, under one root."""

@@ -1,0 +1,227 @@
+"""The making and opening of collections, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cut_datasets import collected, cut
+from datasets import converted, flip, prep_here, writable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardprep.formats import (
+    DataError,
+    ManifestDamaged,
+    UnknownVersion,
+    UsageError,
+    collect,
+    open_collection,
+    open_dataset,
+    read_manifest,
+)
+from shardprep.formats.dataset.collecting import collection as collections
+from shardprep.formats.dataset.collecting.collection_file import CollectionFile, PartEntry
+from shardprep.formats.records.canonical_json import canonical_json
+from shardprep.formats.records.labels import LabelSpace
+
+
+@pytest.fixture
+def parts(lmdb_shards: Path, tmp_path: Path) -> list[Path]:
+    return cut(lmdb_shards, tmp_path, 2, 5)
+
+
+@pytest.fixture
+def folder(parts: list[Path], tmp_path: Path) -> Path:
+    with collect(tmp_path / "all", parts):
+        return tmp_path / "all"
+
+
+ENTRIES = st.builds(
+    PartEntry,
+    name=st.text(min_size=1, max_size=9, alphabet="aé/\n") | st.just("n" * 4096),
+    path=st.sampled_from(["part", "../part", "/part", "\udcff"]),
+    root=st.just("sha256:" + "5" * 64),
+    content_root=st.just("blake3:" + "7" * 64),
+    records=st.integers(1, (1 << 63) - 1),
+    bytes=st.integers(0, (1 << 63) - 1),
+)
+
+
+@given(st.lists(ENTRIES, min_size=1, max_size=5, unique_by=lambda entry: entry.name).map(tuple))
+def test_what_is_written_is_read(entries: tuple[PartEntry, ...]) -> None:
+    made = CollectionFile(entries)
+
+    assert CollectionFile.parse(made.to_bytes()) == made
+
+
+def test_parts_of_different_containers_and_widths_of_keys_are_one(
+    lmdb_shards: Path, hdf5_shards: Path, tmp_path: Path
+) -> None:
+    converted(lmdb_shards.parent / "archives", tmp_path / "val", split="val")
+    folders = [tmp_path / "val", hdf5_shards]
+    wanted = [record for folder in folders for record in open_dataset(folder)]
+
+    with collect(tmp_path / "all", folders) as made:
+        assert list(made) == wanted
+        assert made.index["key"].tolist() == [record.key.encode() for record in wanted]
+        assert [part.name for part in made.parts] == ["val", "hdf5"]
+        assert made.index["shard"].tolist() == sorted(made.index["shard"])
+
+
+def test_a_collection_keeps_its_root_where_it_moves_with_its_parts(folder: Path, tmp_path: Path) -> None:
+    with open_collection(folder) as before:
+        first = before[0]
+    (tmp_path / "moved").mkdir()
+    for each in (folder, *tmp_path.glob("part-*")):
+        each.rename(tmp_path / "moved" / each.name)
+
+    with open_collection(tmp_path / "moved/all") as after:
+        assert (after.root, after[0]) == (before.root, first)
+
+
+def test_parts_elsewhere_are_found_by_their_absolute_path(parts: list[Path], tmp_path: Path) -> None:
+    with collect(tmp_path / "deep/deeper/all", parts) as made:
+        listed = json.loads((made.path / "collection.json").read_bytes())["parts"]
+        assert [part["path"] for part in listed] == [str(part.resolve()) for part in parts]
+    with collect(tmp_path, parts) as made:
+        assert [part.folder for part in made.parts] == parts
+        assert [
+            part["path"] for part in json.loads((tmp_path / "collection.json").read_bytes())["parts"]
+        ] == [part.name for part in parts]
+
+
+def test_parts_of_one_name_are_told_apart_by_the_folders_above(parts: list[Path], tmp_path: Path) -> None:
+    for letter, part in zip("ab", parts, strict=False):
+        (tmp_path / letter).mkdir()
+        part.rename(tmp_path / letter / "train")
+
+    with collect(tmp_path / "all", [tmp_path / "a/train", tmp_path / "b/train"]) as made:
+        assert [part.name for part in made.parts] == ["a/train", "b/train"]
+
+
+def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, parts: list[Path]) -> None:
+    before = (folder / "collection.json").read_bytes()
+    collect(folder, parts).close()
+    assert (folder / "collection.json").read_bytes() == before
+
+    with pytest.raises(UsageError, match="has another collection"):
+        collect(folder, parts[::-1])
+    with pytest.raises(UsageError, match="has a dataset"):
+        collect(parts[0], parts)
+    with pytest.raises(UsageError, match="is a collection; give its parts"):
+        collect(folder.parent / "other", [folder])
+    for given_parts, said in (([], "1 to 4096 parts"), ([parts[0], parts[0]], "given twice")):
+        with pytest.raises(UsageError, match=said):
+            collect(folder.parent / "other", given_parts)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"names": ["n0", "n1"]}, "label 0 is .* in the one and 'n0' in the other"),
+        ({"drop": 1}, "one has 4 classes, and the other 3 classes"),
+    ],
+)
+def test_parts_that_do_not_agree_are_refused_with_the_first_difference(
+    parts: list[Path], change: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    manifest = read_manifest(parts[1])
+    classes = manifest.labels.classes[: -int(str(change.get("drop", 0))) or None]
+    labels = (
+        LabelSpace.of({str(n): None for n in change["names"]}) if "names" in change else LabelSpace(classes)
+    )  # type: ignore[union-attr,attr-defined]
+    writable(parts[1] / "manifest.json").write_bytes(replace(manifest, labels=labels).to_bytes())
+
+    with pytest.raises(UsageError, match=rf"part-0 and part-1 cannot be one collection: {said}"):
+        collect(tmp_path / "all", parts)
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_part_that_changed_is_refused_by_name(folder: Path, parts: list[Path]) -> None:
+    manifest = read_manifest(parts[1])
+    writable(parts[1] / "manifest.json").write_bytes(replace(manifest, skipped=7).to_bytes())
+
+    with pytest.raises(DataError, match="the part part-1 is not the dataset that was collected"):
+        open_collection(folder)
+    done = prep_here("verify", folder)
+    assert done.returncode == 1
+    assert "part-1 is not the dataset that was collected" in done.stderr
+    assert "NOT" not in done.stdout.replace("part-1 failed", "") or "part-1" in done.stdout
+
+
+def test_a_part_that_is_gone_is_refused_by_name(folder: Path, parts: list[Path]) -> None:
+    shutil.rmtree(parts[2])
+
+    with pytest.raises(ManifestDamaged, match="the part part-2: there is no such folder"):
+        open_collection(folder)
+
+
+def test_verify_and_inspect_say_of_each_part_and_of_all(folder: Path, parts: list[Path]) -> None:
+    root = open_collection(folder).root
+
+    said = prep_here("verify", folder, "--level", "quick").stdout
+    assert all(f"{part.name}: complete" in said for part in parts)
+    assert said.splitlines()[-1].split() == ["root", root]
+    found = json.loads(prep_here("inspect", folder, "--json").stdout)
+    assert (found["root"], len(found["parts"])) == (root, 3)
+
+    flip(parts[0] / "index.npy", 300)
+    done = prep_here("verify", folder)
+    assert done.returncode == 1
+    assert "NOT intact: part-0 of part-0, part-1, part-2" in done.stdout
+
+
+def changed(folder: Path, **changes: object) -> bytes:
+    value = json.loads((folder / "collection.json").read_bytes())
+    return canonical_json(value | changes)
+
+
+def test_a_damaged_file_is_refused(folder: Path) -> None:
+    path = folder / "collection.json"
+    whole = json.loads(path.read_bytes())
+    part = whole["parts"][0]
+    for changes, kind, said in (
+        ({"version": 2}, UnknownVersion, "version 2"),
+        ({"version": True}, UnknownVersion, "version True"),
+        ({"format": "other"}, ManifestDamaged, "not a collection"),
+        ({"more": 1}, ManifestDamaged, "other parts than a collection"),
+        ({"parts": []}, ManifestDamaged, "has 0 parts"),
+        ({"parts": [part, part]}, ManifestDamaged, "two parts of one name"),
+        ({"parts": [part | {"records": -1}]}, ManifestDamaged, "not complete"),
+        ({"parts": [part | {"path": ""}]}, ManifestDamaged, "not complete"),
+        ({"parts": [part | {"path": "a\0b"}]}, ManifestDamaged, "not complete"),
+        ({"parts": [part | {"name": "\ud800"}]}, ManifestDamaged, "not complete"),
+        ({"parts": whole["parts"][::-1]}, ManifestDamaged, "own root"),
+    ):
+        writable(path).write_bytes(changed(folder, **changes))
+        with pytest.raises(kind, match=said):
+            open_collection(folder)
+        writable(path).write_bytes(canonical_json(whole))
+
+
+def test_an_index_that_changes_while_its_rows_are_read_is_an_error(
+    lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = collected(lmdb_shards, tmp_path, 2)
+    monkeypatch.setattr(collections, "MOST_INDEX_BYTES", 0)
+    with open_collection(folder) as opened:
+        assert opened.index[5]["ordinal"] == 5
+        flip(tmp_path / "part-0/index.npy", 300)
+
+        with pytest.raises(ManifestDamaged, match="changed since it was verified"):
+            opened.index[5]
+        assert opened.index[203]["key"]
+
+
+def test_commands_take_a_collection_for_what_it_is(parts: list[Path], tmp_path: Path) -> None:
+    collect(tmp_path, parts).close()  # parts below it are not its splits
+
+    with pytest.raises(UsageError, match=r"is a collection: open_collection\(\) opens it"):
+        open_dataset(tmp_path)
+    assert prep_here("repair", tmp_path, "--source", tmp_path).returncode == 2
+    done = prep_here("bench-loader", tmp_path, "--seconds", "0.1", "--workers", "0", "--quiet", "--json")
+    assert json.loads(done.stdout)["dataset"] == str(tmp_path)

@@ -1,0 +1,160 @@
+"""The seal of a verified index: it spares a hash, and is trusted for the very file that was verified."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import flip, writable
+
+from shardprep.formats import ManifestDamaged, open_dataset, verify
+from shardprep.formats.containers import published_file
+from shardprep.formats.system import seal as seals
+from shardprep.formats.system.seal import Seal, seals_folder
+
+
+class Hashing:
+    """Counts the bytes that :mod:`published_file` hashes."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def sha256(self) -> Hashing:
+        self.digest = hashlib.sha256()
+        return self
+
+    def update(self, data: memoryview) -> None:
+        self.bytes += len(data)
+        self.digest.update(data)
+
+    def hexdigest(self) -> str:
+        return self.digest.hexdigest()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hashing:
+    """Counting; a cache folder of its own, and seals for files of any size."""
+    counting = Hashing()
+    monkeypatch.setattr(published_file, "hashlib", counting)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(seals, "LEAST_BYTES", 1)
+    return counting
+
+
+@pytest.fixture
+def dataset(lmdb_shards: Path, tmp_path: Path) -> Path:
+    """The manifest and an index of its own, changed long ago."""
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    for name in ("manifest.json", "index.npy"):
+        (folder / name).write_bytes((lmdb_shards / name).read_bytes())
+    return folder
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were just made are taken for old: their ctime cannot be set."""
+    now = time.time_ns()
+    monkeypatch.setattr(seals.time, "time_ns", lambda: now + 60_000_000_000)
+
+
+def opened(dataset: Path, *, verify: bool = False) -> np.ndarray:
+    with open_dataset(dataset, verify=verify) as ds:
+        return ds.index.copy()
+
+
+@pytest.mark.usefixtures("old")
+def test_a_sealed_index_is_not_hashed_again_and_is_the_same(dataset: Path, hashed: Hashing) -> None:
+    first, size = opened(dataset), (dataset / "index.npy").stat().st_size
+    assert hashed.bytes == size
+
+    again = opened(dataset)
+
+    assert hashed.bytes == size
+    assert again.tobytes() == first.tobytes()
+    opened(dataset, verify=True)
+    assert hashed.bytes == 2 * size
+
+
+@pytest.mark.usefixtures("old")
+def test_a_changed_file_has_no_seal(dataset: Path, hashed: Hashing) -> None:
+    opened(dataset)
+    status = (dataset / "index.npy").stat()
+    flip(dataset / "index.npy", 300)
+    os.utime(dataset / "index.npy", ns=(status.st_atime_ns, status.st_mtime_ns))  # ctime tells
+
+    with pytest.raises(ManifestDamaged, match="not the file that was published"):
+        opened(dataset)
+
+
+@pytest.mark.usefixtures("old")
+def test_verification_hashes_what_is_sealed(dataset: Path, hashed: Hashing) -> None:
+    opened(dataset)
+    before = hashed.bytes
+
+    verify(dataset, workers=1)
+
+    assert hashed.bytes > before
+
+
+def test_a_file_that_changed_just_now_gets_no_seal(dataset: Path, hashed: Hashing) -> None:
+    opened(dataset)
+
+    assert not seals_folder().exists()
+
+
+@pytest.mark.usefixtures("old")
+def test_a_file_that_changes_while_it_is_read_gets_no_seal(dataset: Path, hashed: Hashing) -> None:
+    path = dataset / "index.npy"
+    before = path.stat()
+    writable(path)
+
+    assert not Seal(before, "root").keep(path.stat())
+    assert Seal(path.stat(), "root").keep(path.stat())
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize("damage", [b"", b"shardprep seal 1\n", b"\xff" * 9000])
+def test_a_damaged_seal_costs_a_hash(dataset: Path, hashed: Hashing, damage: bytes) -> None:
+    opened(dataset)
+    (path,) = seals_folder().iterdir()
+    writable(path).write_bytes(damage)
+    before = hashed.bytes
+
+    opened(dataset)
+
+    assert hashed.bytes > before
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize("blocked", ["cache", "cache/shardprep/seals"])
+def test_without_room_for_seals_datasets_open(
+    dataset: Path, hashed: Hashing, tmp_path: Path, blocked: str
+) -> None:
+    (tmp_path / blocked).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / blocked).write_bytes(b"a file where a folder belongs")
+
+    assert len(opened(dataset)) == len(opened(dataset))
+
+
+@pytest.mark.usefixtures("old")
+def test_the_seal_of_another_root_does_not_count(dataset: Path, hashed: Hashing) -> None:
+    status = (dataset / "index.npy").stat()
+    Seal(status, "sha256:another").keep(status)
+
+    opened(dataset)
+
+    assert hashed.bytes == status.st_size
+
+
+def test_a_small_file_gets_no_seal(dataset: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(seals, "YOUNG_NS", -(10**12))
+
+    opened(dataset)
+
+    assert not seals_folder().exists()
