@@ -11,7 +11,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal
 
-from shardprep.formats.dataset.collecting.collection import open_records
+from shardprep.formats.dataset.collecting.collection import Collection, open_records
+from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
@@ -84,6 +85,7 @@ class Loader(Owned, ReplayableLoader):
     copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop it.
     """
 
+    dataset: Dataset | Collection
     instead = "pass the path and the options to where the Loader is needed, and make it there"
 
     def __init__(
