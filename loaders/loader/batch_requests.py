@@ -13,11 +13,11 @@ from shardprep.loaders.engine.run import Plan
 from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import EpochPlan
 
-from .read_ahead import ReadAhead, reading_ahead
-from .remote_shards.local_shards import BatchFeed, LocalShards
-from .remote_shards.shard_files import ShardFiles
 from .results import DeclaredResults
 from .shard_task import ShardWork, blocks_read, files_read
+from .shards_ahead.local_shards import BatchFeed, LocalShards
+from .shards_ahead.read_ahead import ReadAhead, reading_ahead
+from .shards_ahead.shard_files import ShardFiles
 from .subset import Subset
 
 
@@ -28,7 +28,7 @@ def shards_of(dataset: RecordSet, work: ShardWork, plan: EpochPlan) -> LocalShar
     """
     if "://" not in dataset.location:
         return LocalShards()
-    from .remote_shards.shard_feed import ShardFeed  # start-up time: asyncio
+    from .shards_ahead.shard_feed import ShardFeed  # start-up time: asyncio
 
     return ShardFeed(dataset, ShardFiles(files_read(work)), plan)  # type: ignore[arg-type]
 

@@ -26,7 +26,6 @@ from shardprep.loaders.transforms.contract import Transform
 
 from .epoch_loader import EpochLoader
 from .options import described
-from .remote_shards.local_shards import LocalShards
 from .replaying.chosen_records import ChosenRecords
 from .replaying.identity import digest_of
 from .replaying.observed import ObservedTransform
@@ -36,6 +35,7 @@ from .replaying.run_card import RunCard, installed_versions
 from .replaying.transform_card import TransformCard
 from .results import DeclaredResults, results_of, without
 from .shard_task import ShardWork
+from .shards_ahead.local_shards import LocalShards
 from .subset import Subset
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from shardprep.loaders.engine.course import CoursePoint
 from shardprep.loaders.engine.stats import EngineStats
 
 from .bottleneck import PipelineTimes, StageLoad, Verdict, loads_to_list
-from .remote_shards.local_shards import StorageCounts
+from .shards_ahead.local_shards import StorageCounts
 
 
 @dataclass(frozen=True, repr=False)

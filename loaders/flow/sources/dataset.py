@@ -21,7 +21,7 @@ from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import place_of, plan_of
-from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.shards_ahead.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.order.epoch import EpochPlan

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.system.user_path import user_path
-from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
+from shardprep.loaders.loader.shards_ahead.read_ahead import CHUNK_BYTES
 
 from .cold_and_warm import ColdAndWarm
 from .page_cache import ColdWay, cold_way, server_remarks

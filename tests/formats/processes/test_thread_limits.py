@@ -20,7 +20,7 @@ from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.processes.worker_pool import WorkerPool
 from shardprep.loaders import Flow, Loader, LocalShuffle
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.shards_ahead.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.remote import RemoteSource
 
 

@@ -45,7 +45,7 @@ from shardprep.loaders.engine.protocol.status_table import CpuClock
 from shardprep.loaders.flow.map.thread_map import Threads
 from shardprep.loaders.frames.exclusive_use import ExclusiveUse
 from shardprep.loaders.frames.receiver import FrameReceiver
-from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.shards_ahead.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.remote import RemoteSource
 
 ANY_PORT = "tcp://127.0.0.1:*"

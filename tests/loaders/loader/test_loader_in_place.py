@@ -18,7 +18,7 @@ from shardprep.formats import CorruptRecord, make_sample, open_dataset
 from shardprep.formats.containers.archive import ARCHIVE_NAME
 from shardprep.formats.conversion import finalize
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, SortedByClass
-from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.shards_ahead.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.order.epoch_order import Shuffle
 
 TRAIN = "ILSVRC2012_img_train.tar"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from waiting import until
 
 from shardprep.formats.containers.blocks import Block
-from shardprep.loaders.loader.read_ahead import (
+from shardprep.loaders.loader.shards_ahead.read_ahead import (
     CHUNK_BYTES,
     MAX_PENDING_CHUNKS,
     SHARD_END_BYTES,

@@ -1,1 +1,0 @@
-"""The shards of a remote dataset, in a cache before the workers read them."""
