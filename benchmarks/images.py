@@ -16,7 +16,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-PHOTOGRAPHS = sorted((Path(__file__).parent.parent / "formats" / "sample" / "photographs").glob("*.jpg"))
+PHOTOGRAPHS = sorted(
+    (Path(__file__).parent.parent / "formats" / "sources" / "sample" / "photographs").glob("*.jpg")
+)
 CLASSES = 20
 
 

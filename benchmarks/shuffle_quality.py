@@ -1,6 +1,7 @@
 """How well shuffles mix, by the meter of Loader.shuffle_quality(), over the real samplers of other loaders.
 
     pip install torch webdataset tensorpack==0.11   # a loader that is not installed is left out
+    ...                                             # and ffcv, as peer_ffcv.py says
     python benchmarks/shuffle_quality.py
 
 Records are numbers; none is read. "sorted" are classes one after the other, as in the official tars or in a
@@ -14,6 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from shardprep.loaders.order.shuffle_quality import quality_of_batches
 
 BATCH = 256
 SHARD = 2_000
+FFCV_PAGE = 8 << 20  # bytes, FFCV's default
+FFCV_RECORD = 110_000  # bytes, ImageNet's mean
 
 Orders = Callable[[int], Iterable[int]]  # from the number of records to the order of the next epoch
 
@@ -90,6 +94,32 @@ def tf_data(buffer: int) -> Orders:
     return order
 
 
+def ffcv_quasi_random() -> Orders:
+    """Its own sampler, in front of pages of its default size that are filled with records as ImageNet's."""
+    from ffcv.traversal_order import QuasiRandom
+
+    epochs = iter(range(2))
+
+    def order(records: int) -> Iterator[int]:
+        page = FFCV_PAGE // FFCV_RECORD
+        pages = {
+            number: set(range(number * page, min(records, (number + 1) * page)))
+            for number in range(-(-records // page))
+        }
+        loader = SimpleNamespace(
+            indices=np.arange(records),
+            seed=0,
+            distributed=False,
+            batch_size=BATCH,
+            memory_manager=SimpleNamespace(
+                page_to_samples={np.uint64(number): held for number, held in pages.items()}
+            ),
+        )
+        return iter(QuasiRandom(loader).sample_order(next(epochs)))
+
+    return order
+
+
 CONTENDERS: dict[str, tuple[str, Callable[[], Orders]]] = {
     "stored order": ("", lambda: ours(None)),
     "LocalShuffle(10,000)": ("", lambda: ours(LocalShuffle(10_000))),
@@ -100,6 +130,7 @@ CONTENDERS: dict[str, tuple[str, Callable[[], Orders]]] = {
     "tensorpack LocallyShuffleData(10,000)": ("tensorpack", lambda: tensorpack_local(10_000)),
     "webdataset shards + shuffle(10,000)": ("webdataset", lambda: webdataset_shards(10_000)),
     "tf.data shuffle(10,000)": ("tensorflow", lambda: tf_data(10_000)),
+    "ffcv QuasiRandom, 512 pages": ("ffcv", ffcv_quasi_random),
 }
 
 

@@ -19,6 +19,8 @@ from shardprep.cli.commands.export import export
 from shardprep.cli.commands.index import index
 from shardprep.cli.commands.inspect import inspect
 from shardprep.cli.commands.join import join
+from shardprep.cli.commands.looking.replay import replay
+from shardprep.cli.commands.looking.report import report
 from shardprep.cli.commands.network.fetch import fetch
 from shardprep.cli.commands.network.keygen import keygen
 from shardprep.cli.commands.network.publish import publish
@@ -53,8 +55,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    sample, convert, index, join, collect, verify, inspect, repair, publish, fetch, export, bench_disk, bench_loader,
-    serve, keygen, demo,
+    sample, convert, index, join, collect, verify, inspect, report, repair, publish, fetch, export, bench_disk, bench_loader,
+    replay, serve, keygen, demo,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

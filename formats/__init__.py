@@ -13,6 +13,8 @@ from shardprep.formats.conversion.writing.write_dataset import write_dataset
 from shardprep.formats.dataset.collecting.collect import collect
 from shardprep.formats.dataset.collecting.collection import Collection, open_collection
 from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.examining.examination import Examination
+from shardprep.formats.dataset.examining.examine import examine, report
 from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from shardprep.formats.dataset.remote.fetching.fetch import fetch
 from shardprep.formats.dataset.remote.fetching.fetched_dataset import FetchedDataset
@@ -68,6 +70,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "DryRun",
+    "Examination",
     "Exported",
     "FetchedDataset",
     "Field",
@@ -106,6 +109,7 @@ __all__ = [
     "convert",
     "convert_part",
     "convert_to_url",
+    "examine",
     "export",
     "fetch",
     "join",
@@ -117,6 +121,7 @@ __all__ = [
     "read_image_header",
     "read_manifest",
     "repair",
+    "report",
     "summarise",
     "verify",
     "write_dataset",

@@ -7,6 +7,10 @@ from shardprep.loaders.engine.stats import EngineStats
 from shardprep.loaders.fake.fake_data import FakeData
 from shardprep.loaders.loader.bottleneck import StageLoad, Verdict
 from shardprep.loaders.loader.loader import Loader
+from shardprep.loaders.loader.replaying.parting import Parting
+from shardprep.loaders.loader.replaying.replayed import Replayed, ReplayedRecord
+from shardprep.loaders.loader.replaying.run_card import RunCard
+from shardprep.loaders.loader.replaying.sheet import ContactSheet
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.order.class_mixing import SortedByClass
 from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle
@@ -15,6 +19,7 @@ from shardprep.loaders.order.shuffle_quality import ShuffleQuality
 from shardprep.loaders.transforms.augment import ColorJitter
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, TransformInput
 from shardprep.loaders.transforms.decode import decode_rgb
+from shardprep.loaders.transforms.geometry.shown import ShownPart
 from shardprep.loaders.transforms.pixel_format import IMAGENET_MEAN, IMAGENET_STD
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 
@@ -25,6 +30,7 @@ __all__ = [
     "IMAGENET_STD",
     "ArraySpec",
     "ColorJitter",
+    "ContactSheet",
     "EngineStats",
     "EvalTransform",
     "FakeData",
@@ -33,7 +39,12 @@ __all__ = [
     "Loader",
     "LoaderStats",
     "LocalShuffle",
+    "Parting",
     "Receipt",
+    "Replayed",
+    "ReplayedRecord",
+    "RunCard",
+    "ShownPart",
     "ShuffleQuality",
     "SlotsHeld",
     "SortedByClass",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,9 @@ import click
 
 from shardprep.cli.console.options import (
     ANY_PATH,
-    FOLDER,
+    FOLDER_OR_URL,
+    CacheOptions,
+    cache_options,
     check_writable,
     examples,
     json_option,
@@ -24,9 +26,8 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.progress import Form
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.cli.reports.loader_report import print_report
-from shardprep.formats.dataset.collecting.collection_file import read_collection
-from shardprep.formats.dataset.manifest import read_manifest
-from shardprep.formats.dataset.splits import is_collection, splits_of
+from shardprep.formats.dataset.collecting.collection import open_records
+from shardprep.formats.dataset.remote.open_dataset import datasets_in
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders.measuring.loader_bench import LoaderBench
@@ -62,11 +63,11 @@ class SweptType(click.ParamType[Swept]):
     short_help="Measure how fast datasets are loaded, and what limits.",
     epilog=examples(
         "bench-loader shards/train",
-        "bench-loader shards/train --explain --batch-size 512",
-        "bench-loader shards/train --sweep workers=1,2,4 --transform none",
+        "bench-loader shards/train --explain --sweep workers=1,2,4",
+        "bench-loader s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
     ),
 )
-@click.argument("dataset", type=FOLDER)
+@click.argument("dataset", type=FOLDER_OR_URL)
 @loader_options
 @click.option(
     "--seconds", type=click.FloatRange(min=0), default=10, show_default=True, help="How long to measure."
@@ -83,6 +84,7 @@ class SweptType(click.ParamType[Swept]):
     help="Measure with each of these workers, batch-size or slots; the rest is about the fastest.",
 )
 @click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="Also a Chrome trace, for ui.perfetto.dev.")
+@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also a page with pictures of it all.")
 @click.option(
     "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
 )
@@ -97,12 +99,13 @@ class SweptType(click.ParamType[Swept]):
     is_flag=True,
     help="Also how well the batches are mixed, beside a full shuffle: from the order alone.",
 )
+@cache_options
 @progress_option
 @json_option
 @click.pass_context
 def bench_loader(
     ctx: click.Context,
-    dataset: Path,
+    dataset: Path | str,
     transform: str,
     pixels: int,
     batch_size: int,
@@ -112,9 +115,11 @@ def bench_loader(
     explain: bool,
     swept: Swept | None,
     trace: Path | None,
+    html: Path | None,
     disk: Path | None,
     columns: str | None,
     mixing: bool,
+    through: CacheOptions,
     form: Form,
     as_json: bool,
 ) -> None:
@@ -126,11 +131,17 @@ def bench_loader(
     from shardprep.loaders.measuring.disk import DiskProfile
     from shardprep.loaders.measuring.loader_bench import bench
 
-    check_writable(trace)
-    if trace and splits_of(dataset):
-        raise click.UsageError(f"{dataset} is a folder of splits, and --trace is of one of them")
+    through.check(dataset)
+    splits = datasets_in(dataset)
+    for file, option in ((trace, "--trace"), (html, "--html")):
+        check_writable(file)
+        if file and splits:
+            raise click.UsageError(f"{dataset} is a folder of splits, and {option} is of one of them")
+    profile = DiskProfile.load(disk) if disk else None
     names = columns.split(",") if columns else None
-    made = transform_of(transform, pixels) if _has_images(dataset, names) else None
+    cached: dict[str, Any] = {"cache": through.cache, "cache_limit": through.cache_limit}
+    has_images = _have_images(splits.values() or [dataset], names, cached)
+    made = transform_of(transform, pixels) if has_images else None
     make = partial(
         Loader,
         batch_size=batch_size,
@@ -141,6 +152,7 @@ def bench_loader(
         world_size=1,
         drop_last=False,
         columns=names,
+        **cached,
     )
     measured = partial(
         bench,
@@ -151,25 +163,35 @@ def bench_loader(
         trace=trace,
         watched=form == "bar",
         mixing=mixing,
-        disk=DiskProfile.load(disk) if disk else None,
+        disk=profile,
     )
-    work = LoaderBenching(lambda path: measured(partial(make, path)), explain)
+    work = LoaderBenching(
+        lambda path: measured(partial(make, path)),
+        explain,
+        html,
+        trace,
+        profile.to_json() if profile else None,
+    )
     ctx.exit(work.run(dataset, as_json=as_json))
 
 
-def _has_images(dataset: Path, columns: list[str] | None) -> bool:
+def _have_images(
+    datasets: Iterable[Path | str], columns: list[str] | None, cached: Mapping[str, Any]
+) -> bool:
     """Whether images are read: of records that have some, where they are not left out."""
     if columns is not None:
         return "image" in columns
-    if is_collection(dataset):
-        return read_collection(dataset).parts[0].manifest(dataset).has_images
-    return all(read_manifest(path).has_images for path in splits_of(dataset).values() or [dataset])
+    for place in datasets:
+        with open_records(place, **cached) as dataset:
+            if not dataset.parts[0].manifest.has_images:
+                return False
+    return True
 
 
 class Benched(NamedTuple):
     """The speed of a dataset's loader."""
 
-    dataset: Path
+    dataset: Path | str
     bench: LoaderBench
 
 
@@ -179,11 +201,23 @@ class LoaderBenching(DatasetWork[Benched]):
 
     collections = "as one"
 
-    measured: Callable[[Path], LoaderBench]
+    measured: Callable[[Path | str], LoaderBench]
     explain: bool
+    html: Path | None
+    trace: Path | None
+    disk: dict[str, Any] | None
 
-    def result(self, dataset: Path) -> Benched:
-        return Benched(dataset, self.measured(dataset))
+    def result(self, dataset: Path | str) -> Benched:
+        found = self.measured(dataset)
+        if self.html:
+            self._save_page(found, dataset, self.html)
+        return Benched(dataset, found)
+
+    def _save_page(self, found: LoaderBench, dataset: Path | str, page: Path) -> None:
+        from shardprep.loaders.measuring.pages.run_page import json_of, run_page, save_page  # start-up time
+
+        trace = json_of(self.trace) if self.trace else None
+        save_page(run_page(found.to_json(), name=str(dataset), disk=self.disk, trace=trace), page)
 
     def show(self, result: Benched) -> None:
         print_report(*result, explain=self.explain)

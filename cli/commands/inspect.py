@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 import click
 
-from shardprep.cli.console.options import FOLDER_OR_URL, CacheOptions, cache_options, examples, json_option
+from shardprep.cli.commands.looking.report import Reporting
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER_OR_URL,
+    CacheOptions,
+    cache_options,
+    check_writable,
+    examples,
+    json_option,
+)
 from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
@@ -25,43 +34,68 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
         "inspect shards",
         "inspect shards/train --classes",
         "inspect s3://bucket/train --cache /nvme/cache",
+        "inspect shards/train --html report.html",
     ),
 )
 @click.argument("dataset", type=FOLDER_OR_URL)
 @click.option("--classes", is_flag=True, help="Also list the classes: label, images, name, words.")
+@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also write the page of prep report.")
 @cache_options
 @json_option
 @click.pass_context
 def inspect(
-    ctx: click.Context, dataset: Path | str, classes: bool, through: CacheOptions, as_json: bool
+    ctx: click.Context,
+    dataset: Path | str,
+    classes: bool,
+    html: Path | None,
+    through: CacheOptions,
+    as_json: bool,
 ) -> None:
     """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
 
     Of a folder of splits, or of a collection, it sums up each of them.
     """
     through.check(dataset)
-    ctx.exit(Inspecting(classes, through).run(dataset, as_json=as_json))
+    check_writable(html)
+    ctx.exit(Inspecting(classes, through, _pages_of(dataset, html)).run(dataset, as_json=as_json))
+
+
+def _pages_of(dataset: Path | str, html: Path | None) -> Reporting | None:
+    if html is None:
+        return None
+    if isinstance(dataset, str):
+        raise click.UsageError("--html is for a DATASET in a folder: prep fetch brings one there")
+    return Reporting(html).of(dataset)
 
 
 class Inspected(NamedTuple):
-    """The summary of a dataset, and its classes if they were asked for."""
+    """The summary of a dataset, and its classes and the file of its page if they were asked for."""
 
     summary: Summary
     classes: list[ClassCount] | None
+    page: Path | None
 
 
 @dataclass(frozen=True)
 class Inspecting(DatasetWork[Inspected]):
-    """The summary of datasets."""
+    """The summary of datasets, and their pages if they are wanted."""
 
     collections = "by part"
 
     classes: bool
     through: CacheOptions
+    pages: Reporting | None
 
     def result(self, dataset: Path | str) -> Inspected:
+        page = self._page_of(dataset)
         with open_dataset(dataset, cache=self.through.cache, cache_limit=self.through.cache_limit) as opened:
-            return Inspected(summarise(opened), class_counts(opened) if self.classes else None)
+            return Inspected(summarise(opened), class_counts(opened) if self.classes else None, page)
+
+    def _page_of(self, dataset: Path | str) -> Path | None:
+        if self.pages is None or isinstance(dataset, str):
+            return None
+        self.pages.result(dataset)
+        return self.pages.page_of(dataset)
 
     def show(self, result: Inspected) -> None:
         summary = result.summary
@@ -70,10 +104,13 @@ class Inspecting(DatasetWork[Inspected]):
         print_fields(_fields(summary))
         for line in class_lines(result.classes or ()):
             say(line)
+        if result.page:
+            say(f"page: {result.page}")
 
     def to_json(self, result: Inspected) -> dict[str, Any]:
         listed = {} if result.classes is None else {"class_counts": [asdict(c) for c in result.classes]}
-        return result.summary.to_json() | listed
+        page = {} if result.page is None else {"page": str(result.page)}
+        return result.summary.to_json() | listed | page
 
     def summary(self, results: Mapping[str, Inspected]) -> str:
         found = [result.summary for result in results.values()]

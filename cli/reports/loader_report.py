@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BAR = 40  # characters
 
 
-def print_report(dataset: Path, found: LoaderBench, *, explain: bool) -> None:
+def print_report(dataset: Path | str, found: LoaderBench, *, explain: bool) -> None:
     """Print the figures, the requested tables, and last the verdict in one sentence."""
     speed = found.speed
     if found.sweep:
@@ -58,11 +58,25 @@ def _fields(speed: LoaderSpeed) -> dict[str, object]:
         "memory": _memory(speed),
         "page cache": _page_cache(speed),
     }
+    if _is_remote(speed):
+        fields["storage"] = _storage(speed)
     if speed.restarts:
         fields["restarts"] = count_of(speed.restarts, "worker")
     if speed.skipped:
         fields["skipped"] = count_of(speed.skipped, "bad record")
     return fields
+
+
+def _is_remote(speed: LoaderSpeed) -> bool:
+    return bool(speed.stats.storage.downloaded or speed.stats.storage.hits)
+
+
+def _storage(speed: LoaderSpeed) -> str:
+    found = speed.stats.storage
+    return (
+        f"{count_of(found.downloaded, 'file')} downloaded, {size(found.downloaded_bytes)}; {found.hits:,} were in the "
+        f"cache; batches waited {found.limiting:.2f} s"
+    )
 
 
 def _memory(speed: LoaderSpeed) -> str:

@@ -228,7 +228,7 @@ class Dispatcher(Owned):
         plans = self._served.plans
         while self._leases.run and self._leases.wants_batch and self._leases.has_slot and plans:
             plan = plans.popleft()
-            self._ring.load(self._leases.open(plan.items, plan.written), plan.inputs)
+            self._ring.load(self._leases.open(plan.items, plan.written, plan.filled), plan.inputs)
         if lease := self._leases.take(worker.index):
             if (trace := self.trace) is not None:
                 trace.leased(worker.index, lease)
@@ -237,6 +237,8 @@ class Dispatcher(Owned):
 
     def _deliver(self) -> None:
         while batch := self._leases.deliver():
+            if batch.filled:
+                batch.filled()
             if batch.failure:
                 self._leases.release(batch.slot)
                 self._served.results.put(Failed(batch, batch.failure))

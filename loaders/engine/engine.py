@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -13,23 +11,22 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-import numpy.typing as npt
-
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.printable import printable
-from shardprep.formats.processes.process_start import refuse_in_main_import
 from shardprep.formats.system.owned import Owned
-from shardprep.loaders.buffers.slots import MIN_SLOTS, SlotLayout, SlotRing
+from shardprep.loaders.buffers.slots import SlotLayout, SlotRing
 from shardprep.loaders.engine.protocol.batch import EngineBatch, fill_batch
 from shardprep.loaders.engine.protocol.leases import LeasedBatch, Leases, RowFailure
 from shardprep.loaders.engine.protocol.messages import MAX_LEASE_BYTES
 from shardprep.loaders.engine.protocol.status_table import CpuClock, StatusTable
-from shardprep.loaders.engine.protocol.task import Fill, Items, RowTask
+from shardprep.loaders.engine.protocol.task import Fill, RowTask
 
+from .checks import check_engine
+from .course import Course
 from .crashes import CrashPolicy
 from .dispatcher import Dispatcher
 from .protocol import worker_errors
-from .run import BatchPlans, BatchRequest, EngineRun, Failed
+from .run import BatchPlans, BatchRequest, EngineRun, Failed, Plan
 from .sent_work import SentWork
 from .stats import EngineStats, Meter
 from .trace import KEEP, BatchTaken, Trace
@@ -71,7 +68,7 @@ class Engine(Owned):
         crashes: CrashPolicy = CrashPolicy(),  # noqa: B008 - it is frozen
         owner: str = "engine",
     ) -> None:
-        _check(work, workers=workers, slots=slots, chunk=chunk, deadline=deadline)
+        check_engine(work, workers=workers, slots=slots, chunk=chunk, deadline=deadline)
         self._work = work
         self._layout = layout
         self._slots = slots
@@ -80,6 +77,7 @@ class Engine(Owned):
         self._owner = owner
         self._numbers = itertools.count(1)
         self.meter = Meter()
+        self.course = Course()
         self._closed = False
         self._status_table = StatusTable(max(1, workers), len(work.stages))
         self._sent: SentWork | None = None
@@ -110,7 +108,7 @@ class Engine(Owned):
         dispatcher.launch(workers)
         self._ring, self._dispatcher = ring, dispatcher
 
-    def run(self, plans: Iterable[npt.ArrayLike | BatchRequest]) -> Iterator[EngineBatch]:
+    def run(self, plans: Iterable[Plan]) -> Iterator[EngineBatch]:
         """Yield one batch per plan (an array of items, at most a slot's rows), in the plans' order.
 
         Plans are drawn in the caller's thread, up to ``slots`` of them before their batches can be begun. A
@@ -135,17 +133,20 @@ class Engine(Owned):
                 drawn = tuple(plans.draw(1))
                 if not plans.claim():
                     return
-                yield self._filled_here(fill, run, number, *(request.items for request in drawn))
+                yield self._filled_here(fill, run, number, *drawn)
 
-    def _filled_here(self, fill: Fill, run: int, number: int, items: Items) -> EngineBatch:
+    def _filled_here(self, fill: Fill, run: int, number: int, request: BatchRequest) -> EngineBatch:
+        items = request.items
         began, cpu = perf_counter(), CpuClock()
         before = cpu.read()
         batch = fill_batch(fill, number, items, layout=self._layout, where=self._where)
+        request.filled()
         took = perf_counter() - began
         self._status_table.filling[0] += took
         self._status_table.cpu[0] += cpu.read() - before
         self.meter.waited(took)
         self.meter.handed(len(items), 0.0)
+        self.course.add(len(items), ready=0, waited=took)
         if (trace := self._trace) is not None:
             trace.filled_here(run, number, len(items), began)
         return batch
@@ -203,6 +204,7 @@ class Engine(Owned):
         )
         ended = perf_counter()
         self.meter.handed(len(leased.items), ended - got)
+        self.course.add(len(leased.items), ready=run.results.qsize(), waited=got - began)
         if (trace := self._trace) is not None:
             reception = BatchTaken(run.number, leased.number, len(leased.items), began, got, ended)
             trace.received(reception, run.results.qsize())
@@ -229,6 +231,16 @@ class Engine(Owned):
         """Return what was counted until now. Thread-safe."""
         stages, copied = self._work.stages, self._ring.copied if self._ring else 0
         return self.meter.read(self._status_table, stages, dispatcher=self._dispatcher, copied=copied)
+
+    @property
+    def ready(self) -> int:
+        """Number of finished batches that wait for the consumer; 0 without workers. Thread-safe."""
+        return self._dispatcher.run.results.qsize() if self._dispatcher else 0
+
+    @property
+    def slots(self) -> int:
+        """Number of batches that fit the shared memory; 0 without workers."""
+        return self._slots if self._dispatcher else 0
 
     @property
     def layout(self) -> SlotLayout:
@@ -278,22 +290,3 @@ class Engine(Owned):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _check(work: RowTask, *, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
-    no_deadline = deadline is not None and not 0 < deadline < math.inf
-    if workers < 0 or slots < MIN_SLOTS or chunk < 1 or no_deadline:
-        raise UsageError(
-            f"workers={workers}, slots={slots}, chunk={chunk}, deadline={deadline}: there must be at least "
-            f"0 workers, {MIN_SLOTS} slots and 1 row in a chunk, and a deadline above 0"
-        )
-    if workers:
-        refuse_in_main_import()
-    if workers and multiprocessing.current_process().daemon:
-        raise UsageError(
-            "a daemonic process cannot have workers of its own; use workers=0 (a map with threads) in it"
-        )
-    if work.item_dtype.hasobject or work.item_dtype.itemsize > MAX_LEASE_BYTES:
-        raise UsageError(
-            f"{work.item_dtype} is not a dtype of plain values of at most {MAX_LEASE_BYTES} bytes"
-        )

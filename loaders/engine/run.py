@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -19,25 +19,39 @@ from shardprep.loaders.engine.protocol.leases import LeasedBatch, RowFailure
 from shardprep.loaders.engine.protocol.task import Items
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class BatchRequest:
     """The items of a batch, and its ``inputs``: offsets in the slot's input area, and values to write there.
 
     ``written`` are arrays that the workers write in the input area instead of the fields of the slot's
-    layout.
+    layout. ``filled`` is called in any thread when the workers have ended with the batch, unless its run ends
+    before that.
     """
 
     items: Items
     inputs: tuple[tuple[int, Pickled], ...] = ()
     written: InputAreaArrays | None = None
+    filled: Callable[[], object] = _nothing
+
+
+@dataclass(frozen=True, eq=False)
+class NotReady:
+    """In place of a plan: the next one is not ready, and ``wait`` returns when it is, or raises."""
+
+    wait: Callable[[], object]
+
+
+Plan = npt.ArrayLike | BatchRequest | NotReady
 
 
 class BatchPlans:
     """The plans of a run, and how many drawn ones are due; their error waits for the batches before it."""
 
-    def __init__(
-        self, plans: Iterable[npt.ArrayLike | BatchRequest], *, dtype: np.dtype[Any], rows: int
-    ) -> None:
+    def __init__(self, plans: Iterable[Plan], *, dtype: np.dtype[Any], rows: int) -> None:
         self._plans = iter(plans)
         self._dtype = dtype
         self._rows = rows
@@ -46,10 +60,15 @@ class BatchPlans:
         self._error: Exception | None = None
 
     def draw(self, enough: int) -> Iterable[BatchRequest]:
-        """Draw further plans, at most ``enough``."""
+        """Draw further plans, at most ``enough``; wait for one only where no batch is due."""
         while enough > 0 and not self._drained:
             try:
-                plan = self._checked(next(self._plans))
+                if isinstance(plan := next(self._plans), NotReady):
+                    if self._outstanding:
+                        return
+                    plan.wait()
+                    continue
+                request = self._checked(plan)
             except StopIteration:
                 self._drained = True
             except Exception as error:  # raised again when it is due
@@ -57,7 +76,7 @@ class BatchPlans:
             else:
                 enough -= 1
                 self._outstanding += 1
-                yield plan
+                yield request
 
     def claim(self) -> bool:
         """Count a drawn plan as delivered; False when none is due. Raises the plans' error then."""

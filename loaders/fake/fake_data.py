@@ -16,7 +16,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.batching.spec import BatchSpec
 from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
 from shardprep.loaders.loader.epoch_loader import EpochLoader
-from shardprep.loaders.loader.identity import digest_of
+from shardprep.loaders.loader.replaying.identity import digest_of
 from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep
 from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality

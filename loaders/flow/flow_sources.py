@@ -64,18 +64,29 @@ class FlowSources(Pipeline):
         labels: str = "sorted_wnid0",
         with_keys: bool = False,
         columns: Sequence[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
     ) -> Self:
         """A flow of the records of a converted dataset at ``path``: (image, label), encoded bytes and int.
 
         ``with_keys`` makes them (key, image, label). Of a dataset with columns, or with ``columns``, a dict
         takes the image's place, of the columns' values and "image". A dataset of saved items yields these,
-        unless ``columns`` are named. ``shuffle``, ``seed``, ``labels`` and ``columns`` are as for
-        :class:`.Loader`; pass n has the order of the loader's epoch n. A ``map`` with processes reads in its
-        workers. Raises ManifestDamaged, UnknownVersion, UsageError and OSError when the dataset is opened. A
-        pass checks each record against its CRC-32C, and raises CorruptRecord and ShardDamaged.
+        unless ``columns`` are named. ``path``, ``shuffle``, ``seed``, ``labels``, ``columns``, ``cache`` and
+        ``cache_limit`` are as for :class:`.Loader`, but a shard is only downloaded when a record of it is
+        read; pass n has the order of the loader's epoch n. A ``map`` with processes reads in its workers.
+        Raises ManifestDamaged, UnknownVersion, UsageError, what :func:`.open_dataset` does for a URL, and
+        OSError when the dataset is opened. A pass checks each record against its CRC-32C, and raises
+        CorruptRecord and ShardDamaged.
         """
         source = FromDataset.of(
-            path, shuffle=shuffle, seed=seed, label_space=labels, with_keys=with_keys, columns=columns
+            path,
+            shuffle=shuffle,
+            seed=seed,
+            label_space=labels,
+            with_keys=with_keys,
+            columns=columns,
+            cache=cache,
+            cache_limit=cache_limit,
         )
         return cls(source)
 

@@ -15,6 +15,7 @@ MAX_QUEUED_SHARE = 0.25
 MOST_CROP_READY = 0.5  # above this share of crop-ready images, more of them are not advised
 
 STEP = "training step"
+STORAGE = "storage"
 
 Place = Literal["worker", "main", "thread"]
 
@@ -52,7 +53,7 @@ class PipelineTimes:
 
     ``timed`` of the images came in the time ``elapsed``; the others were in the first batch, before it.
     ``unit`` is the word for images. ``crop_ready`` is the share of the images that are crop-ready, None where
-    that is unknown.
+    that is unknown. ``storage`` is how long no batch could be begun because its shards were not downloaded.
     """
 
     images: int
@@ -70,6 +71,7 @@ class PipelineTimes:
     handing: float
     unit: str = "images"
     crop_ready: float | None = None
+    storage: float = 0.0
 
     def loads(self) -> tuple[StageLoad, ...]:
         """Return the stages in the order in which an image passes them. Empty before a second batch."""
@@ -77,8 +79,9 @@ class PipelineTimes:
             return ()
         overhead = max(0.0, self.filling - sum(self.stages.values()))
         parts = {**self.stages, "transport": overhead}
-        step = max(0.0, self.elapsed - self.starved - self.handing)
+        step = max(0.0, self.elapsed - self.starved - self.handing - self.storage)
         return (
+            *((self._in_main(STORAGE, self.storage),) if self.storage else ()),
             *(self._in_workers(name, seconds) for name, seconds in parts.items()),
             self._in_main("hand-over", self.handing),
             self._in_main(STEP, step),
@@ -113,10 +116,14 @@ class PipelineTimes:
         if not loads:
             return None
         workers = [load for load in loads if load.place == "worker"]
-        main = [load for load in loads if load.place == "main"]
+        main = [load for load in loads if load.place == "main" and load.name != STORAGE]
         slowest, busiest = max(workers, key=_seconds), max(main, key=_seconds)
         together = rate_of(sum(map(_seconds, workers)) / max(1, self.workers))
         rate = self.timed / self.elapsed
+        if self.storage > max(self.starved, MAX_WAITING_SHARE * self.elapsed):
+            after = slowest if together * sum(map(_seconds, main)) < 1 else busiest
+            least = min(together, rate_of(sum(map(_seconds, main))))
+            return Verdict(STORAGE, rate, after.name, max(least, rate), self._of_storage())
         if self.starved <= MAX_WAITING_SHARE * self.elapsed:
             advice = _MAIN_ADVICE[busiest.name == STEP]
             return Verdict(busiest.name, rate, slowest.name, max(together, rate), advice)
@@ -133,6 +140,12 @@ class PipelineTimes:
             rate_of(sum(map(_seconds, workers)) / max(1, self.workers)),
         )
         return Verdict(slowest.name, together, STEP, math.inf, self.advice(slowest, together))
+
+    def _of_storage(self) -> str:
+        return (
+            f"batches wait for downloads {self.storage / self.elapsed:.0%} of the time; a faster link, a larger "
+            "cache_limit, or prep fetch before training helps"
+        )
 
     def advice(self, slowest: StageLoad, rate: float) -> str:
         """Return what helps where this stage of the workers limits, at that rate."""

@@ -6,18 +6,15 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.dataset.collecting.collection import open_records
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
-from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.batching.spec import BatchSpec, loader_specs
 from shardprep.loaders.engine.crashes import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
@@ -29,12 +26,12 @@ from shardprep.loaders.order.process_ranks.ranks import refuse_other_rank
 from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
-from .epoch_loader import EpochLoader
-from .identity import loader_identity
-from .options import check_reading, described, key_of, layout_of, plan_of, worker_count
-from .read_ahead import ReadAhead, ShardStream
-from .results import Wanted, results_of, without
-from .shard_task import ShardWork, blocks_read
+from .batch_requests import BatchRequests, shards_of
+from .options import check_reading, described, key_of, layout_of, place_of, plan_of, worker_count
+from .replayable import ReplayableLoader
+from .replaying.identity import loader_identity
+from .results import results_of
+from .shard_task import ShardWork
 from .stats import LoaderStats
 from .subset import Chosen, Classes, Subset
 from .wanted_columns import WantedColumns, mean_bytes
@@ -45,7 +42,7 @@ READ_AHEAD_BYTES = 64 << 20
 Loaded = tuple[Any, ...]
 
 
-class Loader(Owned, EpochLoader):
+class Loader(Owned, ReplayableLoader):
     """Iterable over a dataset's batches, one epoch per iteration: ``for images, labels in loader``.
 
     A batch of B = ``batch_size`` records of the dataset at ``path`` is a tuple: one array [B, …] per output
@@ -77,6 +74,12 @@ class Loader(Owned, EpochLoader):
     a worker may take as long to start, but at least 30 s, and 120 s without a deadline. ``slots`` batches fit
     the shared memory. ``read_ahead`` bytes are read early, in the order of storage; 0 for none.
 
+    ``path`` may be the URL of a dataset, as :func:`.fetch` takes it. Its shards are downloaded ahead into the
+    folder ``cache`` on a local disk, which all processes of this machine share, and in which all files
+    together have at most ``cache_limit`` bytes (a number, or a size as "200GiB"; None for what the disk has).
+    Those go first that are used last in this epoch and the next. Batches, states and identity are those of a
+    local copy. Raises CacheTooSmall, which names the least limit, before anything is read.
+
     Raises ShardprepError, also for epochs without a batch; errors of a transform unchanged, with the key. Not
     copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop it.
     """
@@ -105,57 +108,67 @@ class Loader(Owned, EpochLoader):
         slots: int = DEFAULT_SLOTS,
         deadline: float | None = None,
         read_ahead: int = READ_AHEAD_BYTES,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
     ) -> None:
         check_reading(on_bad_record, read_ahead)
-        count = self._workers = worker_count(workers)
-        self.dataset = open_records(user_path(path).absolute(), labels=labels)
-        self._subset = Subset.of(self.dataset, records, classes, weights)
-        plan = plan_of(
-            self._subset,
-            shuffle=shuffle,
-            seed=seed,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-        )
-        EpochLoader.__init__(self, plan)
-        wanted = WantedColumns.of(self.dataset, columns)
-        if transform is None and wanted.are_chosen:
-            transform = wanted.as_columns
-        self._rank_is_given = rank is not None
-        self._labels = self.dataset.space.mapping(labels)
-        self._has_transform = transform is not None
-        self._outputs = outputs_of(transform) if transform is not None else None
-        self._with_numbers = with_numbers
-        files = wanted.files_of(self.dataset)
-        mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
-        layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=count)
-        self._results = results_of(transform, room=layout.inputs)
-        self._constant_rows = drop_last and on_bad_record == "raise"
-        self._read_ahead = read_ahead
-        self._skipped: dict[str, str] = {}
-        self._steps: EpochSteps | None = None
-        self._work = ShardWork(
-            parts=files,
-            key_bytes=self.dataset.index.dtype["key"].itemsize,
-            transform=transform,
-            label_map=tuple(self._labels.tolist()),
-            seed=plan.seed,
-            skip_bad=on_bad_record == "skip",
-            one_thread=count > 0,
-            with_image=wanted.with_image,
-        )
-        self.engine = Engine(
-            self._work,
-            layout,
-            workers=count,
-            slots=slots,
-            deadline=deadline,
-            describe=described,
-            owner="Loader",
-            crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
-        )
+        self._workers = worker_count(workers)
+        place = place_of(path)
+        self.dataset = open_records(place, labels=labels, cache=cache, cache_limit=cache_limit)
+        with ExitStack() as undo:
+            undo.callback(self.dataset.close)
+            self._subset = Subset.of(self.dataset, records, classes, weights)
+            plan = plan_of(
+                self._subset,
+                shuffle=shuffle,
+                seed=seed,
+                batch_size=batch_size,
+                rank=rank,
+                world_size=world_size,
+                drop_last=drop_last,
+            )
+            ReplayableLoader.__init__(self, plan)
+            wanted = WantedColumns.of(self.dataset, columns)
+            if transform is None and wanted.are_chosen:
+                transform = wanted.as_columns
+            self._rank_is_given = rank is not None
+            self._columns = None if columns is None else tuple(columns)
+            self._labels = self.dataset.space.mapping(labels)
+            self._has_transform = transform is not None
+            self._outputs = outputs_of(transform) if transform is not None else None
+            self._with_numbers = with_numbers
+            files = wanted.files_of(self.dataset)
+            mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
+            layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=self._workers)
+            self._results = results_of(transform, room=layout.inputs)
+            self._constant_rows = drop_last and on_bad_record == "raise"
+            self._skipped: dict[str, str] = {}
+            self._steps: EpochSteps | None = None
+            self._work = ShardWork(
+                parts=files,
+                key_bytes=self.dataset.index.dtype["key"].itemsize,
+                transform=transform,
+                label_map=tuple(self._labels.tolist()),
+                seed=plan.seed,
+                skip_bad=on_bad_record == "skip",
+                one_thread=self._workers > 0,
+                with_image=wanted.with_image,
+            )
+            self._shards = shards_of(self.dataset, self._work, plan)
+            self._requests = BatchRequests(
+                self.dataset, self._work, self._subset, plan, self._results, self._shards, read_ahead
+            )
+            self.engine = Engine(
+                self._work,
+                layout,
+                workers=self._workers,
+                slots=slots,
+                deadline=deadline,
+                describe=described,
+                owner="Loader",
+                crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
+            )
+            undo.pop_all()
 
     def __iter__(self) -> Iterator[Loaded]:
         """Begin the next epoch; one that was left early is not continued."""
@@ -164,7 +177,8 @@ class Loader(Owned, EpochLoader):
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[Loaded]:
-        with self._batches(epoch.batches(), epoch.number) as batches:
+        run = self._requests.run(self.engine, epoch.batches(), count(), epoch.number, epoch.start)
+        with run as batches:
             yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold one longer
         epoch.end()
 
@@ -182,43 +196,12 @@ class Loader(Owned, EpochLoader):
         if self._steps is None or self._steps.number != epoch:
             self._steps = EpochSteps(self._plan, operator.index(epoch))
         wanted, drawn = self._steps, deque[int]()
-        with self._batches(wanted.batches(steps, drawn), epoch) as batches:
+        latest = (drawn[-1] for _ in count())
+        with self._requests.run(self.engine, wanted.batches(steps, drawn), latest, epoch) as batches:
             yield from map(partial(self._loaded, wanted, drawn), batches)
 
     def _loaded(self, wanted: EpochSteps, drawn: deque[int], batch: EngineBatch) -> LoadedStep:
         return wanted.loaded(drawn.popleft(), *self._without_bad(batch))
-
-    @contextmanager
-    def _batches(self, numbers: Iterator[Records], epoch: int) -> Iterator[Iterator[EngineBatch]]:
-        with (
-            self._reading_ahead(epoch) as ahead,
-            closing(self.engine.run(self._items(numbers, epoch, ahead))) as batches,  # type: ignore[type-var]
-        ):
-            yield batches
-
-    @contextmanager
-    def _reading_ahead(self, epoch: int) -> Iterator[list[ReadAhead]]:
-        """Read the files of the images, and those of each column, ahead, with shares of the budget."""
-        shards = self._plan.shards(epoch)
-        if shards is None or not self._read_ahead or self._subset.weights:
-            yield []
-            return
-        files, ahead = blocks_read(self.dataset, self._work), []
-        total = sum(block.size for blocks in files for block in blocks)
-        with ExitStack() as opened:
-            for blocks in files:
-                stream = ShardStream.of(self.dataset.path, blocks, shards, self._subset.chosen)
-                budget = self._read_ahead * sum(block.size for block in blocks) // total
-                ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget))))
-            yield ahead
-
-    def _items(self, batches: Iterator[Records], epoch: int, ahead: list[ReadAhead]) -> Iterator[Wanted]:
-        """Yield the items of each batch, and report their records to the read-ahead."""
-        for places in batches:
-            items = self._subset.items_at(places, epoch)
-            for each in ahead:
-                each.expect(items["number"])
-            yield self._results.request(items)
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
@@ -229,14 +212,10 @@ class Loader(Owned, EpochLoader):
         return tuple(columns)
 
     def _without_bad(self, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
-        """Return the parts without the rows that were skipped, and the places of both."""
-        bad = list(batch.skipped)
-        numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
-        labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
-        self._skipped.update((self.key(numbers[row]), reason) for row, reason in batch.skipped.items())
-        places = self._subset.places_of(batch.items)
-        own = without(bad, (labels, numbers) if self._with_numbers else (labels,))
-        return [*self._results.parts(batch, bad), *own], np.delete(places, bad), places[bad]
+        """Return the parts without the rows that were skipped, which are noted, and the places of both."""
+        bad = batch.skipped.items()
+        self._skipped.update((self.key(batch.items["number"][row]), reason) for row, reason in bad)
+        return self._parts(self._results, batch)
 
     @property
     def records(self) -> Records:
@@ -276,6 +255,8 @@ class Loader(Owned, EpochLoader):
             cpus=usable_cpus(),
             image_bytes=self._subset.mean_image,
             crop_ready=self._subset.crop_ready,
+            course=self.engine.course.points(),
+            storage=self._shards.counts,
         )
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
@@ -288,11 +269,12 @@ class Loader(Owned, EpochLoader):
         which = f"{of:,}" if records == of else f"{records:,} of {of:,}"
         rank = f", rank {plan.rank} of {plan.world_size}" if plan.world_size > 1 else ""
         return (
-            f"<Loader {os.fspath(self.dataset.path)!r}: {which} records in batches of {plan.batch_size:,}{rank}, "
+            f"<Loader {self.dataset.location!r}: {which} records in batches of {plan.batch_size:,}{rank}, "
             f"{self._workers} workers, epoch {self.epoch} next>"
         )
 
     def close(self) -> None:
         """End the workers and release memory and files; delivered batches stay valid. Idempotent."""
         self.engine.close()
+        self._shards.close()
         self.dataset.close()

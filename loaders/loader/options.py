@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import resource
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
@@ -11,19 +12,28 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from shardprep.formats.dataset.record_set import IndexRows
+from shardprep.formats.dataset.remote.open_dataset import url_of
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
+from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.buffers.slots import SlotField, SlotLayout
-from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_sorted_classes
+from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_few_classes, warn_of_sorted_classes
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.process_ranks.ranks import rank_and_world_size
+from shardprep.loaders.order.sampled_mixing import sampled_mixing
 from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 
 from .subset import Subset
 
+MOST_LABELS = 1 << 25  # that are read to see how well a shuffle mixes: of more, the index is not in memory
 ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
+
+
+def place_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return the place of a dataset: its URL, or its absolute path."""
+    return user_path(path).absolute() if url_of(path) is None else path
 
 
 def plan_of(
@@ -50,8 +60,8 @@ def plan_of(
         world_size=world_size,
         drop_last=drop_last,
     )
-    if plan.shuffle and subset.dataset.class_sorted:
-        _warn_of_sorted_classes(subset, plan, plan.shuffle)
+    if plan.shuffle:
+        _warn_of_bad_mixing(subset, plan, plan.shuffle)
     return plan
 
 
@@ -69,13 +79,27 @@ def check_reading(on_bad_record: object, read_ahead: int) -> None:
         raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
 
 
-def _warn_of_sorted_classes(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
-    records, classes = len(subset), len(np.unique(subset.labels))
-    mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
-    window = shuffle.window_of(records)
-    instead = "convert it to shards" if subset.dataset.in_place else "convert without --order key"
-    place = str(subset.dataset.path)
-    warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
+def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
+    """Warn where batches have few of the classes: by a formula, or where that does not hold by a sample."""
+    records, window = len(subset), shuffle.window_of(len(subset))
+    archive, place = subset.dataset.in_place, subset.dataset.location
+    if window >= records or records > MOST_LABELS:
+        return
+    if subset.dataset.class_sorted:
+        classes = len(np.unique(subset.labels))
+        mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
+        instead = "convert it to shards" if archive else "convert without --order key"
+        warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
+    elif few := sampled_mixing(plan, subset.labels, window):
+        warn_of_few_classes(
+            few.found,
+            few.expected,
+            window,
+            dataset=plan.dataset,
+            place=place,
+            batch_size=plan.batch_size,
+            instead="convert it to shards" if archive else "write it in a shuffled order",
+        )
 
 
 def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:

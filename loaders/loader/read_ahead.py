@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -145,6 +145,33 @@ class ReadAhead(Owned):
                     if self._stream.is_wanted(position, length):
                         file.request(path, offset, length)
                     position += length
+
+
+@contextmanager
+def reading_ahead(
+    folder: Path,
+    files: Sequence[Sequence[Block]],
+    order: npt.NDArray[np.int64] | None,
+    *,
+    budget: int,
+    chosen: Records | None = None,
+) -> Iterator[list[ReadAhead]]:
+    """Read the files of the images, and those of each column, ahead, with shares of the budget.
+
+    ``files`` are the blocks of each of these, which are read in this ``order``; without one, or a budget,
+    nothing is read ahead.
+    """
+    if order is None or not budget:
+        yield []
+        return
+    sizes = [sum(block.size for block in blocks) for blocks in files]
+    ahead = []
+    with ExitStack() as opened:
+        for blocks, size in zip(files, sizes, strict=True):
+            stream = ShardStream.of(folder, blocks, order, chosen)
+            share = ReadAhead(stream, budget=budget * size // sum(sizes))
+            ahead.append(opened.enter_context(closing(share)))
+        yield ahead
 
 
 class _OneFile(Owned):

@@ -17,15 +17,13 @@ from shardprep.loaders.engine.run import BatchRequest
 from shardprep.loaders.transforms.columns import AsColumns
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
-Wanted = Items | BatchRequest
-
 
 class DeclaredResults:
     """The arrays that a transform declares."""
 
-    def request(self, items: Items) -> Wanted:
+    def request(self, items: Items) -> BatchRequest:
         """Return what an engine is asked for."""
-        return items
+        return BatchRequest(items)
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
         """Return a batch's parts, without the rows that were skipped."""
@@ -51,9 +49,9 @@ class FoundResults(DeclaredResults):
         self._room = room
         self._form: RowForm | None = None
 
-    def request(self, items: Items) -> Wanted:
+    def request(self, items: Items) -> BatchRequest:
         rows = written_rows(self._form, items, at=0, room=self._room) if self._form else None
-        return BatchRequest(items, ((rows.at, rows.form),), rows.arrays) if rows else items
+        return BatchRequest(items, ((rows.at, rows.form),), rows.arrays) if rows else BatchRequest(items)
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
         found = self._together(batch, skipped)

@@ -15,6 +15,7 @@ from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import ChainedColumns, PartFiles
 from shardprep.formats.containers.blocks import Block, blocks_of
 from shardprep.formats.containers.container import Indexed, Room, ShardReader
+from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.containers.registry import container
 from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.dataset.record_set import IndexRows, RecordSet
@@ -94,6 +95,12 @@ def _blocks_of_column(dataset: RecordSet, work: ShardWork, column: int) -> tuple
     pairs = zip(dataset.parts, work.parts, strict=True)
     placed = (dataset.placed(part, blocks_of(files.columns[column].shards)) for part, files in pairs)
     return tuple(block for blocks in placed for block in blocks)
+
+
+def files_read(work: ShardWork) -> list[tuple[FileEntry, ...]]:
+    """Return the files of the images and of each column that has shards, by shard, as ``work`` reads them."""
+    shards = tuple(shard for part in work.parts for shard in part.shards)
+    return ([shards] if work.with_image else []) + [column.shards for column in work.columns if column.shards]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import os
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 
+from shardprep.loaders.engine.course import CoursePoint
 from shardprep.loaders.engine.stats import EngineStats
 
 from .bottleneck import PipelineTimes, StageLoad, Verdict, loads_to_list
+from .remote_shards.local_shards import StorageCounts
 
 
 @dataclass(frozen=True, repr=False)
@@ -15,14 +18,22 @@ class LoaderStats(EngineStats):
     """Stats of a loader: those of its engine, and what they depend on.
 
     ``workers`` is the number of worker processes, ``cpus`` the number of CPUs that this process may use,
-    ``image_bytes`` the mean size of an encoded image, and ``crop_ready`` the share of the images that are
-    crop-ready, 0..1.
+    ``image_bytes`` the mean size of an encoded image, ``crop_ready`` the share of the images that are
+    crop-ready, 0..1, and ``storage`` what came from a remote dataset. ``course`` is how rows and queue were
+    over the time, in at most 240 parts of equal length, since the loader's first batch; also in the stats of
+    a part of the time.
     """
 
     workers: int
     cpus: int
     image_bytes: float
     crop_ready: float
+    course: tuple[CoursePoint, ...] = ()
+    storage: StorageCounts = field(default_factory=StorageCounts)
+
+    def since(self, before: Self) -> Self:
+        """Return what was counted after ``before``, earlier stats of the same loader."""
+        return replace(super().since(before), storage=self.storage.since(before.storage))
 
     @property
     def loads(self) -> tuple[StageLoad, ...]:
@@ -54,6 +65,7 @@ class LoaderStats(EngineStats):
             blocked=self.blocked,
             starved=self.starved,
             handing=self.handing,
+            storage=self.storage.limiting,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,6 +76,23 @@ class LoaderStats(EngineStats):
             "loads": loads_to_list(self.loads),
             "verdict": verdict.to_dict() if verdict else None,
         }
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str = "loader") -> str:
+        """Return a page that shows the stages, what limits, and the course; also write it to ``path``.
+
+        The page is one file without a script. ``name`` is in its title. Raises OSError.
+        """
+        from shardprep.loaders.measuring.pages.run_page import run_page, save_page  # start-up time
+
+        text = run_page(self.to_dict(), name=name)
+        if path is not None:
+            save_page(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        from shardprep.loaders.measuring.pages.load_chart import load_chart  # start-up time
+
+        return load_chart(self.to_dict())
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""

@@ -16,7 +16,7 @@ from shardprep.loaders.engine.protocol.task import Items
 from shardprep.loaders.order.displaced_order import Records
 from shardprep.loaders.order.weighted_parts import WeightedParts
 
-from .identity import digest_of
+from .replaying.identity import digest_of
 from .shard_task import items_of
 
 MAX_NAMED = 8  # classes in a message
@@ -71,8 +71,13 @@ class Subset:
     def identity(self) -> str:
         """The root of the dataset; for a part of it, also a digest of the numbers, and of the weights."""
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
+        return self.weighted_root + chosen
+
+    @property
+    def weighted_root(self) -> str:
+        """The root of the dataset; with weights, also a digest of these."""
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
-        return self.dataset.root + chosen + weights
+        return self.dataset.root + weights
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
@@ -109,8 +114,10 @@ class Subset:
 
     @property
     def labels(self) -> npt.NDArray[np.int32]:
-        """The labels in the index, by place."""
+        """The labels in the index, by place; with weights, of the first epoch."""
         labels: npt.NDArray[np.int32] = self.dataset.index["label"]
+        if self.weights:
+            return labels[self.numbers(0)]
         return labels if self.chosen is None else labels[self.chosen]
 
     def numbers(self, epoch: int) -> Records:

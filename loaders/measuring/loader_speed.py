@@ -174,7 +174,9 @@ def _images_in(batch: tuple[Any, ...]) -> int:
 
 def _without_step(stats: LoaderStats, seconds: float) -> LoaderStats:
     """Return the stats of so many seconds without a training step: a consumer that drops batches has none."""
-    return replace(stats, elapsed=seconds, handing=max(stats.handing, seconds - stats.starved))
+    return replace(
+        stats, elapsed=seconds, handing=max(stats.handing, seconds - stats.starved - stats.storage.limiting)
+    )
 
 
 def _of_workers(stats: LoaderStats) -> float:

@@ -1,51 +1,32 @@
-"""A progress bar with the rate of a running loader or flow and the stage that limits it."""
+"""The state of a running loader or flow while its batches are drawn."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
-from shardprep.formats.progress import bar_class, in_notebook
+from shardprep.formats.progress import in_notebook
 from shardprep.formats.system.owned import Owned
 
-if TYPE_CHECKING:
-    from shardprep.loaders.loader.bottleneck import Verdict
+from .watching.last_minute import Stats, Watchable
+from .watching.status import ShownStatus, StatusBar, StatusLines
 
-WINDOW_S = 1.0  # of the rate and the verdict
-KNOWN = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} batches, {elapsed}<{remaining}{postfix}"
-ENDLESS = "{desc}: {n_fmt} batches, {elapsed}{postfix}"
-
-
-class Stats(Protocol):
-    """Counts and times of a loader or a flow."""
-
-    @property
-    def verdict(self) -> Verdict | None: ...
-
-    def since(self, before: Any) -> Self: ...
-
-
-S = TypeVar("S", bound=Stats, covariant=True)
-
-
-class Watchable(Protocol[S]):
-    """A Loader or a Flow."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def stats(self) -> S: ...
+WINDOW_S = 1.0  # between two measurements
 
 
 def watched(loader: Watchable[Stats], *, title: str = "loading") -> Iterator[Any]:
-    """Yield the batches of the next epoch or pass of ``loader``, a Loader or a Flow, with a bar.
+    """Yield the batches of the next epoch or pass of ``loader``, a Loader or a Flow, and show its state.
 
-    ``for images, labels in watched(train): ...`` shows ``title``, the rate and the stage that limits, of the
-    last second, on a terminal's stderr or in a notebook; the bar is removed when the epoch ends. It takes
-    some microseconds per batch.
+    ``for images, labels in watched(train): ...`` shows some lines at the end of a terminal's stderr: the
+    ``title`` and how far the epoch is, the rate over the last minute and the stage that limits, each stage's
+    share of the time, and the batches that are ready. They stay in place below what the program prints, and
+    are removed when the epoch ends, is left, or fails. A notebook shows one line of it, with the rate of the
+    last second; elsewhere nothing is shown. It takes some microseconds per batch.
     """
     with LoaderBar(loader, total=_length(loader), title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
         yield from map(bar.passed, batches)  # a loop variable would hold one longer
@@ -60,7 +41,7 @@ def _length(loader: Any) -> int | None:
 
 
 class LoaderBar(Owned):
-    """A bar, if it is to be ``shown``, on a terminal or in a notebook. Not thread-safe."""
+    """The state, if it is to be ``shown``, on a terminal or in a notebook. Not thread-safe."""
 
     def __init__(
         self,
@@ -71,15 +52,8 @@ class LoaderBar(Owned):
         shown: bool = True,
     ) -> None:
         self._loader = loader
-        self._bar = bar_class()(
-            total=total,
-            desc=title,
-            disable=not (shown and (sys.stderr.isatty() or in_notebook())),
-            leave=False,
-            dynamic_ncols=True,
-            bar_format=ENDLESS if total is None else KNOWN,
-        )
-        self._before, self._since = loader.stats(), perf_counter()
+        self._status = status_of(loader, total=total, title=title) if shown else None
+        self._next = perf_counter() + WINDOW_S
 
     def passed(self, batch: Any) -> Any:
         """Count a batch and return it."""
@@ -88,16 +62,12 @@ class LoaderBar(Owned):
 
     def saw(self) -> None:
         """Count one more batch."""
-        if self._bar.disable:
+        if self._status is None:
             return
-        self._bar.update()
-        if perf_counter() >= self._since + WINDOW_S:
-            self._show_rate()
-
-    def _show_rate(self) -> None:
-        now = self._loader.stats()
-        self._bar.set_postfix_str(text_of(now.since(self._before)), refresh=False)
-        self._before, self._since = now, perf_counter()
+        self._status.saw()
+        if perf_counter() >= self._next:
+            self._status.measured(self._loader.stats())
+            self._next = perf_counter() + WINDOW_S
 
     def __enter__(self) -> Self:
         return self
@@ -105,10 +75,15 @@ class LoaderBar(Owned):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.close()
+        if self._status is not None:
+            self._status.close()
 
 
-def text_of(stats: Stats) -> str:
-    """``1,234 images/s, decode limits``; empty where nothing was delivered."""
-    verdict = stats.verdict
-    return f"{verdict.rate:,.0f} {verdict.unit}/s, {verdict.limit} limits" if verdict else ""
+def status_of(loader: Watchable[Stats], *, total: int | None, title: str) -> ShownStatus | None:
+    """Return what fits the place of the output: None where it is neither a terminal nor a notebook."""
+    if in_notebook():
+        return StatusBar(loader, total=total, title=title)
+    if not sys.stderr.isatty():
+        return None
+    can_move = os.environ.get("TERM", "dumb") != "dumb"  # the cursor of a dumb terminal stays in its line
+    return (StatusLines if can_move else StatusBar)(loader, total=total, title=title)

@@ -18,7 +18,7 @@ _warned: set[str] = set()
 
 
 class SortedByClass(UserWarning):
-    """Warning: the records are stored class after class, and the window mixes too few classes."""
+    """Warning: records of a class are stored side by side, and the window mixes too few classes."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,22 @@ def warn_of_sorted_classes(
         f"{place} is stored class after class: through a window of {window} records a batch of "
         f"{mixing.batch_size} has about {mixing.per_batch(window):.0f} of {mixing.classes} classes, and "
         f"{mixing.per_batch(mixing.records):.0f} with a GlobalShuffle(). Use that{local}, or {instead}",
+        SortedByClass,
+        stacklevel=5,  # the line that makes the Loader
+    )
+
+
+def warn_of_few_classes(
+    found: float, expected: float, window: int, *, dataset: str, place: str, batch_size: int, instead: str
+) -> None:
+    """Warn, once for each ``dataset`` (a root) at ``place``, that batches have few of the classes."""
+    if dataset in _warned:
+        return
+    _warned.add(dataset)
+    warnings.warn(
+        f"{place} is stored with records of a class side by side: through a window of {window} records a batch "
+        f"of {batch_size} has about {found:.0f} classes, and {expected:.0f} with a GlobalShuffle(). Use that, a "
+        f"larger window, or {instead}; print(loader.shuffle_quality()) says more",
         SortedByClass,
         stacklevel=5,  # the line that makes the Loader
     )

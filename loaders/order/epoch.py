@@ -116,6 +116,11 @@ class Epoch:
         self._ended = True
 
     @property
+    def start(self) -> int:
+        """The place in the epoch's order where this part of it begins."""
+        return self._split.whole.start
+
+    @property
     def place(self) -> int:
         """The place in the epoch's order that all ranks reach with this step."""
         return self._split.whole.end(self._steps - 1) if self._steps else self._split.whole.start
@@ -138,6 +143,7 @@ class Epoch:
             "version": STATE_VERSION,
             **_identity(self.plan),
             "epoch": self.number,
+            "start": self._split.whole.start,
             "place": self.place,
             "rank": self.plan.rank,
             "world_size": self.plan.world_size,
@@ -205,12 +211,15 @@ class LoadedStep(NamedTuple):
 
 
 class EpochSteps:
-    """The steps of an epoch from its beginning, in any order."""
+    """The steps of an epoch from its beginning, or of its rest from the place ``start``, in any order."""
 
-    def __init__(self, plan: EpochPlan, number: int) -> None:
+    def __init__(self, plan: EpochPlan, number: int, *, start: int = 0) -> None:
         self.number = number
         self._order = plan.order(number)
-        self._split = plan.split(0)
+        self._split = plan.split(start)
+
+    def __len__(self) -> int:
+        return len(self._split)
 
     def batches(self, steps: Iterable[int], drawn: deque[int]) -> Iterator[Records]:
         """Yield the record numbers of each step and append it to ``drawn``.

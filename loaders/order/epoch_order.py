@@ -11,7 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,23 @@ class LocalShuffle(Shuffle):
         return values if self.partitions == 1 else values | {"partitions": self.partitions}
 
 
+def shuffle_from_json(value: object) -> Shuffle | None:
+    """Return the shuffle of which ``to_json`` made the value; None for None.
+
+    Raises ValueError, or UsageError.
+    """
+    match value:
+        case None:
+            return None
+        case {"kind": "global", **rest} if not rest:
+            return GlobalShuffle()
+        case {"kind": "local", "window": int() as window, **rest} if rest.keys() <= {"partitions"}:
+            shuffle = LocalShuffle(window, **cast("dict[str, int]", rest))
+            if shuffle.to_json() == value:
+                return shuffle
+    raise ValueError(f"{value!r} is not a shuffle")
+
+
 class EpochOrder:
     """All record numbers in the order of an epoch, over all ranks: one of each partition in turn.
 
@@ -158,7 +175,7 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
     if shuffle is None:
         bits = keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch)
         return EpochOrder([DisplacedOrder(records, window=1, bits=bits)])
-    window = _partition_window(shuffle, records)
+    window = partition_window(shuffle, records)
     parts = dealt(shard_counts, shuffle.partitions)
     return EpochOrder([part.order(window, seed=seed, epoch=epoch) for part in parts])
 
@@ -172,7 +189,7 @@ def shard_order(
     """
     if shuffle is None:
         return np.arange(len(shard_counts), dtype=np.int64)
-    window = _partition_window(shuffle, sum(shard_counts))
+    window = partition_window(shuffle, sum(shard_counts))
     parts = dealt(shard_counts, shuffle.partitions)[partitions.start : partitions.stop]
     if any(window >= part.records for part in parts):
         return None
@@ -185,7 +202,7 @@ def shard_order(
     return shards
 
 
-def _partition_window(shuffle: Shuffle, records: int) -> int:
+def partition_window(shuffle: Shuffle, records: int) -> int:
     """The window in places of one partition, of which there are fewer by their number."""
     return math.ceil(shuffle.window_of(records) / shuffle.partitions)
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
 from shardprep.formats.errors import UsageError
 
 from .partitions import places_in
+
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,21 @@ class RankSplit:
     def end(self, step: int) -> int:
         """The place that all ranks have reached after this step; a state keeps it as ``start``."""
         return min(self.start + (step + 1) * self._step_records, self.stop)
+
+    def steps_of(self, places: Places) -> Places:
+        """Return the step of each place, -1 for those of other ranks and of no step."""
+        steps, within = np.divmod(places - self.start, self._step_records)
+        first = self.rank * self.batch_size
+        is_own = (within >= first) & (within < first + self.batch_size)
+        steps[~is_own | (steps < 0) | (steps >= self._full_steps)] = -1
+        if not self.drop_last:
+            rest = self._remainder
+            steps[(places >= rest.start) & (places < rest.stop)] = self._full_steps
+        return steps
+
+    def steps_reached(self, places: Places) -> Places:
+        """Return the step in which all ranks together reach each place; the nearest for those outside."""
+        return np.clip((places - self.start) // self._step_records, 0, max(0, len(self) - 1))
 
     @property
     def _step_records(self) -> int:
@@ -118,7 +138,8 @@ class EpochSplit:
         return range(first, first + self._owned)
 
     @cached_property
-    def _parts(self) -> dict[int, RankSplit]:
+    def parts(self) -> dict[int, RankSplit]:
+        """This rank's part of each of its partitions, by partition."""
         return {number: self._part(number) for number in self.partitions}
 
     def _part(self, number: int) -> RankSplit:
@@ -133,10 +154,10 @@ class EpochSplit:
         )
 
     def __len__(self) -> int:
-        return len(self.whole) if self.whole.drop_last else max(map(len, self._parts.values()))
+        return len(self.whole) if self.whole.drop_last else max(map(len, self.parts.values()))
 
     def places(self, step: int) -> dict[int, range]:
         """Return the places of this rank's batch of this step, by partition. Raises IndexError."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
-        return {number: part.batch(step) for number, part in self._parts.items() if step < len(part)}
+        return {number: part.batch(step) for number, part in self.parts.items() if step < len(part)}

@@ -17,7 +17,7 @@ from shardprep.formats.system.owned import Owned
 from shardprep.loaders.batching.passes import end
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.loader.epoch_loader import EpochLoader
-from shardprep.loaders.loader.identity import digest_of
+from shardprep.loaders.loader.replaying.identity import digest_of
 from shardprep.loaders.order.epoch import LoadedStep
 
 from .messages import Delivery

@@ -59,6 +59,8 @@ class Transform(Protocol):
       same batch, results must have equally many parts, or the same names.
     - ``fill(record, rng, *arrays)``, which writes the outputs to rows of a batch, C-contiguous and of
       undefined content, and saves a copy.
+    - ``shown(record, rng)``, which returns the :class:`.ShownPart` that the call with the same random numbers
+      shows, for replays.
     """
 
     def __call__(self, record: TransformInput, rng: np.random.Generator, /) -> Any: ...

@@ -20,6 +20,7 @@ from shardprep.formats.images.opencv import cv2
 from .augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop
 from .contract import Array, ArraySpec, TransformInput
 from .decode import EncodedImage, Orientation, Reduction
+from .geometry.shown import ShownPart
 from .geometry.span import Span
 from .geometry.turn import TURNS, turn_of
 from .geometry.windows import Window, window_of
@@ -156,16 +157,13 @@ class TrainTransform(ImageTransform):
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
         encoded = self._encoded(record)
-        coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
-        crop = random_crop(*encoded.size, scale=self.scale, ratio=self.ratio, draws=draws)
-        reduction = self._reduction(encoded, crop[2:], self._sides[::-1])
+        crop, reduction, is_mirrored = self._drawn(encoded, rng)
         image = cv2.resize(
             encoded.pixels(crop.aligned(reduction), reduction=reduction),
             self._sides[::-1],
             dst=out if self._format.is_plain else None,
             interpolation=self._method(crop.width * crop.height),
         )
-        is_mirrored = self.flip and coin < 0.5
         if is_mirrored:
             cv2.flip(image, 1, dst=image)
         if self.color_jitter or self.lighting:
@@ -176,6 +174,17 @@ class TrainTransform(ImageTransform):
             x, y, w, h = crop.aligned(reduction)
             across = Span(width, x, w, columns, columns, is_mirrored=is_mirrored)
             self._fill_targets(record, across, Span(height, y, h, rows, rows), targets)
+
+    def shown(self, record: TransformInput, rng: np.random.Generator) -> ShownPart:
+        """Return the part of the image that :meth:`fill` shows with the same random numbers."""
+        crop, reduction, is_mirrored = self._drawn(self._encoded(record), rng)
+        return ShownPart(*crop.aligned(reduction), is_mirrored)
+
+    def _drawn(self, image: EncodedImage, rng: np.random.Generator) -> tuple[Crop, Reduction, bool]:
+        """The crop, the part of its size at which the image is decoded, and whether it is mirrored."""
+        coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
+        crop = random_crop(*image.size, scale=self.scale, ratio=self.ratio, draws=draws)
+        return crop, self._reduction(image, crop[2:], self._sides[::-1]), self.flip and coin < 0.5
 
     def _method(self, pixels: int) -> int:
         if self.interpolation == "auto":
@@ -218,28 +227,42 @@ class EvalTransform(ImageTransform):
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
         encoded = self._encoded(record)
-        smallest = min(encoded.size)
-        reduction = self._reduction(encoded, (smallest, smallest), (self.resize, self.resize))
-        width, height = (-(-side // reduction) for side in encoded.size)
+        reduction, wide, high = self._spans(encoded)
+        width, height = wide.length // reduction, high.length // reduction
         shorter, (rows, columns) = min(width, height), self._sides
-        w, h = (self.resize * side // shorter for side in (width, height))
-        x, y = round((w - columns) / 2), round((h - rows) / 2)
+        x, y = wide.first, high.first
         method = self._method(shorter)
-        across = self._window(width, w, x, columns, method)
-        down = self._window(height, h, y, rows, method)
+        across = self._window(width, wide.resized, x, columns, method)
+        down = self._window(height, high.resized, y, rows, method)
         image = cv2.resize(
             self._source(encoded, across, down, reduction),
             None,
-            fx=w / width,
-            fy=h / height,
+            fx=wide.resized / width,
+            fy=high.resized / height,
             interpolation=method,
         )
         left, top = x - across.at, y - down.at
         self._format.write(image[top : top + rows, left : left + columns], out)
         if targets:
-            wide = Span(encoded.size[0], 0, width * reduction, w, columns, x)
-            high = Span(encoded.size[1], 0, height * reduction, h, rows, y)
             self._fill_targets(record, wide, high, targets)
+
+    def shown(self, record: TransformInput, rng: np.random.Generator) -> ShownPart:
+        """Return the part of the image that :meth:`fill` shows; ``rng`` is not used."""
+        _, wide, high = self._spans(self._encoded(record))
+        (left, right), (top, bottom) = wide.bounds(), high.bounds()
+        return ShownPart(left, top, right - left, bottom - top)
+
+    def _spans(self, image: EncodedImage) -> tuple[Reduction, Span, Span]:
+        """The part of its size at which the image is decoded, and where the result lies on its sides."""
+        smallest = min(image.size)
+        reduction = self._reduction(image, (smallest, smallest), (self.resize, self.resize))
+        decoded = [-(-side // reduction) for side in image.size]
+        resized = [self.resize * side // min(decoded) for side in decoded]
+        wide, high = (
+            Span(side, 0, small * reduction, large, size, round((large - size) / 2))
+            for side, small, large, size in zip(image.size, decoded, resized, self._sides[::-1], strict=True)
+        )
+        return reduction, wide, high
 
     def _window(self, side: int, resized: int, first: int, size: int, method: int) -> Window:
         is_whole = method != cv2.INTER_AREA or resized > side

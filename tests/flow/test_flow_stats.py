@@ -187,6 +187,7 @@ def test_a_watched_flow_shows_its_rate_and_the_stage_that_limits(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(progress_bar, "WINDOW_S", 0.0)
 
     found = list(watched(make().map(slow, threads=1), title="train"))

@@ -40,7 +40,8 @@ from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.record_files.tfrecord.frames import frames, read_frame
 from shardprep.formats.system.regular_file import ArchiveFile
-from shardprep.loaders import EvalTransform, Loader, TrainTransform
+from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
+from shardprep.loaders.loader.replaying.recorded_run import RecordedRun
 from shardprep.loaders.order.rng import record_rng
 
 TIMEOUT_S = 60  # for one case; valid ones take milliseconds, verification a second
@@ -379,6 +380,22 @@ def tar_shard(rng: Random, base: Path, scratch: Path) -> None:
         shard(rng, path)
 
 
+def run_card(rng: Random, base: Path, scratch: Path) -> None:
+    """A card, or a state with one, that is read, and used for a replay where it is accepted."""
+    name = rng.choice(["card.json", "state.json"])
+    value = parse_canonical_json((base / name).read_bytes())
+    path = scratch / name
+    changed = mutated_json(value, rng) if rng.random() < 0.6 else None
+    path.write_bytes(canonical_json(changed) if changed is not None else (base / name).read_bytes())
+    if changed is None:
+        change_file(path, rng)
+    card = RecordedRun.load(path).card
+    with Loader(base / "lmdb", workers=0, **card.options()) as loader, suppress(IndexError):
+        ContactSheet(loader.replay(0, 0), loader.transform).png()
+    if name == "card.json":
+        card.save(path)
+
+
 def verified(rng: Random, base: Path, scratch: Path) -> None:
     """Change any file of a dataset; a crash of a library is a finding of verify, and no crash of it."""
     path = copied(base / rng.choice(["lmdb", "hdf5", "tar", "columns"]), scratch)
@@ -413,8 +430,8 @@ TARGETS: dict[str, Target] = {
             lmdb_shard,
             hdf5_shard,
             tar_shard,
-            verified,
         ),
+        *(verified, run_card),
     )
 }
 

@@ -15,7 +15,7 @@ from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 Kept = tuple[Any, ...]
 
 
-def loader_on(path: Path, **options: Any) -> Loader:
+def loader_on(path: str | Path, **options: Any) -> Loader:
     """A loader of all records in small batches, tagged in this thread and with numbers, by default."""
     defaults = {
         "batch_size": 10,

@@ -143,3 +143,17 @@ def report_late_joins() -> None:
 def exit_program(record: TransformInput, rng: np.random.Generator) -> None:
     """A transform that ends its process, like a program."""
     raise SystemExit(2)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Return whether the worker imported a module."""
+
+    name: str
+
+    @property
+    def outputs(self) -> tuple[ArraySpec, ...]:
+        return (ArraySpec("imported", (), "bool"),)
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> tuple[Any, ...]:
+        return (np.bool_(self.name in sys.modules),)

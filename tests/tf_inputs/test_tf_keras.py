@@ -16,6 +16,7 @@ from sampling import torture_except
 from tf_devices import tf
 from tf_members import Numbered
 
+from shardprep.formats.errors import UsageError
 from shardprep.loaders import EvalTransform, FakeData, Flow, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
@@ -233,14 +234,43 @@ def test_occupancy_is_written_where_tensorboard_reads_it(tmp_path: Path) -> None
         ).history
     writer.close()
 
-    (file,) = tmp_path.iterdir()
-    found: dict[str, list[float]] = {}
+    found = scalars_in(tmp_path)
+    assert found.keys() > {"queue/level", "queue/starved", "queue/blocked", "queue/batches_per_second"}
+    for name in ("queue/level", "queue/starved", "queue/blocked"):
+        assert [step for step, _ in found[name]] == [0, 1, 2]
+        values = [value for _, value in found[name]]
+        np.testing.assert_allclose(values, history[name], rtol=1e-6)
+        assert all(0 <= value <= 2 for value in values)
+
+
+def test_rate_and_stages_are_written_at_the_steps_of_the_training(tmp_path: Path, train: Loader) -> None:
+    train.set_epoch(0)
+    fitted, writer = model(), tf.summary.create_file_writer(str(tmp_path))
+    with QueueInput(train) as inputs:
+        monitor = InputMonitor(writer=writer, every=4, train=inputs)
+        for _ in range(2):  # the second training goes on where the first one ended
+            fitted.fit(inputs.as_dataset(), shuffle=False, verbose=0, callbacks=[monitor])
+    writer.close()
+
+    found = scalars_in(tmp_path)
+    assert {"train/stage/decode", "train/stage/hand-over", "train/stage/TensorFlow_queue"} < found.keys()
+    assert [step for step, _ in found["train/images_per_second"]] == [4, 10]
+    assert all(value > 0 for _, value in found["train/images_per_second"])
+    assert all(0 <= value <= 1 for name in found if "/stage/" in name for _, value in found[name])
+    assert found["train/stage/decode"][0][1] > 0
+
+
+def test_scalars_of_steps_need_a_writer() -> None:
+    with pytest.raises(UsageError, match="a writer"):
+        InputMonitor(every=10)
+
+
+def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The scalars in a file of events, each with its step."""
+    (file,) = folder.iterdir()
+    found: dict[str, list[tuple[int, float]]] = {}
     for event in tf.compat.v1.train.summary_iterator(str(file)):
         for value in event.summary.value:
             assert value.metadata.plugin_data.plugin_name == "scalars"
-            assert event.step == len(found.setdefault(value.tag, []))
-            found[value.tag].append(float(tf.make_ndarray(value.tensor)))
-    assert found.keys() == {"queue/level", "queue/starved", "queue/blocked"}
-    for name, values in found.items():
-        np.testing.assert_allclose(values, history[name], rtol=1e-6)
-        assert all(0 <= value <= 2 for value in values)
+            found.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+    return found

@@ -26,6 +26,8 @@ from test_png import TWO
 from test_tensorpack_lmdb import SERIALIZERS, key_of, save
 
 from shardprep.formats import collect
+from shardprep.formats.records.canonical_json import canonical_json
+from shardprep.loaders import Loader, TrainTransform
 
 MINI = Miniature()
 
@@ -84,6 +86,9 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
+    with Loader(folder / "lmdb", batch_size=2, workers=0, transform=TrainTransform(8)) as loader:
+        loader.card().save(folder / "card.json")
+        (folder / "state.json").write_bytes(canonical_json(loader.state_dict()))
     write_columns(folder / "columns")
     in_place = {"container": "tar", "order": "archive"}
     converted(archives, folder / "tar", split="val", shard_size=150_000, **in_place)
@@ -140,6 +145,7 @@ MANY = {
     "hdf5_shard": 1500,
     "tar_shard": 1500,
     "verified": 60,
+    "run_card": 800,
 }
 
 

@@ -18,7 +18,7 @@ from test_public import CALLS
 
 from shardprep import formats
 from shardprep.formats.system.user_path import user_path
-from shardprep.loaders import Flow, Loader
+from shardprep.loaders import ContactSheet, Flow, Loader, RunCard
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.measuring import measure, tracing
 from shardprep.loaders.measuring.disk import DiskProfile, measure_disk
@@ -50,6 +50,14 @@ def load() -> None:
         with tracing(loader) as trace:
             next(iter(loader))
         trace.save("~/trace.json")
+        loader.card().save("~/card.json")
+        loader.stats().to_html("~/stats.html")
+        ContactSheet(loader.replay(0, 0)).save("~/sheet.png")
+        assert RunCard.load("~/card.json") == loader.card()
+    url = Path("~/dataset").expanduser().as_uri()
+    with Loader(url, cache="~/loaded", batch_size=8, workers=0) as loader:
+        next(iter(loader))
+    assert Path("~/loaded/datasets").expanduser().is_dir()
     small = partial(Loader, "~/dataset", batch_size=8, workers=0)
     measure(small, seconds=0.1, trace="~/measured.json")
     for name in ("trace", "measured"):
@@ -104,6 +112,9 @@ def keys() -> None:
 def flows() -> None:
     with Flow.from_dataset("~/dataset") as flow:
         assert flow.length.items == 204
+    with Flow.from_dataset(Path("~/dataset").expanduser().as_uri(), cache="~/flowing") as flow:
+        assert flow.length.items == 204
+    assert Path("~/flowing/datasets").expanduser().is_dir()
     Path("~/pictures/cats").expanduser().mkdir(parents=True)
     Path("~/pictures/cats/one.jpg").expanduser().write_bytes(b"x")
     assert Flow.from_files("~/pictures").length.items == 1
@@ -133,10 +144,18 @@ def look() -> None:
         assert len(dataset) == 204
     assert formats.verify(url, level="quick", cache="~/cache").exit_code == 0
     assert Path("~/cache/datasets").expanduser().is_dir()
+    found = formats.report("~/dataset", "~/report.html", against="~/dataset", pixels="none")
+    assert formats.examine("~/dataset", against="~/dataset", pixels="none") == found
+    found.save("~/again.html")
+    home = Path("~").expanduser()
+    assert (home / "again.html").read_bytes() == (home / "report.html").read_bytes()
 
 
 COVERED: dict[Callable[[], None], set[str]] = {
-    load: {"Loader.path", "Trace.save.path", "measure.trace"},
+    load: {
+        "Loader.path", "Loader.cache", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "ContactSheet.save.path",
+    },
     convert_and_repair: {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
         "plan_conversion.source", "plan_conversion.output", "SourceOptions.root",
@@ -147,13 +166,14 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
-    flows: {"Flow.from_dataset.path", "Flow.from_files.folder"},
+    flows: {"Flow.from_dataset.path", "Flow.from_dataset.cache", "Flow.from_files.folder"},
     add_columns: {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },
     look: {
         "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
-        "read_manifest.dataset", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
+        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against",
+        "Examination.save.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""

@@ -52,6 +52,7 @@ class LeasedBatch:
     items: Items
     missing: int
     written: InputAreaArrays | None = None
+    filled: Callable[[], object] | None = None
     outcomes: list[LeaseOutcomes] = field(default_factory=list)
     failure: RowFailure | None = None
 
@@ -116,9 +117,14 @@ class Leases:
     def has_slot(self) -> bool:
         return bool(self._free)
 
-    def open(self, items: Items, written: InputAreaArrays | None = None) -> int:
+    def open(
+        self,
+        items: Items,
+        written: InputAreaArrays | None = None,
+        filled: Callable[[], object] | None = None,
+    ) -> int:
         """Start the next batch on a free slot and return the slot; :meth:`take` gives out its leases."""
-        batch = LeasedBatch(self._opened, self._free.popleft(), items, len(items), written)
+        batch = LeasedBatch(self._opened, self._free.popleft(), items, len(items), written, filled)
         self._opened += 1
         self._batches[batch.number] = batch
         rows = lease_rows(len(items), workers=len(self._held), chunk=self._chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,19 +15,19 @@ from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import SPACES
-from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
 from shardprep.loaders.flow.core.node import Fetched, described
 from shardprep.loaders.flow.core.pass_context import PassContext
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
-from shardprep.loaders.loader.options import plan_of
+from shardprep.loaders.loader.options import place_of, plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.loader.subset import Subset
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
 
+from .flow_files import FlowFiles
 from .item_fetch import ItemFetch, ItemKey
 from .record_fetch import ColumnFetch, Key, RecordFetch
 
@@ -56,12 +57,14 @@ class FromDataset(Fetched):
         label_space: str,
         with_keys: bool,
         columns: Sequence[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
     ) -> FromDataset:
         """Open the dataset; one of saved items gives these, unless ``columns`` are named.
 
         Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
         """
-        dataset = open_records(user_path(path).absolute(), labels=label_space)
+        dataset = open_records(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
         if columns is None and _has_items(dataset):
             if with_keys or label_space != SPACES[0]:
                 raise UsageError(
@@ -78,7 +81,9 @@ class FromDataset(Fetched):
             world_size=1,
             drop_last=False,
         )
-        return cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
+        made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
+        weakref.finalize(made, dataset.close)
+        return made
 
     @property
     def label(self) -> str:
@@ -105,10 +110,10 @@ class FromDataset(Fetched):
 
     def fetch(self) -> RecordFetch:
         labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())
-        files = self.columns.files_of(self.dataset)
+        parts, files = self.columns.files_of(self.dataset), FlowFiles.of(self.dataset)
         if not self.columns.are_chosen:
-            return RecordFetch(files, labels, self.with_keys)
-        return ColumnFetch(files, labels, self.with_keys, self.columns)
+            return RecordFetch(parts, files, labels, self.with_keys)
+        return ColumnFetch(parts, files, labels, self.with_keys, self.columns)
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
         order, shards = self.plan.order(now.number), self.plan.shards(now.number)

@@ -18,6 +18,8 @@ from shardprep.formats.containers.shard_cache import OpenShards
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import ManifestDamaged
 
+from .flow_files import FlowFiles
+
 ItemKey = tuple[int, int, int, bytes, int, int]  # number, shard, ordinal; key, label, CRC-32C from the index
 
 
@@ -32,6 +34,7 @@ class ItemFetch:
     container: str
     shards: tuple[FileEntry, ...]
     columns: tuple[ColumnEntry, ...]
+    files: FlowFiles
     form: ItemForm
     labels: tuple[Any, ...]
 
@@ -44,13 +47,15 @@ class ItemFetch:
             raise ManifestDamaged("says of its items what its columns do not have", path=dataset.path)
         columns = manifest.columns.entries if manifest.columns else ()
         labels = (*_labels(form, dataset.classes), -1)
-        return cls(dataset.path, manifest.container, manifest.shards, columns, form, labels)
+        files = FlowFiles.of(dataset)
+        return cls(dataset.path, manifest.container, manifest.shards, columns, files, form, labels)
 
     @contextmanager
     def open(self) -> Iterator[Callable[[ItemKey], Any]]:
         with (
-            closing(OpenShards(self.folder, self.container, self.shards)) as shards,
-            closing(OpenColumns(self.folder, self.columns, self.container)) as columns,
+            self.files.open() as bring,
+            closing(OpenShards(self.folder, self.container, self.shards, bring)) as shards,
+            closing(OpenColumns(self.folder, self.columns, self.container, bring=bring)) as columns,
         ):
             read = [columns[name].value for name in columns.names]
             yield partial(self._item, shards if "image" in self.form.own else None, read)

@@ -10,10 +10,12 @@ from typing import Any
 
 from shardprep.formats.columns.column_reader import RecordPlace
 from shardprep.formats.columns.open_columns import ChainedColumns, PartFiles
-from shardprep.formats.containers.shard_cache import OpenShards
+from shardprep.formats.containers.shard_cache import Bring, OpenShards
 from shardprep.formats.records.record import Record
 from shardprep.loaders.loader.wanted_columns import WantedColumns
 from shardprep.loaders.transforms.columns import IMAGE
+
+from .flow_files import FlowFiles
 
 Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-32C from the index; number
 
@@ -23,17 +25,19 @@ class RecordFetch:
     """Reads records by their keys, without the index. Pickles to few bytes."""
 
     parts: tuple[PartFiles, ...]
+    files: FlowFiles
     label_map: tuple[int, ...]
     with_keys: bool
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Key], Any]]:
-        with closing(self.open_shards()) as shards:
+        with self.files.open() as bring, closing(self.open_shards(bring)) as shards:
             yield partial(self._item, shards)
 
-    def open_shards(self) -> OpenShards:
-        """Return the shards of all parts."""
-        return OpenShards.of_parts((part.folder, part.container, part.shards) for part in self.parts)
+    def open_shards(self, bring: Bring) -> OpenShards:
+        """Return the shards of all parts; ``bring`` makes a file be there."""
+        folders = ((part.folder, part.container, part.shards) for part in self.parts)
+        return OpenShards.of_parts(folders, bring)
 
     def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
         record = shards[key[0]].read(key[1], indexed=key[2:5])
@@ -49,7 +53,11 @@ class ColumnFetch(RecordFetch):
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Key], Any]]:
-        with closing(self.open_shards()) as shards, closing(ChainedColumns(self.parts)) as columns:
+        with (
+            self.files.open() as bring,
+            closing(self.open_shards(bring)) as shards,
+            closing(ChainedColumns(self.parts, bring)) as columns,
+        ):
             yield partial(self._values, shards, columns)
 
     def _values(self, shards: OpenShards, columns: ChainedColumns, key: Key) -> tuple[Any, ...]:

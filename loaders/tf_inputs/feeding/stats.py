@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -176,6 +177,23 @@ class InputStats:
             "load": loads_to_list([load])[0] if load else None,
             "verdict": verdict.to_dict() if verdict else None,
         }
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str = "input") -> str:
+        """Return a page that shows the stages, what limits, and the course; also write it to ``path``.
+
+        The page is one file without a script. ``name`` is in its title. Raises OSError.
+        """
+        from shardprep.loaders.measuring.pages.run_page import run_page, save_page  # start-up time
+
+        text = run_page(self.to_dict(), name=name)
+        if path is not None:
+            save_page(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        from shardprep.loaders.measuring.pages.load_chart import load_chart  # start-up time
+
+        return load_chart(self.to_dict())
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""

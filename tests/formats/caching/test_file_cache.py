@@ -212,7 +212,11 @@ def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file
         assert cache.prefetch(later)
         assert not cache.prefetch(never)
         assert files_in(tmp_path / "cache") == names((soon, later, last))
+        cache.foresee([never, soon, later, last])
+        assert not cache.prefetch(never, evict=False)
+        assert files_in(tmp_path / "cache") == names((soon, later, last))
 
+        cache.foresee([soon, later, last])
         cache.hold([never]).release()
         assert last.size < never.size or files_in(tmp_path / "cache") == names((soon, later, never))
         cache.foresee([last, later, soon])

@@ -40,7 +40,9 @@ def test_a_hostile_key_is_one_line_of_printable_text() -> None:
     assert "<b>" not in Record("a<b>", 0, photograph(".png"))._repr_html_()
 
 
-@pytest.mark.parametrize(("kind", "media"), [(".jpg", "image/jpeg"), (".png", "image/png")])
+@pytest.mark.parametrize(
+    ("kind", "media"), [(".jpg", "image/jpeg"), (".png", "image/png"), (".webp", "image/webp")]
+)
 def test_a_notebook_shows_the_files_own_bytes(kind: str, media: str) -> None:
     record = Record("k", 0, photograph(kind))
 

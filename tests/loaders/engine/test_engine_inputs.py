@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from shardprep.loaders.buffers.pickling import Pickled
 from shardprep.loaders.buffers.slots import SlotLayout, SlotRing
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.run import BatchRequest
+from shardprep.loaders.engine.run import BatchRequest, NotReady, Plan
 
 MIB = 1 << 20
 
@@ -124,3 +126,25 @@ def test_a_slow_batch_holds_up_no_other_where_order_does_not_matter(tmp_path: Pa
 def _until_told(folder: Path, item: int) -> None:
     while not (folder / "go").exists():
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_plan_that_is_not_ready_holds_up_no_batch_before_it(workers: int) -> None:
+    ready = [threading.Event() for _ in range(5)]
+    filled: list[int] = []
+
+    def plans() -> Iterator[Plan]:
+        for number, event in enumerate(ready):
+            while not event.is_set():
+                yield NotReady(partial(event.wait, 60))
+            yield BatchRequest(np.full(2, number), filled=partial(filled.append, number))
+
+    ready[0].set()
+    ready[1].set()
+    with Engine(Writing(), layout(2), workers=workers, slots=4) as engine:
+        for number, batch in enumerate(engine.run(plans())):
+            assert (batch.arrays["number"] == number).all()
+            assert filled[: number + 1] == list(range(number + 1))
+            assert len(filled) <= max(2, number + 1)
+            ready[min(number + 1, 4)].set()
+    assert filled == list(range(5))

@@ -20,7 +20,7 @@ from repository import SUPPORT
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform
-from shardprep.loaders.loader.identity import digest_of
+from shardprep.loaders.loader.replaying.identity import digest_of
 
 
 def scaled(factor: float) -> Callable[[float], float]:

@@ -16,8 +16,10 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders import FakeData, Loader, LoaderStats, TrainTransform
 from shardprep.loaders.measuring import watched
 
-OWN = {"engine", "instead", "made_here"}
-"""Names of a Loader that are about its worker processes."""
+OF_WORKERS = {"engine", "instead", "made_here"}
+OF_REPLAYS = {"show_batch", "card", "order_of", "parting", "replay", "transform"}
+OWN = OF_WORKERS | OF_REPLAYS
+"""Names of a Loader that are about its worker processes, or about runs on a dataset that is on disk."""
 
 Make = Callable[[], Any]
 

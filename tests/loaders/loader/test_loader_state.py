@@ -18,7 +18,7 @@ from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, Receipt
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(state)
-    assert len(text) < 1000
+    assert len(text) < 2500
     loaded: dict[str, Any] = json.loads(text)
     return loaded
 

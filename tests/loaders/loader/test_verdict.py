@@ -135,11 +135,11 @@ def flowings(draw: st.DrawFn) -> PipelineTimes:
         workers=draw(st.integers(0, 64)),
         cpus=draw(st.integers(1, 64)),
         stages={name: draw(SECONDS) for name in ("read", "decode", "augment")},
-        **{name: draw(SECONDS) for name in ("filling", "cpu", "queued", "blocked", "starved", "handing")},
+        **{name: draw(SECONDS) for name in TIMES if name != "elapsed"},
     )
 
 
-TIMES = ("elapsed", "filling", "cpu", "queued", "blocked", "starved", "handing")
+TIMES = ("elapsed", "filling", "cpu", "queued", "blocked", "starved", "handing", "storage")
 
 
 def slower(flowing: PipelineTimes, times: float) -> PipelineTimes:
@@ -215,6 +215,9 @@ READING = {"read": 18.0, "decode": 1.0, "augment": 0.5}
         ({"stages": READING, "cpu": 2.0, "queued": 0.1}, "read", "the storage delivers 10 MB/s"),
         ({"starved": 0.2}, STEP, "nothing to gain in the loader"),
         ({"starved": 0.2, "handing": 9.0}, "hand-over", "make batches larger"),
+        ({"starved": 3.0, "storage": 6.0}, "storage", "downloads 60% of the time; a faster link"),
+        ({"starved": 7.0, "storage": 2.0}, "decode", "more workers do not help"),
+        ({"starved": 0.1, "storage": 0.5}, STEP, "nothing to gain in the loader"),
         ({"workers": 0, "filling": 9.5}, "decode", "set workers to 1 or more"),
         ({"cpu": 10.0, "queued": 1.0}, "decode", "more workers help: 3 instead of 2 would reach about 150"),
         ({"cpu": 4.0, "queued": 9.0}, "decode", "wait for a CPU 69% of the time"),

@@ -1,6 +1,5 @@
 """``prep bench-loader`` and its output: figures that are consistent, of any size."""
 
-import io
 import json
 import re
 from dataclasses import replace
@@ -289,26 +288,6 @@ def test_watching_a_loader_changes_nothing(dataset: Path) -> None:
         plain = epoch_of(loader)
         loader.set_epoch(0)
         assert_same(plain, epoch_of(watched(loader)))
-
-
-@pytest.mark.slow
-def test_a_terminal_is_shown_the_rate_and_what_limits(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardprep.loaders.measuring.progress_bar.WINDOW_S", 0.0)
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    with Loader(dataset, batch_size=5, transform=Sleeping(0.05), workers=1) as loader:
-        for _ in watched(loader, title="train"):
-            pass
-
-    assert "train:" in terminal.getvalue()
-    assert "images/s, augment limits" in terminal.getvalue()
-
-
-class Terminal(io.StringIO):
-    """A stream that reports to be a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_columns_are_measured_without_a_transform(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from .eviction import hex_of, identity_of
 from .held import Held
 from .patience import Patience, Pause
 from .reader_file import ReaderFile
-from .room import CacheTooSmall, NoRoom, Taken, take_room
+from .room import CacheTooSmall, Evict, NoRoom, Taken, take_room
 
 AT_ONCE = 8
 PATIENT = RetryPolicy(retries=10, timeout_s=30.0)
@@ -121,13 +121,14 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         with self._lock:
             self._kept.take(held)
 
-    def prefetch(self, entry: FileEntry) -> bool:
+    def prefetch(self, entry: FileEntry, *, evict: bool = True) -> bool:
         """Download a file ahead, and return whether it is there; it is not held.
 
-        Only files that are used later than it, by what all readers foresee, are evicted for it. Raises what
+        Only files that are used later than it, by what all readers foresee, are evicted for it; without
+        ``evict`` none is. Raises what
         :meth:`hold` does but CacheTooSmall.
         """
-        found = self._held([entry], sooner=True)
+        found = self._held([entry], "later" if evict else "none")
         if isinstance(found, NoRoom):
             return False
         found.release()
@@ -194,13 +195,13 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             needed=needed,
         )
 
-    def _held(self, wanted: Sequence[FileEntry], *, sooner: bool = False) -> Held | NoRoom:
+    def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> Held | NoRoom:
         """Hold the files, or none of them if there is no room for all that are missing."""
         held = Held()
         try:
             hits = self._pin(held, wanted)
             while missing := held.lacks(wanted):
-                found = take_room(self.folder, missing, self.limit_bytes, sooner=sooner)
+                found = take_room(self.folder, missing, self.limit_bytes, evict=evict)
                 if isinstance(found, NoRoom):
                     held.release()
                     return found

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.errors import NoSpace
@@ -27,6 +28,9 @@ class CacheTooSmall(NoSpace):
     def __init__(self, message: str, *, path: os.PathLike[str], needed: int) -> None:
         super().__init__(message, path=path)
         self.needed = needed
+
+
+Evict = Literal["any", "later", "none"]
 
 
 @dataclass
@@ -55,19 +59,20 @@ class NoRoom:
 
 
 def take_room(
-    folder: CacheFolder, entries: Sequence[FileEntry], limit: int, *, sooner: bool = False
+    folder: CacheFolder, entries: Sequence[FileEntry], limit: int, *, evict: Evict = "any"
 ) -> Taken | NoRoom:
     """Take the room of all the files that are neither there nor on their way, or of none.
 
     ``limit`` is that of the caller; of those of all living readers the smallest holds. Files that are pinned
-    stay; with ``sooner`` also those that are used before the one entry is. Raises NoSpace, OSError.
+    stay; ``evict`` says which others go: any, those that are used later than the one entry, or none. Raises
+    NoSpace, OSError.
     """
     taken = Taken()
     with folder.turn():
         account = _Account(folder, limit)
         try:
             account.begin(taken, entries)
-            if (missing := account.make_room(taken, entries, sooner=sooner)) is None:
+            if (missing := account.make_room(taken, entries, evict)) is None:
                 for part in taken.parts:
                     _reserve(part)
                 return taken
@@ -102,14 +107,15 @@ class _Account:
             except FileExistsError:
                 taken.coming.append(entry)
 
-    def make_room(self, taken: Taken, entries: Sequence[FileEntry], *, sooner: bool) -> NoRoom | None:
+    def make_room(self, taken: Taken, entries: Sequence[FileEntry], evict: Evict) -> NoRoom | None:
         """Evict what has to go for the parts; if that is not enough, evict nothing, and return why."""
         wanted = sum(part.entry.size for part in taken.parts)
         used = self._coming + sum(file.size for file in self._files)
         lacking = max(used + wanted - self._limit, wanted - self._disk.free)
-        bound = self._distance(hex_of(entries[0])) if sooner else -1
+        bound = self._distance(hex_of(entries[0])) if evict == "later" else -1
         keep = {hex_of(entry) for entry in entries}
         others = [f for f in self._files if f.name not in keep and self._distance(f.name) > bound]
+        others = [] if evict == "none" else others
         freed = _evict(eviction_order(others, self._distances), lacking)
         return None if freed >= lacking else NoRoom(used + wanted - freed, self._limit, self._state())
 

@@ -9,22 +9,37 @@ import platform
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from shardprep.formats.columns.column_entry import ColumnEntry
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.transforms.contract import Transform
 from shardprep.loaders.transforms.tensor_results import in_arrays
-
-from .shard_task import ShardWork
 
 DIGEST_BYTES = 16
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
 
-def loader_identity(plan: EpochPlan, work: ShardWork, *, with_numbers: bool) -> dict[str, str]:
+class RowWork(Protocol):
+    """What a loader does with each record, as far as its batches depend on it."""
+
+    @property
+    def label_map(self) -> tuple[int, ...]: ...
+    @property
+    def skip_bad(self) -> bool: ...
+    @property
+    def columns(self) -> tuple[ColumnEntry, ...]: ...
+    @property
+    def with_image(self) -> bool: ...
+    @property
+    def transform(self) -> Transform | None: ...
+
+
+def loader_identity(plan: EpochPlan, work: RowWork, *, with_numbers: bool) -> dict[str, str]:
     """The values that determine a loader's batches, by name."""
     found = {
         "dataset": plan.dataset,

@@ -1,0 +1,46 @@
+"""The custody of the images: from the archives over records and shards to the root."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardprep.formats.dataset.dataset import Dataset
+
+MOST_LISTED = 50  # archives, and shards; all are counted
+
+
+def custody(dataset: Dataset) -> dict[str, Any]:
+    """Return what leads from the source to the root, as a JSON object, with one record as an example."""
+    manifest, shards = dataset.manifest, dataset.manifest.shards
+    archives = manifest.source.get("archives")
+    named = [one for one in archives if isinstance(one, dict)] if isinstance(archives, list) else []
+    return {
+        "layout": manifest.source["layout"],
+        "archives": len(named),
+        "first_archives": [{"name": str(one.get("name")), "size": _size(one)} for one in named[:MOST_LISTED]],
+        "in_place": manifest.archive.name if manifest.archive else None,
+        "example": _example(dataset),
+        "content_root": manifest.content_root,
+        "shards": len(shards),
+        "first_shards": [shard.to_json() for shard in shards[:MOST_LISTED]],
+        "writer": {str(name): str(value) for name, value in manifest.writer.items()},
+        "plan": str(manifest.plan.get("sha256")),
+        "root": manifest.root,
+    }
+
+
+def _example(dataset: Dataset) -> dict[str, Any] | None:
+    if not len(dataset):
+        return None
+    row = dataset.index[0]
+    return {
+        "key": row["key"].decode("utf-8", "replace"),
+        "shard": dataset.manifest.shards[int(row["shard"])].name,
+        "ordinal": int(row["ordinal"]),
+        "crc32c": f"{int(row['crc32c']):08x}",
+    }
+
+
+def _size(archive: dict[str, Any]) -> int | None:
+    size = archive.get("size")
+    return size if isinstance(size, int) else None

@@ -1,0 +1,1 @@
+"""What is measured of the pixels of images, in worker processes, and merged."""

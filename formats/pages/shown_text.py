@@ -1,0 +1,85 @@
+"""Numbers, text and pictures from files, as a page shows them."""
+
+from __future__ import annotations
+
+import base64
+
+from markupsafe import Markup, escape
+
+from shardprep.formats.printable import printable
+
+MOST_IN_NAME = 80  # characters of a name in a page; the rest is in its tooltip, as far as that is bounded
+
+
+def shown_name(text: object, most: int = MOST_IN_NAME) -> Markup:
+    """Return a name from a file as HTML: printable, bounded, isolated from the direction of the text around.
+
+    A longer name has up to 1,000 characters in its tooltip.
+    """
+    whole, short = printable(str(text)), printable(str(text), most)
+    tip = Markup(' title="{}"').format(whole) if whole != short else ""
+    return Markup("<bdi{}>{}</bdi>").format(tip, short)
+
+
+def shown_size(count: float) -> str:
+    """Return a number of bytes in decimal units.
+
+    >>> shown_size(999), shown_size(123456), shown_size(147.9e9)
+    ('999 B', '123.5 KB', '147.9 GB')
+    """
+    for unit in ("B", "KB", "MB"):
+        if count < 999.95:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def shown_number(value: float) -> str:
+    """Return a number with separators, and with at most three significant digits after the point.
+
+    >>> shown_number(1281167), shown_number(0.12345), shown_number(12.0)
+    ('1,281,167', '0.123', '12')
+    """
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def shown_share(value: float) -> str:
+    """Return a fraction in percent; what is not nothing and not all is never shown as such.
+
+    >>> shown_share(0.5), shown_share(0.00001), shown_share(1.0), shown_share(0.9999)
+    ('50 %', 'under 0.1 %', '100 %', '99.9 %')
+    """
+    if 0 < value < 0.001:
+        return "under 0.1 %"
+    percent = min(value * 100, 99.9) if value < 1 else 100.0
+    return f"{percent:.3g} %"
+
+
+def shown_whole(value: float) -> str:
+    """Return a number without its fraction, with separators."""
+    return shown_number(round(value))
+
+
+def shown_count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> shown_count(1, "shard"), shown_count(1281167, "image"), shown_count(2, "class")
+    ('1 shard', '1,281,167 images', '2 classes')
+    """
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def picture_uri(file: bytes) -> Markup:
+    """Return the bytes of a PNG or JPEG file as a URI that holds them, for the ``src`` of a picture."""
+    kind = "png" if file.startswith(b"\x89PNG") else "jpeg"
+    return Markup("data:image/{};base64,{}").format(kind, base64.b64encode(file).decode("ascii"))
+
+
+def finalized(value: object) -> object:
+    """Return what a template writes for a value: text from anywhere is made printable and bounded."""
+    if isinstance(value, Markup):
+        return value
+    return escape(printable(value)) if isinstance(value, str) else value

@@ -1,0 +1,1 @@
+"""What identifies a run, its steps made again, and where two runs part."""

@@ -1,0 +1,1 @@
+"""What a run of a loader or a flow has counted, as pictures."""

@@ -1,0 +1,143 @@
+"""When an epoch of one rank uses which shards: from its order, without reading a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .displaced_order import Records
+from .epoch import EpochPlan
+from .epoch_order import EpochOrder, partition_window
+from .partitions import Partition, dealt
+from .rank_split import RankSplit
+
+Shards = npt.NDArray[np.int64]
+Steps = npt.NDArray[np.int64]
+
+EXACT_RECORDS = 1 << 22  # above it, an epoch's order takes seconds, and the bounds are near
+DEVIATIONS = 7  # a sum of random numbers is farther from its mean once in 10^11 cases
+PLACES = 1 << 18  # of an order at a time
+
+
+@dataclass(frozen=True, eq=False)
+class ShardUses:
+    """The ``shards`` that an epoch uses, in the order in which it begins to, and the steps that use each.
+
+    A shard is in use from the first to the last step that has a record of it: ``firsts`` and ``lasts``,
+    counted from where the epoch starts. Arrays of one length, int64.
+    """
+
+    shards: Shards
+    firsts: Steps
+    lasts: Steps
+
+    def at(self, step: int) -> Shards:
+        """Return the shards that are in use at a step."""
+        begun = int(np.searchsorted(self.firsts, step, side="right"))
+        found: Shards = self.shards[:begun][self.lasts[:begun] >= step]
+        return found
+
+    def turns(self) -> tuple[Steps, Shards]:
+        """Return the first and the last use of each shard in the order of their steps: steps and shards."""
+        steps = np.concatenate([self.firsts, self.lasts])
+        order = np.argsort(steps, kind="stable")
+        return steps[order], np.concatenate([self.shards, self.shards])[order]
+
+    def peak(self, sizes: npt.NDArray[np.int64]) -> int:
+        """Return the largest sum of the ``sizes`` of the shards that are in use at one step."""
+        if not len(self.shards):
+            return 0
+        changes = np.zeros(int(self.lasts.max()) + 2, np.int64)
+        np.add.at(changes, self.firsts, sizes[self.shards])
+        np.subtract.at(changes, self.lasts + 1, sizes[self.shards])
+        return int(np.cumsum(changes).max())
+
+
+def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
+    """Return when an epoch that continues at ``start`` uses shards; a shard is a place in ``shard_counts``.
+
+    Of more than EXACT_RECORDS records, and where a window has all records of a partition, the first and the
+    last step are bounds: a shard is in use at every step that has a record of it, and perhaps at others.
+    """
+    shards = len(plan.shard_counts)
+    firsts, lasts = np.full(shards, np.iinfo(np.int64).max), np.full(shards, -1)
+    steps = len(plan.split(start))
+    for touched, begins, ends in _uses(plan, epoch, start) if steps else ():
+        np.minimum.at(firsts, touched, begins)
+        np.maximum.at(lasts, touched, np.minimum(ends, steps - 1))
+    lasts[firsts >= steps] = -1  # a partition may have one step more than the epoch
+    used = np.flatnonzero(lasts >= 0)
+    used = used[np.argsort(firsts[used], kind="stable")]
+    return ShardUses(used, firsts[used], lasts[used])
+
+
+def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Shards, Steps, Steps]]:
+    """Yield shards, and steps that use them first and last, of parts of each partition of this rank."""
+    split, records = plan.split(start), sum(plan.shard_counts)
+    window = partition_window(plan.shuffle, records) if plan.shuffle else 1
+    partitions = dealt(plan.shard_counts, plan.shuffle.partitions if plan.shuffle else 1)
+    steps = len(split)
+    for number, part in split.parts.items():
+        partition = partitions[number]
+        if window >= partition.records:
+            yield _all(partition, part)
+        elif records > EXACT_RECORDS:
+            yield _bounds(plan, epoch, partition, window, part)
+        else:
+            yield from _exact(plan.order(epoch), np.cumsum(plan.shard_counts), number, part, steps)
+
+
+def _exact(
+    order: EpochOrder, ends: Records, number: int, part: RankSplit, epoch_steps: int
+) -> Iterator[tuple[Shards, Steps, Steps]]:
+    for begin in range(part.start, part.stop, PLACES):
+        places = np.arange(begin, min(begin + PLACES, part.stop))
+        steps = part.steps_of(places)
+        used = (steps >= 0) & (steps < epoch_steps)
+        records = order.batch({number: range(begin, begin + len(places))})[used]
+        touched, steps = np.searchsorted(ends, records, side="right"), steps[used]
+        firsts, lasts = np.full(len(ends), -1), np.full(len(ends), -1)
+        lasts[touched] = steps  # the last of several values stays
+        firsts[touched[::-1]] = steps[::-1]
+        found = np.flatnonzero(lasts >= 0)
+        yield found, firsts[found], lasts[found]
+
+
+def _all(partition: Partition, part: RankSplit) -> tuple[Shards, Steps, Steps]:
+    used = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
+    return used, np.zeros_like(used), np.full_like(used, len(part) - 1)
+
+
+def _bounds(
+    plan: EpochPlan, epoch: int, partition: Partition, window: int, part: RankSplit
+) -> tuple[Shards, Steps, Steps]:
+    """A record at place i of the stream has a key in i .. i + window, and the place of its rank.
+
+    The rank of a key is a sum of independent random numbers: its mean is known, its deviation below
+    sqrt(window / 6).
+    """
+    runs = np.arange(len(partition.shards))
+    if plan.shuffle:
+        runs = partition.runs(window, seed=plan.seed, epoch=epoch)
+    counts = partition.counts[runs]
+    stops = np.cumsum(counts)
+    margin = DEVIATIONS * (window / 6) ** 0.5 + 1 if window > 1 else 0
+    firsts = _mean_rank(stops - counts, window, partition.records) - margin
+    lasts = _mean_rank(stops - 1 + window, window, partition.records) + margin
+    used = (counts > 0) & (lasts >= part.start) & (firsts < part.stop)
+    begins, ends = (np.floor(each[used]).astype(np.int64) for each in (firsts, lasts))
+    return partition.shards[runs][used], part.steps_reached(begins), part.steps_reached(ends)
+
+
+def _mean_rank(keys: Records, window: int, count: int) -> npt.NDArray[np.float64]:
+    """The mean number of keys below each of ``keys``: those of place i are uniform in i .. i + ``window``."""
+    return _area(keys, window) - _area(keys - count, window)
+
+
+def _area(lengths: Records, window: int) -> npt.NDArray[np.float64]:
+    """The area below a line that rises from 0 to 1 over ``window``, and stays there."""
+    rising = np.clip(lengths, 0, window)
+    return rising**2 / (2 * window) + np.maximum(lengths - window, 0)

@@ -1,0 +1,217 @@
+"""The command ``prep replay``."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from datasets import prep, prep_here
+
+from shardprep.loaders import EvalTransform, Loader, LocalShuffle, RunCard, TrainTransform
+
+
+@pytest.fixture(scope="module")
+def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a split, with cards and a state of runs on it."""
+    folder = tmp_path_factory.mktemp("replayed")
+    (folder / "shards").mkdir()
+    (folder / "shards/train").symlink_to(lmdb_shards)
+    (folder / "mine.py").write_text(MINE)
+    np.save(folder / "some.npy", np.arange(0, 40, 2))
+    for name, options in RUNS.items():
+        with run(folder, **options) as loader:
+            loader.card().save(folder / f"{name}.json")
+    with run(folder) as loader:
+        loader.set_epoch(1)
+        list(islice(loader, 3))
+        (folder / "state.json").write_text(json.dumps(loader.state_dict()))
+    return folder
+
+
+MINE = """
+import numpy as np
+def seven(record, rng): return np.full((4, 4, 3), rng.integers(256), np.uint8)
+"""
+
+
+def seven(record: Any, rng: np.random.Generator) -> Any:
+    """Another transform of that name."""
+    return np.zeros(3)
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "run": {},
+    "seed": {"seed": 3},
+    "colours": {"transform": TrainTransform(16, lighting=0.1)},
+    "other": {"transform": seven},
+    "subset": {"records": np.arange(0, 40, 2), "batch_size": 5},
+}
+
+
+def run(folder: Path, **options: Any) -> Loader:
+    given = {
+        "batch_size": 6,
+        "transform": TrainTransform(16),
+        "shuffle": LocalShuffle(30),
+        "seed": 1,
+    } | options
+    return Loader(folder / "shards/train", workers=0, **{"rank": 0, "world_size": 2} | given)
+
+
+def replayed(folder: Path, *words: object) -> Any:
+    done = prep_here("replay", "shards/train", *words, "--json", cwd=folder)
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout)
+
+
+def records_of(loader: Loader, epoch: int, step: int) -> list[dict[str, Any]]:
+    return [record.to_json() for record in loader.replay(epoch, step)]
+
+
+def test_a_step_of_a_card_is_that_of_the_run(folder: Path) -> None:
+    found = replayed(folder, "--card", "run.json", "--epoch", 2, "--step", 4)
+    with run(folder) as loader:
+        made = loader.replay(2, 4)
+        assert found["records"] == records_of(loader, 2, 4)
+
+    assert found["digests"] == made.digests()
+    assert found["card"] == RunCard.load(folder / "run.json").to_json()
+    assert found["batch"] == [{"dtype": "uint8", "shape": [6, 16, 16, 3]}, {"dtype": "int64", "shape": [6]}]
+
+
+def test_the_last_step_before_a_state_is_the_default(folder: Path) -> None:
+    found = replayed(folder, "--state", "state.json")
+    with run(folder) as loader:
+        assert found["records"] == records_of(loader, 1, 2)
+    assert (found["epoch"], found["step"]) == (1, 2)
+
+
+def test_another_rank_of_the_run_has_its_own_records(folder: Path) -> None:
+    found = replayed(folder, "--card", "run.json", "--step", 0, "--rank", 1)
+    with Loader(
+        folder / "shards/train", workers=0, **RunCard.load(folder / "run.json").options() | {"rank": 1}
+    ) as loader:
+        assert found["records"] == records_of(loader, 0, 0)
+
+
+def test_options_say_what_no_card_does(folder: Path) -> None:
+    words = [
+        "--batch-size",
+        5,
+        "--shuffle",
+        30,
+        "--seed",
+        2,
+        "--transform",
+        "eval",
+        "--size",
+        14,
+        "--epoch",
+        1,
+    ]
+    others = [
+        "--rank",
+        1,
+        "--world-size",
+        2,
+        "--keep-last",
+        "--subset",
+        "some.npy",
+        "--labels",
+        "ilsvrc2012_id",
+    ]
+    found = replayed(folder, *words, *others, "--step", 1)
+    eval_14 = EvalTransform(14, resize=16)
+    options = {"transform": eval_14, "drop_last": False, "records": np.arange(0, 40, 2)}
+    with run(folder, **options, batch_size=5, seed=2, labels="ilsvrc2012_id", rank=1) as loader:
+        assert found["records"] == records_of(loader, 1, 1)
+        assert found["digests"] == loader.replay(1, 1).digests()
+
+
+def test_a_transform_is_given_by_its_import_path(folder: Path) -> None:
+    found = replayed(folder, "--step", 0, "--batch-size", 2, "--transform", "mine:seven")
+    refused = prep_here(
+        "replay", "shards", "--card", "other.json", "--step", 0, "--transform", "mine:seven", cwd=folder
+    )
+    missing = prep_here("replay", "shards/train", "--step", 0, "--transform", "mine:eight", cwd=folder)
+
+    assert found["batch"][0]["shape"] == [2, 4, 4, 3]
+    assert found["card"]["transform"]["name"] == "seven"
+    assert (refused.returncode, missing.returncode) == (2, 2)
+    assert "its transform is seven" in refused.stderr
+    assert "eight" in missing.stderr
+
+
+def test_a_sheet_is_a_png_of_the_step(folder: Path, tmp_path: Path) -> None:
+    words = ["--card", "subset.json", "--step", 1, "--sheet", tmp_path / "step.png"]
+    done = prep_here("replay", "shards", *words, cwd=folder)
+
+    assert done.returncode == 0
+    assert cv2.imread(str(tmp_path / "step.png")).shape == (26 + 8 + 2 * 210, 8 + 4 * 168, 3)
+    assert "step.png" in done.stdout
+    assert "epoch 0, step 1, rank 0 of 2: 5 records" in done.stdout
+
+
+def test_all_records_are_listed_on_request(folder: Path) -> None:
+    words = ["replay", "shards/train", "--step", 0, "--batch-size", 20]
+    short, long = (prep_here(*words, *more, cwd=folder).stdout for more in ([], ["--records"]))
+
+    assert "and 10 more: --records lists them" in short
+    assert len(long.splitlines()) == len(short.splitlines()) + 9
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--card", "run.json"], "give --step"),
+        (["--card", "run.json", "--step", 1000], "no step 1000"),
+        (["--card", "run.json", "--step", 0, "--seed", 1], "--seed: the card or state says that"),
+        (["--card", "run.json", "--state", "state.json"], "give one of"),
+        (["--card", "other.json", "--step", 0], "seven"),
+        (["--card", "run.json", "--step", 0, "--subset", "some.npy"], "its records is"),
+        (["--step", 0, "--sheet", "x.gif"], ".png or .html"),
+        (["--step", 0, "--transform", "neither"], "package.module:name"),
+        (["--diff", "run.json", "seed.json", "--step", 0], "--step: --diff compares"),
+        (["--step", 0, "--subset", "run.json"], "no array of NumPy"),
+        (["--card", "mine.py", "--step", 0], "neither a run card nor a state"),
+    ],
+    ids=lambda each: " ".join(map(str, each)) if isinstance(each, list) else "",
+)
+def test_what_cannot_be_replayed_is_said(folder: Path, words: list[object], message: str) -> None:
+    done = prep_here("replay", "shards/train", *words, cwd=folder)
+
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_first_difference_of_two_runs_is_named(folder: Path) -> None:
+    found = replayed(folder, "--diff", "run.json", "seed.json")
+    said = prep_here("replay", "shards", "--diff", "run.json", "seed.json", cwd=folder).stdout
+
+    assert (found["parting"]["kind"], found["parting"]["because"]) == ("order", {"seed": ["1", "3"]})
+    assert said.splitlines()[0].endswith(": another record")
+    assert said.splitlines()[2].split() == ["seed", "1", "|", "3"]
+
+
+def test_equal_runs_and_those_without_their_transform_are_compared(folder: Path) -> None:
+    same = replayed(folder, "--diff", "run.json", "state.json", "--epochs", 2)
+    other = replayed(folder, "--diff", "run.json", "other.json")
+    pixels = replayed(folder, "--diff", "run.json", "colours.json", "--pixels")
+
+    assert (same["parting"], same["settings"]) == (None, {})
+    assert other["parting"]["kind"] == "augmentation"
+    assert (pixels["parting"]["kind"], pixels["parting"]["step"]) == ("pixels", 0)
+
+
+@pytest.mark.slow
+def test_it_works_in_a_process_of_its_own(folder: Path) -> None:
+    done = prep("replay", "shards/train", "--state", "state.json", cwd=folder, check=True)
+
+    assert "epoch 1, step 2, rank 0 of 2: 6 records" in done.stdout
+    assert done.stderr == ""

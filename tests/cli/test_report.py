@@ -1,0 +1,67 @@
+"""``prep report`` writes a page, says what it found, and prints all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import prep_here
+
+from shardprep.formats import report, write_dataset
+
+
+@pytest.fixture(scope="module")
+def folder(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    assert prep_here("convert", archives, folder / "shards", "--quiet", "--workers", 0).returncode == 0
+    return folder
+
+
+def test_the_page_of_a_dataset_is_written_where_it_is_wanted(folder: Path) -> None:
+    words = ("report", "shards/train", "--against", "shards/val", "-o", "a.html", "--workers", 1)
+    done = prep_here(*words, cwd=folder)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("a.html: shards/train, 34 of 34 images looked at\n")
+    made = (folder / "a.html").read_text()
+    assert made == report(
+        folder / "shards/train", folder / "b.html", against=folder / "shards/val"
+    ).to_html().replace(str(folder / "shards"), "shards")
+    assert [path.name for path in folder.glob("*.tmp")] == []
+
+
+def test_each_split_of_a_folder_has_a_page_and_its_json(folder: Path) -> None:
+    done = prep_here("report", "shards", "-o", "all.html", "--pixels", "none", "--json", cwd=folder)
+
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert [one["page"] for one in found["splits"]] == [
+        f"all-{name}.html" for name in ("train", "val", "test")
+    ]
+    assert all((folder / one["page"]).stat().st_size < 100_000 for one in found["splits"])
+    assert [one["dataset"]["records"] for one in found["splits"]] == [24, 10, 3]
+
+
+def test_inspect_writes_the_same_page(folder: Path) -> None:
+    prep_here("report", "shards/val", "-o", "one.html", "--quiet", cwd=folder)
+    done = prep_here("inspect", "shards/val", "--html", "two.html", cwd=folder)
+
+    assert done.stdout.endswith("page: two.html\n")
+    assert (folder / "one.html").read_bytes() == (folder / "two.html").read_bytes()
+
+
+def test_records_without_images_have_a_page(folder: Path) -> None:
+    write_dataset([{"key": str(n), "age": n} for n in range(4)], folder / "items", workers=0)
+    done = prep_here("report", "items", "-o", "items.html", cwd=folder)
+
+    assert (done.returncode, done.stdout) == (0, "items.html: items, records without images\n")
+    assert "The records have no images." in (folder / "items.html").read_text()
+
+
+def test_an_unknown_class_is_wrong_usage_and_leaves_no_page(folder: Path) -> None:
+    done = prep_here("report", "shards/val", "-o", "none.html", "--class", "nothing", cwd=folder)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no class 'nothing'" in done.stderr
+    assert not (folder / "none.html").exists()

@@ -1,0 +1,133 @@
+"""The page of a run: what the stats, a benchmark, a disk's profile and a trace say, as pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import prep_here
+from disk_profiles import full_profile
+from run_figures import bench, course, stats, trace_of
+
+from shardprep.formats.errors import DataError
+from shardprep.loaders import EvalTransform, FakeData, Flow, Loader
+from shardprep.loaders.measuring import tracing
+from shardprep.loaders.measuring.pages.run_page import run_page
+
+HOSTILE = "</title><script>alert(1)</script>\u202e" + "x" * 3000
+
+
+def test_the_limit_is_marked_and_the_course_is_drawn() -> None:
+    page = run_page(stats(course=course(20), warming=0.5), name="lmdb/train")
+
+    (marked,) = [part for part in page.split("<li")[1:] if 'class="limits"' in part]
+    assert "decode" in marked
+    assert "<strong>limits</strong>" in marked
+    assert "lmdb/train</bdi>: 1,234 images/s" in page
+    assert all(f"<figcaption>{title}<" in page for title in ("Rate", "Queue", "Waiting of the step"))
+    assert "<td>4.5</td>" in page
+    assert not any(title in page for title in ("Sweep", "Disk", "Timeline"))
+
+
+def test_a_sweep_has_its_knee_and_the_disk_lies_beside_the_run() -> None:
+    page = run_page(bench(), disk=full_profile().to_json())
+
+    assert "batch size 2 reaches 198 images/s, 99 % of the most" in page
+    assert ">enough</text>" in page
+    assert "after 1.50 s" in page
+    assert all(row in page for row in ("this run, as delivered", "random, 16 at once, cold", "200.0 MB/s"))
+
+
+def test_hostile_values_stay_bounded_text() -> None:
+    trace = trace_of(HOSTILE)
+    page = run_page(stats(HOSTILE), name=HOSTILE, trace=trace)
+
+    assert "<script" not in page
+    assert "\u202e" not in page
+    assert len(page) < 40_000
+    assert page == run_page(stats(HOSTILE), name=HOSTILE, trace=trace)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sweep": {"option": "workers", "runs": []}},
+        {"sweep": {"option": 1, "runs": [{"value": 1, "images_per_second": 2}]}},
+        {"sweep": [1]},
+        {"first_batch": "soon"},
+        {"disk": {"cold": 1}},
+        {"stats": stats(course=[{"began": 0}])},
+        {"stats": stats(course=[*course(3)[:1], {"began": -1}])},
+    ],
+)
+def test_values_of_another_form_are_a_data_error(change: dict[str, Any]) -> None:
+    with pytest.raises(DataError):
+        run_page(bench(**change))
+
+
+@pytest.mark.parametrize("trace", [1, {}, {"traceEvents": [{"ph": "X"}]}, {"traceEvents": 3}])
+def test_another_file_than_a_trace_is_a_data_error(trace: Any) -> None:
+    with pytest.raises(DataError):
+        run_page(stats(), trace=trace)
+
+
+def test_the_stats_of_all_have_a_page(tmp_path: Path) -> None:
+    with FakeData(6, batch_size=4, size=(8, 8), seconds=0.01) as data, Flow.from_iterable(range(9)) as flow:
+        assert "nothing is known yet" in data.stats().to_html()
+        for source in (data, flow):
+            for _ in source:
+                pass
+        page = data.stats().to_html(tmp_path / "page.html", name="fake")
+        assert "items/s" in flow.stats().to_html()
+
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    assert "fake</bdi>: " in page
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+@pytest.mark.slow
+def test_the_commands_write_the_page_of_a_run(lmdb_shards: Path, tmp_path: Path) -> None:
+    with (
+        Loader(lmdb_shards, batch_size=4, transform=EvalTransform(32), workers=1) as loader,
+        tracing(loader) as trace,
+    ):
+        for _ in loader:
+            pass
+    (tmp_path / "stats.json").write_text(json.dumps(loader.stats().to_dict()))
+    trace.save(tmp_path / "trace.json")
+    full_profile().save(tmp_path / "disk.json")
+    words = [
+        "--trace",
+        tmp_path / "trace.json",
+        "--disk",
+        tmp_path / "disk.json",
+        "-o",
+        tmp_path / "page.html",
+    ]
+
+    done = prep_here("report", "--run", tmp_path / "stats.json", *words)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    words = ["--seconds", "0.1", "--workers", "0", "--batch-size", "4", "--size", "32", "--json"]
+    benched = prep_here("bench-loader", lmdb_shards, *words, "--html", tmp_path / "bench.html")
+
+    assert done.returncode == benched.returncode == 0, done.stderr + benched.stderr
+    assert all(word in page for word in ("Timeline", "worker 0", "Disk", "random, 16 at once", "Stages"))
+    assert str(lmdb_shards) in (tmp_path / "bench.html").read_text(encoding="utf-8")
+    assert json.loads(benched.stdout)["stats"]["course"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--run", "stats.json", "folder"], ["folder", "--trace", "t.json"]],
+    ids=["none", "both", "trace"],
+)
+def test_a_report_is_of_a_dataset_or_of_a_run(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    done = prep_here(
+        "report", *(tmp_path / w if w == "folder" else w for w in words), "-o", tmp_path / "p.html"
+    )
+
+    assert done.returncode == 2
+    assert "--run STATS.json" in done.stderr

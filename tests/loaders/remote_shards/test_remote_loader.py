@@ -1,0 +1,234 @@
+"""A Loader of a URL delivers what one of the local copy does, within the limit of its cache."""
+
+import os
+import signal
+import zlib
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from column_datasets import write_columns
+from faulty_proxy import Proxy
+from loaded import assert_same, epoch_of, kept, loader_on
+from loader_workers import Imported
+
+from shardprep.formats import ShardprepError, UsageError, read_manifest
+from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
+from shardprep.formats.system.storage.failures import RemoteMissing
+from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
+
+HALF = LocalShuffle(30)
+ORDERS: dict[str, dict[str, Any]] = {
+    "stored order": {"shuffle": None},
+    "a window": {"shuffle": HALF, "workers": 2},
+    "a rank": {"shuffle": HALF, "rank": 1, "world_size": 3, "drop_last": True},
+    "partitions": {"shuffle": LocalShuffle(60, partitions=4), "rank": 1, "world_size": 2},
+    "a subset": {"shuffle": HALF, "records": range(5, 190, 3)},
+    "all at once": {"shuffle": GlobalShuffle()},
+}
+
+NEEDED = {"all at once": 1.0, "a subset": 0.8}  # of the bytes of all shards
+
+
+def limit_of(path: Path, share: float) -> int:
+    manifest = read_manifest(path)
+    return int(sum(shard.size for shard in manifest.shards) * share) + sum(t.size for t in manifest.tables)
+
+
+def bytes_in(cache: Path) -> int:
+    return sum(path.stat().st_size for path in (cache / "files").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if "workers" in ORDERS[name] else []) for name in ORDERS],
+)
+def test_batches_states_and_identity_are_those_of_the_local_copy(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path, name: str
+) -> None:
+    order = ORDERS[name]
+    limit = limit_of(lmdb_shards, NEEDED.get(name, 0.6))
+    with (
+        loader_on(lmdb_shards, **order) as local,
+        loader_on(bucket_url, cache=tmp_path / "c", cache_limit=limit, **order) as remote,
+    ):
+        assert remote.identity == local.identity
+        list(map(kept, islice(local, 3)))
+        remote.load_state_dict(local.state_dict())
+        local.load_state_dict(local.state_dict())
+        for _ in range(2):
+            assert_same(epoch_of(remote), epoch_of(local))
+            assert bytes_in(tmp_path / "c") <= limit
+        assert remote.state_dict() == local.state_dict()
+        assert remote.receipt() == local.receipt()
+
+
+def test_a_partition_downloads_its_own_shards_only(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    shuffle = LocalShuffle(40, partitions=2)
+    with loader_on(
+        bucket_url, cache=tmp_path / "c", shuffle=shuffle, rank=0, world_size=2, batch_size=5
+    ) as loader:
+        epoch_of(loader)
+    asked = {path for path, _ in proxy.asked if "shard-" in path}
+    assert len(asked) <= len(read_manifest(lmdb_shards).shards) // 2 + 1
+
+
+def test_each_shard_comes_at_most_once_an_epoch_and_those_used_soonest_stay(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    limit, shards = limit_of(lmdb_shards, 0.45), len(read_manifest(lmdb_shards).shards)
+    epochs = 4
+    with loader_on(
+        bucket_url, cache=tmp_path / "c", cache_limit=limit, shuffle=LocalShuffle(20), workers=1
+    ) as loader:
+        for _ in range(epochs):
+            for _ in loader:
+                assert bytes_in(tmp_path / "c") <= limit
+        storage = loader.stats().storage
+        assert str(loader.stats())
+    downloads = Counter(path for path, _ in proxy.asked if "shard-" in path)
+    assert max(downloads.values()) <= epochs + 1  # the fifth epoch is prefetched
+    print(downloads)
+    assert sum(downloads.values()) < (epochs + 1) * shards * 0.85
+    assert storage.downloaded_bytes > limit
+    assert storage.hits
+
+
+def test_the_least_limit_is_named_before_training_and_works(lmdb_shards: Path, tmp_path: Path) -> None:
+    options = {"cache": tmp_path / "c", "shuffle": LocalShuffle(20)}
+    url = lmdb_shards.as_uri()
+    with pytest.raises(CacheTooSmall, match="a smaller window") as caught:
+        loader_on(url, cache_limit="100kB", **options)
+    with pytest.raises(CacheTooSmall):
+        loader_on(url, cache_limit=caught.value.needed - 1, **options)
+    with (
+        loader_on(url, cache_limit=caught.value.needed, **options) as remote,
+        loader_on(lmdb_shards, shuffle=LocalShuffle(20)) as local,
+    ):
+        assert_same(epoch_of(remote), epoch_of(local))
+    with pytest.raises(CacheTooSmall, match="LocalShuffle"):
+        loader_on(url, cache_limit=caught.value.needed, **(options | {"shuffle": GlobalShuffle()}))
+
+
+def test_steps_in_any_order_are_those_of_the_local_copy(lmdb_shards: Path, tmp_path: Path) -> None:
+    limit = limit_of(lmdb_shards, 0.5)
+    with (
+        loader_on(lmdb_shards, shuffle=HALF) as local,
+        loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c", cache_limit=limit, shuffle=HALF) as remote,
+    ):
+        for steps in ([7, 2, 19, 0], [1]):
+            assert_same(
+                [kept(step.batch) for step in remote.steps(3, steps)],
+                [kept(step.batch) for step in local.steps(3, steps)],
+            )
+
+
+@pytest.mark.parametrize("columns", [None, ("caption", "image"), ("caption",), ("age",)])
+def test_only_the_columns_that_are_wanted_are_downloaded(
+    tmp_path: Path, columns: tuple[str, ...] | None
+) -> None:
+    write_columns(tmp_path / "columns")
+    options: dict[str, Any] = {"columns": columns, "transform": None, "batch_size": 4, "workers": 0}
+    with (
+        Loader(tmp_path / "columns", **options) as local,
+        Loader((tmp_path / "columns").as_uri(), cache=tmp_path / "c", **options) as remote,
+    ):
+        for ours, theirs in zip(remote, local, strict=True):
+            np.testing.assert_equal(ours, theirs)
+    folder = next((tmp_path / "c" / "datasets").iterdir())
+    there = {path.name for path in folder.iterdir() if path.exists() and path.suffix != ".json"}
+    shards = {name.rsplit("-", 1)[0] for name in there if not name.endswith(".npy")}
+    read = {"image": "shard", "caption": "column-caption"}
+    assert columns or shards >= {"shard", "column-caption", "column-mask"}
+    assert columns is None or shards == {read[name] for name in columns if name in read}
+
+
+def test_an_error_of_the_server_comes_after_the_batches_before_it(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    bad = read_manifest(lmdb_shards).shards[6].name
+    proxy.fault = lambda path, count: "404" if path.endswith(bad) else None
+    with loader_on(bucket_url, cache=tmp_path / "c", shuffle=None, workers=1, batch_size=4) as loader:
+        batches = iter(loader)
+        assert len(epoch_of(batches, 6)) == 6
+        with pytest.raises(RemoteMissing) as caught:
+            epoch_of(batches)
+        assert bad in str(caught.value)
+        assert bucket_url in str(caught.value)
+
+
+def test_an_answer_that_is_wrong_once_changes_nothing(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    faults = ["flip", "cut", "503"]
+    proxy.fault = lambda path, count: (
+        faults[zlib.crc32(path.encode()) % 3] if count == 1 and "shard-" in path else None
+    )
+    with (
+        loader_on(bucket_url, cache=tmp_path / "c", shuffle=HALF) as remote,
+        loader_on(lmdb_shards, shuffle=HALF) as local,
+    ):
+        assert_same(epoch_of(remote), epoch_of(local))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_close_ends_a_download(proxy: Proxy, bucket_url: str, tmp_path: Path, workers: int) -> None:
+    loader = loader_on(bucket_url, cache=tmp_path / "c", workers=workers)
+    proxy.fault = lambda path, count: "slow" if "shard-" in path else None
+    proxy.pause_s = 1.0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    loader.close()
+    assert not list((tmp_path / "c" / "readers").iterdir())
+    with pytest.raises(ShardprepError):
+        next(iter(loader))
+    loader.close()
+
+
+def test_a_loader_that_is_dropped_ends_its_downloads(lmdb_shards: Path, tmp_path: Path) -> None:
+    loader = loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c")
+    next(iter(loader))
+    del loader
+    assert not list((tmp_path / "c" / "readers").iterdir())
+
+
+@pytest.mark.slow
+def test_workers_do_not_import_the_client_and_may_die(
+    lmdb_shards: Path, bucket_url: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    with loader_on(bucket_url, cache=tmp_path / "c", transform=Imported("obstore"), workers=2) as loader:
+        numbers = []
+        for imported, _, batch in loader:
+            assert not imported.any()
+            numbers += batch.tolist()
+            if len(numbers) == 20:
+                os.kill(worker_of(loader), signal.SIGKILL)
+        assert sorted(numbers) == list(range(len(loader.dataset)))
+        assert loader.stats().restarts == 1
+
+
+def worker_of(loader: Loader) -> int:
+    dispatcher = loader.engine._dispatcher
+    assert dispatcher is not None
+    return next(iter(dispatcher._workers.values())).process.pid
+
+
+def test_a_cache_is_for_urls_and_urls_need_one(lmdb_shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cache"):
+        loader_on(lmdb_shards, cache=tmp_path / "c")
+    with pytest.raises(UsageError, match="cache="):
+        loader_on(lmdb_shards.as_uri())

@@ -1,0 +1,126 @@
+"""Where two runs part: what a comparison record by record finds, and the settings that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loaded import loader_on
+
+from shardprep.loaders import EvalTransform, GlobalShuffle, LocalShuffle, Parting, TrainTransform
+from shardprep.loaders.loader.replaying.parting import first_parting
+
+OPTIONS: dict[str, list[Any]] = {
+    "shuffle": [LocalShuffle(60), None, LocalShuffle(204), GlobalShuffle(), LocalShuffle(60, partitions=2)],
+    "seed": [0, 1],
+    "batch_size": [6, 8],
+    "world_size": [1, 2],
+    "drop_last": [True, False],
+    "labels": ["sorted_wnid0", "ilsvrc2012_id", "sorted_wnid1_bg"],
+    "records": [None, np.arange(204) % 5 > 0],
+    "transform": [TrainTransform(8), EvalTransform(8, resize=9), EvalTransform(8, resize=10), None],
+    "with_numbers": [True, False],
+}
+
+
+def delivered(path: Path, run: dict[str, Any], epoch: int) -> Iterator[list[tuple[int, int]]]:
+    """The record and the label of each row that an iteration without a transform delivers."""
+    options = run | {"transform": None, "with_numbers": True, "rank": 0}
+    with loader_on(path, **options) as loader:
+        loader.set_epoch(epoch)
+        for _, labels, numbers in loader:
+            yield list(zip(numbers.tolist(), labels.tolist(), strict=True))
+
+
+def brute_force(path: Path, one: dict[str, Any], other: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The first row that differs, of two epochs that were delivered, and what does."""
+    for epoch in range(2):
+        steps = zip_longest(delivered(path, one, epoch), delivered(path, other, epoch), fillvalue=[])
+        for step, both in enumerate(steps):
+            for row, (some, others) in enumerate(zip_longest(*both, fillvalue=(None, None))):
+                if some[0] != others[0]:
+                    return epoch, step, row, "order", (some[0], others[0])
+                if some[1] != others[1]:
+                    return epoch, step, row, "labels", (some[0], others[0])
+                if one["with_numbers"] != other["with_numbers"]:
+                    return epoch, step, row, "columns", (some[0], others[0])
+                transforms = one["transform"], other["transform"]
+                draws = any(isinstance(each, TrainTransform) for each in transforms)
+                if transforms[0] != transforms[1] or (draws and one["seed"] != other["seed"]):
+                    return epoch, step, row, "augmentation", (some[0], others[0])
+    return None
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_runs_part_where_their_deliveries_do(data: st.DataObject, lmdb_shards: Path) -> None:
+    one = {name: data.draw(st.sampled_from(values)) for name, values in OPTIONS.items()}
+    changed = data.draw(st.sets(st.sampled_from(sorted(OPTIONS)), max_size=2))
+    other = one | {name: data.draw(st.sampled_from(OPTIONS[name])) for name in changed}
+    with loader_on(lmdb_shards, rank=0, **one) as some, loader_on(lmdb_shards, rank=0, **other) as others:
+        found = some.parting(others, range(2))
+
+    place = found and (found.epoch, found.step, found.row, found.kind, found.numbers)
+    assert place == brute_force(lmdb_shards, one, other)
+    assert found is None or set(found.because) <= changed
+    assert found is None or found.because
+
+
+def test_other_datasets_part_at_once(lmdb_shards: Path, hdf5_shards: Path) -> None:
+    with loader_on(lmdb_shards) as one, loader_on(hdf5_shards) as other:
+        found = one.parting(other)
+        roots = one.dataset.manifest.root, other.dataset.manifest.root
+
+    assert found == Parting(0, 0, 0, "dataset", (None, None), {"dataset": roots})
+
+
+def test_the_arguments_that_differ_are_named(lmdb_shards: Path) -> None:
+    with (
+        loader_on(lmdb_shards, transform=TrainTransform(8, scale=(0.5, 1))) as one,
+        loader_on(lmdb_shards, transform=TrainTransform(8, flip=False)) as other,
+    ):
+        found = one.parting(other)
+
+    assert found is not None
+    assert found.because == {
+        "transform": (
+            "TrainTransform(scale=[0.5, 1], flip=true)",
+            "TrainTransform(scale=[0.08, 1.0], flip=false)",
+        )
+    }
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_pixels_part_where_values_differ(flip: bool, lmdb_shards: Path) -> None:
+    with (
+        loader_on(lmdb_shards, transform=TrainTransform(8, flip=flip)) as one,
+        loader_on(lmdb_shards, transform=TrainTransform(8, flip=False)) as other,
+    ):
+        found = first_parting(
+            one.order_of(),
+            other.order_of(),
+            [0],
+            pixels=lambda epoch, step: one.replay(epoch, step).first_difference(other.replay(epoch, step)),
+        )
+        flipped = [row for row, made in enumerate(one.replay(0, 0)) if made.shown and made.shown.is_mirrored]
+
+    expected = (0, flipped[0], "pixels") if flip else None
+    assert (found and (found.step, found.row, found.kind)) == expected
+
+
+def test_each_step_that_is_compared_is_counted(lmdb_shards: Path) -> None:
+    steps: list[None] = []
+    with loader_on(lmdb_shards, shuffle=None, transform=None) as one:
+        other = one.order_of(one.card())
+        same = first_parting(
+            other, other, range(3), pixels=lambda *_: None, step_done=lambda: steps.append(None)
+        )
+
+    assert (same, len(steps)) == (None, 63)

@@ -1,0 +1,116 @@
+"""Every page that the commands write, opened in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsers import Browser, browser
+from disk_profiles import full_profile
+from examined import made_datasets
+from run_figures import bench, course, stats, trace_of
+
+from shardprep.formats import Examination, examine
+from shardprep.loaders.measuring.pages.run_page import run_page, save_page
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = [
+    "<script>document.title='ran'</script>",
+    "<img src=http://127.0.0.1:9/x onerror=\"document.title='ran'\">",
+    "\u202egnp.exe \u0645\u0631\u062d\u0628\u0627",
+    "name\nof\x1b[2J lines \ud800",
+    "w" * 4000,
+    "';alert(1)//{{ 7 * 7 }}",
+]
+NAMED = {"key", "class_name", "name", "words", "note", "path", "shard", "split", "layout", "source", "kind"}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of a dataset, of its index alone, and of one of which every name is hostile."""
+    folder = tmp_path_factory.mktemp("pages")
+    train, val, _, _ = made_datasets(folder)
+    found = examine(train, against=val, workers=2)
+    pages = {
+        "dataset": found,
+        "index": examine(train, pixels="none", workers=0),
+        "hostile": Examination(hostile(found.to_json(), iter(range(1 << 30))), found.pictures),
+    }
+    for name, one in pages.items():
+        one.save(folder / f"{name}.html")
+    disk = full_profile().to_json()
+    figures = bench(stats=stats(course=course(100)))
+    save_page(run_page(figures, disk=disk, trace=trace_of("read", "decode")), folder / "run.html")
+    named = bench(stats=stats("\n".join(HOSTILE), course=course(3)))
+    text = run_page(named, name=HOSTILE[0], disk=disk, trace=trace_of(*HOSTILE))
+    save_page(text, folder / "hostile-run.html")
+    return {name: folder / f"{name}.html" for name in (*pages, "run", "hostile-run")}
+
+
+def hostile(value: Any, numbers: Iterator[int], name: str = "") -> Any:
+    """The JSON value with all names from files replaced."""
+    if isinstance(value, dict):
+        return {key: hostile(part, numbers, key) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [hostile(part, numbers, name) for part in value]
+    is_name = isinstance(value, str) and (name in NAMED or name == "names")
+    return HOSTILE[next(numbers) % len(HOSTILE)] if is_name else value
+
+
+@pytest.fixture
+def chromium(tmp_path: Path) -> Iterator[Browser]:
+    with browser(tmp_path / "profile") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", ["dataset", "index", "hostile", "run", "hostile-run"])
+def test_a_page_is_whole_and_asks_for_nothing(
+    name: str, pages: dict[str, Path], chromium: Browser, tmp_path: Path
+) -> None:
+    for width in (360, 1440):
+        for scheme in ("light", "dark"):
+            chromium.show(pages[name], width=width, scheme=scheme)
+
+            assert chromium.requests() == []
+            assert chromium.complaints() == []
+            assert chromium.cut_off() == []
+            assert chromium.run("return [...document.images].every(one => one.complete && one.naturalWidth)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_is_accessible(scheme: str, pages: dict[str, Path], chromium: Browser) -> None:
+    for name in ("dataset", "run"):
+        chromium.show(pages[name], width=1440, scheme=scheme)
+
+        assert chromium.faults() == []
+
+
+def test_hostile_names_stay_text(pages: dict[str, Path], chromium: Browser) -> None:
+    chromium.show(pages["hostile"], width=360, scheme="light")
+
+    assert "ran" not in chromium.run("return document.title").split()
+    assert chromium.run("return document.scripts.length") == 0
+    assert chromium.run("return [...document.images].every(one => one.src.startsWith('data:image/'))")
+    shown = chromium.run("return document.body.innerText")
+    assert "<script>document.title='ran'</script>" in shown
+    assert "\\u202egnp.exe" in shown
+    assert "{{ 7 * 7 }}" in shown
+    assert (
+        max(map(len, chromium.run("return [...document.querySelectorAll('bdi')].map(b => b.innerText)")))
+        <= 200
+    )
+
+
+def test_a_script_that_got_into_a_page_would_not_run(
+    pages: dict[str, Path], chromium: Browser, tmp_path: Path
+) -> None:
+    made = pages["index"].read_text().replace("</h1>", "</h1><script>document.title='ran'</script>")
+    (tmp_path / "scripted.html").write_text(made)
+
+    chromium.show(tmp_path / "scripted.html", width=360, scheme="light")
+
+    assert chromium.run("return document.title") != "ran"
+    assert any("Content Security Policy" in line for line in chromium.complaints())

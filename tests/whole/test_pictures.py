@@ -1,0 +1,53 @@
+"""The pictures of the documents show what the sources make now."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def maker() -> Any:
+    """The program that makes the pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs"))
+        import make_pictures
+
+        yield make_pictures
+    sys.modules.pop("make_pictures")
+
+
+def test_no_picture_is_older_than_what_it_shows(maker: Any) -> None:
+    made = json.loads(maker.HASHES.read_text())
+    old = [name for name in maker.INPUTS if made.get(name) != maker.hash_of(name)]
+
+    assert not old, f"these pictures are old; run python docs/make_pictures.py: {', '.join(old)}"
+
+
+def test_every_picture_is_small_and_is_shown(maker: Any) -> None:
+    names = {path.name for path in maker.PICTURES.iterdir()} - {maker.HASHES.name}
+    shown = {
+        found
+        for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+        for found in re.findall(r"!\[[^\]]+\]\((?:docs/)?pictures/([\w.]+)\)", page.read_text())
+    }
+
+    assert names == shown == set(maker.INPUTS)
+    assert all((maker.PICTURES / name).stat().st_size <= maker.MOST_BYTES for name in names)
+
+
+def test_a_change_of_an_input_is_noticed(maker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cli/console").mkdir(parents=True)
+    (tmp_path / "cli/console/progress.py").write_text("before")
+    monkeypatch.setattr(maker, "ROOT", tmp_path)
+    before = maker.hash_of("convert.svg")
+    (tmp_path / "cli/console/progress.py").write_text("after")
+
+    assert maker.hash_of("convert.svg") != before
