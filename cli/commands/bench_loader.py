@@ -183,7 +183,7 @@ def _have_images(
         return "image" in columns
     for place in datasets:
         with open_records(place, **cached) as dataset:
-            if not dataset.parts[0].manifest.has_images:
+            if not all(part.manifest.has_images for part in dataset.parts):
                 return False
     return True
 

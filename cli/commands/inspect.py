@@ -32,9 +32,8 @@ from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
     short_help="Sum up datasets: counts, classes, sizes, oddities.",
     epilog=examples(
         "inspect shards",
-        "inspect shards/train --classes",
         "inspect s3://bucket/train --cache /nvme/cache",
-        "inspect shards/train --html report.html",
+        "inspect shards/train --classes --html report.html",
     ),
 )
 @click.argument("dataset", type=FOLDER_OR_URL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from .splits import refuse_folder_of_splits
 from .table_checks import checked_boxes, checked_index
 
 if TYPE_CHECKING:
-    from shardprep.formats.images.gallery import Gallery
+    pass
 
 
 class Dataset(RecordSet):
@@ -81,17 +80,6 @@ class Dataset(RecordSet):
         """Return the place of a record by its number, to read its columns."""
         row = self.index[number]
         return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
-
-    def show(self, records: int | Sequence[int] = 9) -> Gallery:
-        """Return records that a notebook shows as pictures, and a terminal as a list.
-
-        ``records`` is a number of records, evenly chosen in stored order, or the record numbers; at most 100.
-        Below each is its number, its key and its class. Raises UsageError for more, IndexError for a number
-        that no record has, and what reading a record raises.
-        """
-        from .shown_records import shown_records  # needs OpenCV, which reading does without
-
-        return shown_records(self, records)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self.label_space)

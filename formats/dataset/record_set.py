@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from shardprep.formats.records.record import CropReadyRecord, Record
 
 from .manifest import Manifest
 from .table_checks import box_columns, box_table
+
+if TYPE_CHECKING:
+    from shardprep.formats.images.gallery import Gallery
 
 
 class IndexRows(Protocol):
@@ -126,6 +129,12 @@ class RecordSet(ABC):
         return os.fspath(self.path)
 
     @property
+    def split(self) -> str:
+        """The split of all parts; empty where these differ."""
+        splits = {part.manifest.split for part in self.parts}
+        return splits.pop() if len(splits) == 1 else ""
+
+    @property
     def space(self) -> LabelSpace:
         """The classes of all parts."""
         return self.parts[0].manifest.labels
@@ -206,6 +215,17 @@ class RecordSet(ABC):
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))
+
+    def show(self, records: int | Sequence[int] = 9) -> Gallery:
+        """Return records that a notebook shows as pictures, and a terminal as a list.
+
+        ``records`` is a number of records, evenly chosen in stored order, or the record numbers; at most 100.
+        Below each is its number, its key and its class. Raises UsageError for more, IndexError for a number
+        that no record has, and what reading a record raises.
+        """
+        from .shown_records import shown_records  # needs OpenCV, which reading does without
+
+        return shown_records(self, records)
 
     def shard(self, number: int) -> ShardReader:
         """Return the reader of a shard, opened at its first use."""

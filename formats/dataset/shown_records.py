@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from shardprep.formats.containers.table import Rows
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.gallery import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.records.record import Record
@@ -16,7 +15,7 @@ class ClassifiedRecords(Protocol):
     """Records by number, and the names of their classes: a Dataset."""
 
     path: Path
-    index: Rows
+    index: Any
 
     @property
     def classes(self) -> tuple[str, ...]: ...

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup
 
-from .shown_text import shown_name, shown_number
+from .shown_text import shown_name, shown_number, shown_short
 
 WIDTH, HEIGHT = 360, 190  # of the view; the page scales it
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 38
 MOST_TABLE_ROWS = 100
 Show = Callable[[float], str]
 
@@ -43,7 +43,7 @@ def histogram(
 
 
 def scatter(
-    points: Sequence[Sequence[float]], *, title: str, x: str, y: str, show_y: Show = shown_number
+    points: Sequence[Sequence[float]], *, title: str, x: str, y: str, show_y: Show = shown_short
 ) -> Markup:
     """Return a scatter plot of positive ``points`` [n][2] on logarithmic axes called ``x`` and ``y``."""
     across, up = _Log([p[0] for p in points]), _Log([p[1] for p in points])
@@ -51,7 +51,7 @@ def scatter(
         f"M{LEFT + across.share(a) * (WIDTH - LEFT - RIGHT):.0f} {height_of(up.share(b)):.0f}h0"
         for a, b in points
     )
-    ticks = [(LEFT + across.share(t) * (WIDTH - LEFT - RIGHT), shown_number(t)) for t in across.ticks()]
+    ticks = [(LEFT + across.share(t) * (WIDTH - LEFT - RIGHT), shown_short(t)) for t in across.ticks()]
     marks = [
         Markup('<text class="tick end" x="{}" y="{:.0f}">{}</text>').format(
             LEFT - 5, height_of(up.share(t)) + 4, show_y(t)
@@ -157,7 +157,7 @@ def ticks_across(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
 def _up(most: float) -> list[Markup]:
     return [
         Markup('<text class="tick end" x="{}" y="{:.0f}">{}</text>').format(
-            LEFT - 5, height_of(share) + 4, shown_number(round(most * share))
+            LEFT - 5, height_of(share) + 4, shown_short(round(most * share))
         )
         for share in ((0.0, 1.0) if most < 2 else (0.0, 0.5, 1.0))
     ]

@@ -62,6 +62,18 @@ def shown_whole(value: float) -> str:
     return shown_number(round(value))
 
 
+def shown_short(number: float) -> str:
+    """Return a number in a few characters, as for an axis.
+
+    >>> shown_short(1280000), shown_short(64512), shown_short(999)
+    ('1.28M', '64.5k', '999')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if number >= size:
+            return f"{number / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return shown_number(number)
+
+
 def shown_count(number: int, noun: str) -> str:
     """Return a number with its noun.
 

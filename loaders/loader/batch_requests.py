@@ -54,8 +54,11 @@ class BatchRequests:
         ``places`` are those of each batch's records in the subset, and ``steps`` the number of each, from
         ``start``, after its places are drawn.
         """
-        files, chosen = blocks_read(self.dataset, self.work), self.subset.chosen
-        order = None if self.subset.weights else self.plan.shards(epoch)
+        files, order, chosen = (
+            blocks_read(self.dataset, self.work),
+            None if self.subset.weights else self.plan.shards(epoch),  # by weight, they come in other turns
+            self.subset.chosen,
+        )
         with (
             self.shards.epoch(epoch, start) as feed,
             reading_ahead(self.dataset.path, files, order, budget=self.read_ahead, chosen=chosen) as ahead,
@@ -72,8 +75,8 @@ class BatchRequests:
         feed: BatchFeed,
     ) -> Iterator[Plan]:
         """Yield the items of each batch, and report their records to the read-ahead."""
-        for batch, step in zip(places, steps, strict=False):
-            items = self.subset.items_at(batch, epoch)
+        for own, step in zip(places, steps, strict=False):
+            items = self.subset.items_at(own, epoch)
             for each in ahead:
                 each.expect(items["number"])
             request = self.results.request(items)

@@ -11,7 +11,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal
 
-from shardprep.formats.dataset.collecting.collection import open_records
+from shardprep.formats.dataset.collecting.collection import Collection, open_records
+from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.system.owned import Owned
@@ -84,6 +85,7 @@ class Loader(Owned, ReplayableLoader):
     copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop it.
     """
 
+    dataset: Dataset | Collection
     instead = "pass the path and the options to where the Loader is needed, and make it there"
 
     def __init__(
@@ -113,8 +115,7 @@ class Loader(Owned, ReplayableLoader):
     ) -> None:
         check_reading(on_bad_record, read_ahead)
         self._workers = worker_count(workers)
-        place = place_of(path)
-        self.dataset = open_records(place, labels=labels, cache=cache, cache_limit=cache_limit)
+        self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
             self._subset = Subset.of(self.dataset, records, classes, weights)
@@ -133,6 +134,7 @@ class Loader(Owned, ReplayableLoader):
                 transform = wanted.as_columns
             self._rank_is_given = rank is not None
             self._columns = None if columns is None else tuple(columns)
+            self._weights = None if weights is None else {name: float(weights[name]) for name in weights}
             self._labels = self.dataset.space.mapping(labels)
             self._has_transform = transform is not None
             self._outputs = outputs_of(transform) if transform is not None else None

@@ -27,7 +27,6 @@ from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_
 
 from .subset import Subset
 
-MOST_LABELS = 1 << 25  # that are read to see how well a shuffle mixes: of more, the index is not in memory
 ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
 
 
@@ -82,15 +81,15 @@ def check_reading(on_bad_record: object, read_ahead: int) -> None:
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
     """Warn where batches have few of the classes: by a formula, or where that does not hold by a sample."""
     records, window = len(subset), shuffle.window_of(len(subset))
-    archive, place = subset.dataset.in_place, subset.dataset.location
-    if window >= records or records > MOST_LABELS:
+    in_place, place = subset.dataset.in_place, subset.dataset.location
+    if window >= records:
         return
     if subset.dataset.class_sorted:
         classes = len(np.unique(subset.labels))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
-        instead = "convert it to shards" if archive else "convert without --order key"
+        instead = "convert it to shards" if in_place else "convert without --order key"
         warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
-    elif few := sampled_mixing(plan, subset.labels, window):
+    elif subset.has_labels_at_hand and (few := sampled_mixing(plan, subset.labels, window)):
         warn_of_few_classes(
             few.found,
             few.expected,
@@ -98,7 +97,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
             dataset=plan.dataset,
             place=place,
             batch_size=plan.batch_size,
-            instead="convert it to shards" if archive else "write it in a shuffled order",
+            instead="convert it to shards" if in_place else "write it in a shuffled order",
         )
 
 

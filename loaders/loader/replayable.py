@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.dataset.collecting.collection import Collection
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.errors import UsageError
 from shardprep.formats.printable import printable
 from shardprep.loaders.engine.engine import Engine
@@ -46,13 +45,14 @@ if TYPE_CHECKING:
 class ReplayableLoader(EpochLoader, ABC):
     """A loader of a dataset's records, of which any step can be made again."""
 
-    dataset: Dataset | Collection
+    dataset: RecordSet
     engine: Engine
     _subset: Subset
     _work: ShardWork
     _shards: LocalShards
     _labels: npt.NDArray[np.int64]
     _columns: tuple[str, ...] | None
+    _weights: dict[str, float] | None
     _with_numbers: bool
     _state_card: RunCard | None = None
 
@@ -147,11 +147,12 @@ class ReplayableLoader(EpochLoader, ABC):
     def _card(self, identity: str | None) -> RunCard:
         plan, chosen, transform = self._plan, self._subset.chosen, self.transform
         return RunCard(
-            dataset=self._subset.weighted_root,
-            split="+".join(dict.fromkeys(part.manifest.split for part in self.dataset.parts)),
+            dataset=self.dataset.root,
+            split=self.dataset.split,
             records=None if chosen is None else ChosenRecords.of(chosen, digest_of(chosen)),
             labels=self.dataset.label_space,
             columns=self._columns,
+            weights=self._weights,
             shuffle=plan.shuffle,
             seed=plan.seed,
             batch_size=plan.batch_size,

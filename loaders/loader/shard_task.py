@@ -98,9 +98,13 @@ def _blocks_of_column(dataset: RecordSet, work: ShardWork, column: int) -> tuple
 
 
 def files_read(work: ShardWork) -> list[tuple[FileEntry, ...]]:
-    """Return the files of the images and of each column that has shards, by shard, as ``work`` reads them."""
-    shards = tuple(shard for part in work.parts for shard in part.shards)
-    return ([shards] if work.with_image else []) + [column.shards for column in work.columns if column.shards]
+    """Return the files of the images and of each column that has shards, by shard, as ``work`` reads them.
+
+    They are those of one dataset: a collection has no remote parts.
+    """
+    (part,) = work.parts
+    of_images = [part.shards] if work.with_image else []
+    return of_images + [column.shards for column in work.columns if column.shards]
 
 
 @dataclass(frozen=True)

@@ -71,13 +71,8 @@ class Subset:
     def identity(self) -> str:
         """The root of the dataset; for a part of it, also a digest of the numbers, and of the weights."""
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
-        return self.weighted_root + chosen
-
-    @property
-    def weighted_root(self) -> str:
-        """The root of the dataset; with weights, also a digest of these."""
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
-        return self.dataset.root + weights
+        return self.dataset.root + chosen + weights
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
@@ -113,11 +108,14 @@ class Subset:
         return np.count_nonzero(flags & ImageFlag.CROP_READY) / max(1, len(self))
 
     @property
+    def has_labels_at_hand(self) -> bool:
+        """Whether :attr:`labels` are in memory, and those of the places; not so of a large collection."""
+        return isinstance(self.dataset.index, np.ndarray) and self.weights is None
+
+    @property
     def labels(self) -> npt.NDArray[np.int32]:
-        """The labels in the index, by place; with weights, of the first epoch."""
+        """The labels in the index, by place."""
         labels: npt.NDArray[np.int32] = self.dataset.index["label"]
-        if self.weights:
-            return labels[self.numbers(0)]
         return labels if self.chosen is None else labels[self.chosen]
 
     def numbers(self, epoch: int) -> Records:

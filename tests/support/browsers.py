@@ -50,11 +50,15 @@ class Browser:
         return [url for url in asked if not url.startswith("data:")][1:]
 
     def cut_off(self) -> list[str]:
-        """Return the elements that reach over the page's right edge."""
+        """Return the elements that reach over the page's right edge, and text that reaches over its chart."""
         return self.run("""
             const wide = document.documentElement.scrollWidth > innerWidth ? ['the page'] : [];
             const over = [...document.body.querySelectorAll('*')].filter(
                 one => one.getBoundingClientRect().right > innerWidth + 1);
+            const outside = [...document.querySelectorAll('svg text')].filter(one => {
+                const [text, chart] = [one, one.ownerSVGElement].map(each => each.getBoundingClientRect());
+                return text.left < chart.left - 1 || text.right > chart.right + 1; });
+            over.push(...outside);
             return [...wide, ...over.map(one => one.outerHTML.slice(0, 200))];
         """)
 

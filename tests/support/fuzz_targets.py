@@ -430,8 +430,9 @@ TARGETS: dict[str, Target] = {
             lmdb_shard,
             hdf5_shard,
             tar_shard,
+            verified,
         ),
-        *(verified, run_card),
+        run_card,
     )
 }
 

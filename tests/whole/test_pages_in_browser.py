@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,17 @@ NAMED = {"key", "class_name", "name", "words", "note", "path", "shard", "split",
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The page of a dataset, of its index alone, and of one of which every name is hostile."""
+    """The page of a dataset, of its index alone, of one with large numbers, and of one with hostile names."""
     folder = tmp_path_factory.mktemp("pages")
     train, val, _, _ = made_datasets(folder)
     found = examine(train, against=val, workers=2)
+    wide = json.loads(json.dumps(found.to_json()))
+    wide["index"]["width"]["counts"] = [1_280_000, 9_999_999]
+    wide["index"]["width"]["edges"] = [1, 16_384, 123_456]
+    wide["index"]["weights"] = [[10, 10], [123_456_789, 999_999_999]]
     pages = {
         "dataset": found,
+        "wide": Examination(wide, found.pictures),
         "index": examine(train, pixels="none", workers=0),
         "hostile": Examination(hostile(found.to_json(), iter(range(1 << 30))), found.pictures),
     }
@@ -66,7 +72,7 @@ def chromium(tmp_path: Path) -> Iterator[Browser]:
         yield opened
 
 
-@pytest.mark.parametrize("name", ["dataset", "index", "hostile", "run", "hostile-run"])
+@pytest.mark.parametrize("name", ["dataset", "index", "hostile", "wide", "run", "hostile-run"])
 def test_a_page_is_whole_and_asks_for_nothing(
     name: str, pages: dict[str, Path], chromium: Browser, tmp_path: Path
 ) -> None:

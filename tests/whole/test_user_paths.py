@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ def keys() -> None:
 def flows() -> None:
     with Flow.from_dataset("~/dataset") as flow:
         assert flow.length.items == 204
+        flow.stats().to_html("~/flow.html")
     with Flow.from_dataset(Path("~/dataset").expanduser().as_uri(), cache="~/flowing") as flow:
         assert flow.length.items == 204
     assert Path("~/flowing/datasets").expanduser().is_dir()
@@ -154,7 +156,8 @@ def look() -> None:
 COVERED: dict[Callable[[], None], set[str]] = {
     load: {
         "Loader.path", "Loader.cache", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
-        "ContactSheet.save.path",
+        "ContactSheet.save.path", "LoaderStats.to_html.path",
+        *(["InputStats.to_html.path"] if find_spec("tensorflow") else []),  # the same function
     },
     convert_and_repair: {
         "convert.source", "convert.output", "repair.dataset", "repair.source", "repair.root", "make_sample.output",
@@ -166,7 +169,9 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     profile: {"DiskProfile.save.path", "DiskProfile.load.path", "measure_disk.path"},
     keys: {"ReceiverKeys.secret", "ReceiverKeys.allowed", "SenderKeys.secret", "SenderKeys.receiver"},
-    flows: {"Flow.from_dataset.path", "Flow.from_dataset.cache", "Flow.from_files.folder"},
+    flows: {
+        "Flow.from_dataset.path", "Flow.from_dataset.cache", "Flow.from_files.folder", "FlowStats.to_html.path",
+    },
     add_columns: {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },

@@ -110,7 +110,7 @@ class FromDataset(Fetched):
 
     def fetch(self) -> RecordFetch:
         labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())
-        parts, files = self.columns.files_of(self.dataset), FlowFiles.of(self.dataset)
+        files, parts = FlowFiles.of(self.dataset), self.columns.files_of(self.dataset)
         if not self.columns.are_chosen:
             return RecordFetch(parts, files, labels, self.with_keys)
         return ColumnFetch(parts, files, labels, self.with_keys, self.columns)

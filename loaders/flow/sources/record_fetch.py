@@ -35,9 +35,8 @@ class RecordFetch:
             yield partial(self._item, shards)
 
     def open_shards(self, bring: Bring) -> OpenShards:
-        """Return the shards of all parts; ``bring`` makes a file be there."""
-        folders = ((part.folder, part.container, part.shards) for part in self.parts)
-        return OpenShards.of_parts(folders, bring)
+        """Return the shards of all parts, each brought before it is opened."""
+        return OpenShards.of_parts(((part.folder, part.container, part.shards) for part in self.parts), bring)
 
     def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
         record = shards[key[0]].read(key[1], indexed=key[2:5])

@@ -39,8 +39,8 @@ class RunOrder(NamedTuple):
     def steps(self, epoch: int) -> Iterator[Records]:
         """Yield the record numbers of each step of this rank."""
         steps = EpochSteps(self.plan, epoch)
-        batches = steps.batches(range(len(steps)), deque(maxlen=0))
-        return (self.numbers_at(places, epoch) for places in batches)
+        places = steps.batches(range(len(steps)), deque(maxlen=0))
+        return (self.numbers_at(each, epoch) for each in places)
 
 
 @dataclass(frozen=True)

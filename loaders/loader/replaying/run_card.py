@@ -33,11 +33,11 @@ class RunCard:
     """The options of a rank's run, as JSON: for :meth:`.Loader.replay` of its steps on any machine.
 
     ``dataset`` is the root of the dataset's manifest, ``split`` its split. ``records`` says which were
-    chosen, None for all. ``columns`` are those that were named, None without. ``transform`` has the
-    arguments, or the identity, of the transform. ``versions`` are those of the programs that decide the
-    pixels; a replay takes those that are installed. ``labels``, ``shuffle`` (a window counts records),
-    ``seed``, ``batch_size``, ``rank``, ``world_size``, ``drop_last``, ``on_bad_record`` and ``with_numbers``
-    are the Loader's arguments of these names.
+    chosen, None for all. ``columns`` are those that were named, and ``weights`` those of a collection's
+    parts, None without. ``transform`` has the arguments, or the identity, of the transform. ``versions``
+    are those of the programs that decide the pixels; a replay takes those that are installed. ``labels``,
+    ``shuffle`` (a window counts records), ``seed``, ``batch_size``, ``rank``, ``world_size``,
+    ``drop_last``, ``on_bad_record`` and ``with_numbers`` are the Loader's arguments of these names.
     """
 
     dataset: str
@@ -45,6 +45,7 @@ class RunCard:
     records: ChosenRecords | None
     labels: str
     columns: tuple[str, ...] | None
+    weights: dict[str, float] | None
     shuffle: Shuffle | None
     seed: int
     batch_size: int
@@ -62,7 +63,17 @@ class RunCard:
         Raises UsageError for a transform that is not this package's own, and for chosen records of which the
         card does not have the numbers: replace these with None, and give the Loader the same ones.
         """
-        plain = ("labels", "columns", "shuffle", "seed", "batch_size", "rank", "world_size", "drop_last")
+        plain = (
+            "labels",
+            "columns",
+            "weights",
+            "shuffle",
+            "seed",
+            "batch_size",
+            "rank",
+            "world_size",
+            "drop_last",
+        )
         options = {name: getattr(self, name) for name in (*plain, "on_bad_record", "with_numbers")}
         options["transform"] = self.transform.made() if self.transform else None
         options["records"] = self.records.given() if self.records else None
@@ -127,6 +138,7 @@ def _checked(value: dict[str, Any]) -> dict[str, Any]:
     counts = {name: natural(value[name]) for name in ("seed", "batch_size", "rank", "world_size")}
     flags = {name: _of(bool, value[name], name) for name in ("drop_last", "with_numbers")}
     columns, records, transform = (value[name] for name in ("columns", "records", "transform"))
+    weights = value["weights"]
     versions = _of(dict, value["versions"], "versions")
     return {
         **texts,
@@ -134,6 +146,9 @@ def _checked(value: dict[str, Any]) -> dict[str, Any]:
         **flags,
         "records": None if records is None else ChosenRecords.from_json(records),
         "columns": None if columns is None else tuple(_of(str, name, "columns") for name in columns),
+        "weights": None
+        if weights is None
+        else {name: _of(float, weight, "weights") for name, weight in weights.items()},
         "shuffle": shuffle_from_json(value["shuffle"]),
         "transform": None if transform is None else TransformCard.from_json(transform),
         "versions": {name: _of(str, text, "versions") for name, text in versions.items()},

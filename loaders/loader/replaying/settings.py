@@ -13,7 +13,7 @@ Differences = dict[str, tuple[str, str]]
 
 DECIDING: dict[str, tuple[str, ...]] = {
     "dataset": ("dataset",),
-    "order": ("records", "shuffle", "seed", "batch_size", "rank", "world_size", "drop_last"),
+    "order": ("records", "weights", "shuffle", "seed", "batch_size", "rank", "world_size", "drop_last"),
     "labels": ("labels",),
     "columns": ("columns", "with_numbers"),
     "augmentation": ("transform", "seed"),
