@@ -154,7 +154,10 @@ class Spoiling(BaseHTTPRequestHandler):
             return self.answer(answer.status, headers, body)
         self.close_connection = True
         return self.spoil(
-            fault, answer.status, {name: headers[name] for name in headers if name != "ETag"}, body
+            fault,
+            answer.status,
+            {name: headers[name] for name in headers if name != "ETag" or fault == "flip"},
+            body,
         )
 
     def spoil(self, fault: str, status: int, headers: dict[str, str], body: bytes) -> None:
