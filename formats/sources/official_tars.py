@@ -85,7 +85,7 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
     }
     if not paths:
         raise UsageError(
-            f"has none of the official tars, such as {ARCHIVES['train'][0]}; only these are read from a URL, and "
+            f"has, or shows, none of the official tars, such as {ARCHIVES['train'][0]}; only these are read from a URL, and "
             "the URL is that of their folder",
             path=place.url,
         )

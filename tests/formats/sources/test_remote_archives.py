@@ -34,7 +34,8 @@ from shardprep.formats.system.storage.failures import (
     RemoteMissing,
 )
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RetryPolicy
+from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
+from shardprep.formats.system.storage.stored_file import StoredFile
 
 URL = "s3://bucket/archives"
 TRAIN = "ILSVRC2012_img_train.tar"
@@ -239,6 +240,19 @@ def test_what_is_not_there_is_an_error(proxy: Proxy, tmp_path: Path) -> None:
         converted("s3://nothing/archives", tmp_path / "train")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is not a URL with one of"):
         converted("ftp://host/archives", tmp_path / "train")  # type: ignore[arg-type]
+
+
+def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = RemoteFolder.about
+
+    async def about(folder: RemoteFolder, name: str) -> StoredFile:
+        if (found := await really(folder, name)) is None:
+            raise RemoteDenied("gives no access")
+        return found
+
+    monkeypatch.setattr(RemoteFolder, "about", about)
+
+    assert remote_tars(Location.parse(f"{proxy.url}/bucket/archives")).splits == ("train", "val", "test")
 
 
 def test_parts_and_executors_are_for_archives_on_a_disk(tmp_path: Path) -> None:

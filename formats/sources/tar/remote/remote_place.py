@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.system.owned import Owned
+from shardprep.formats.system.storage.failures import RemoteDenied
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
 from shardprep.formats.system.storage.stored_file import StoredFile
@@ -23,7 +24,7 @@ POLICY = RetryPolicy(retries=10, timeout_s=30.0)
 
 
 def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
-    """Return the files in a place by name; on a web server, which lists none, those of ``names``.
+    """Return the files in a place by name; on a web server, which lists none, the readable ones of ``names``.
 
     Raises RemoteMissing, RemoteDenied, RemoteFailed, OperationError where obstore is not installed.
     """
@@ -35,8 +36,15 @@ def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
 async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:
     if folder.place.scheme not in ("http", "https"):
         return await folder.files()
-    every = await asyncio.gather(*(folder.about(name) for name in names))
+    every = await asyncio.gather(*(_asked(folder, name) for name in names))
     return {name: found for name, found in zip(names, every, strict=True) if found is not None}
+
+
+async def _asked(folder: RemoteFolder, name: str) -> StoredFile | None:
+    try:
+        return await folder.about(name)
+    except RemoteDenied:  # which a public bucket without listing says of what is not there
+        return None
 
 
 class CopiedFiles(Owned):
