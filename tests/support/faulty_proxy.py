@@ -24,7 +24,7 @@ class Proxy:
 
     A fault is the number of a status, or one of: cut (half of the body, then the end of the connection),
     short (half of the body as if it were all), long (a byte more), flip (a bit in the middle), stall (half,
-    then silence), slow (pieces with pauses), whole (no parts of files). ``asked`` are the paths and ranges.
+    then silence), altered (flip, with the right ETag), slow (pieces with pauses), whole (no parts of files). ``asked`` are the paths and ranges.
     ``sending`` gives the faults of files that are sent, of which ``sent`` are the paths.
     ``opaque`` makes the ETags of another kind than MD5.
     """
@@ -159,7 +159,7 @@ class Spoiling(BaseHTTPRequestHandler):
         return self.spoil(
             fault,
             answer.status,
-            {name: headers[name] for name in headers if name != "ETag" or fault == "flip"},
+            {name: headers[name] for name in headers if name != "ETag" or fault == "altered"},
             body,
         )
 
@@ -173,7 +173,7 @@ class Spoiling(BaseHTTPRequestHandler):
                 self.answer(status, headers, body[:half])
             case "long":
                 self.answer(status, headers, body + b"\0")
-            case "flip":
+            case "flip" | "altered":
                 self.answer(status, headers, body[:half] + bytes([body[half] ^ 1]) + body[half + 1 :])
             case "slow":
                 self.answer(status, headers, b"", length=len(body))
