@@ -26,7 +26,7 @@ from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.listing.stored_entries import StoredEntries
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.system.storage.location import SCHEMES
+from shardprep.formats.system.storage.location import SCHEMES, redacted
 from shardprep.formats.system.user_path import user_path
 
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
@@ -68,8 +68,6 @@ class Request:
     kept_shards: int | None = None
 
     def __post_init__(self) -> None:
-        if self.output.parts[:1] in {(f"{scheme}:",) for scheme in SCHEMES}:
-            raise UsageError("is a URL, and convert_to_url() converts to these", path=self.output)
         if self.plan_options.order in ITEM_ORDERS:
             raise UsageError(
                 f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
@@ -87,6 +85,8 @@ class Request:
         part: tuple[int, int] | None = None,
     ) -> Request:
         """Return the request of a caller: options that are None take their defaults. Raises UsageError."""
+        if (url := os.fspath(output)).partition(":/")[0] in SCHEMES:
+            raise UsageError("is a URL, and convert_to_url() converts to these", path=redacted(url))
         return cls(
             user_path(source),
             user_path(output),
