@@ -45,8 +45,8 @@ def examine(
 
     ``dataset`` is its folder. ``against`` is the folder of another dataset to compare it with: images that
     both have, and the balance of their classes. ``pixels`` is how many images are read: "none", "sample" (at
-    most 4,096 of each dataset are decoded, and the bytes of at most 8,192 more compared) or "all" (some 500
-    us of CPU and 25 bytes of memory per image). ``classes`` are names of classes to show many images of;
+    most 4,096 of each dataset are decoded, and the bytes of at most 8,192 more compared) or "all" (0.5 to 1.5
+    ms of CPU and 25 bytes of memory per image). ``classes`` are names of classes to show many images of;
     without any, a few images of up to 24 classes are shown. ``seed`` chooses the sample and what is shown.
     ``workers`` is the number of processes that decode; None is one per usable CPU, and 0 decodes in one other
     process. ``progress`` receives the progress; None shows a bar in a notebook.
