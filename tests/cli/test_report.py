@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from datasets import prep_here
 
-from shardprep.formats import collect, report, write_dataset
+from shardprep.formats import collect, open_dataset, report, write_dataset
+from shardprep.formats.containers.registry import container
+from shardprep.formats.system.atomic_write import hash_file
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +103,20 @@ def test_a_url_in_the_place_of_a_folder_is_named_as_such(words: tuple[object, ..
 
     assert done.returncode == 2
     assert "s3://bucket/train is a URL; prep fetch brings a dataset into a folder" in done.stderr
+
+
+def test_the_custody_of_a_record_leads_from_its_bytes_to_the_root(folder: Path) -> None:
+    with open_dataset(folder / "shards/train") as opened:
+        last, manifest = opened[len(opened) - 1], opened.manifest
+    words = ("report", "shards/train", "-o", "record.html", "--pixels", "none", "--json", "--record")
+    done, unknown = (prep_here(*words, key, cwd=folder) for key in (last.key, "\ud800"))
+
+    chain = json.loads(done.stdout)["custody"]
+    shard = folder / "shards/train" / chain["example"]["shard"]
+    with container(manifest.container).read(shard) as reader:
+        image = reader.checked(chain["example"]["ordinal"]).image
+    assert (chain["example"]["key"], image, chain["root"]) == (last.key, last.image, manifest.root)
+    assert chain["example"]["sha256"] == hash_file(shard)
+    assert chain["example"]["sha256"] in (folder / "record.html").read_text()
+    assert unknown.returncode == 2
+    assert "has no record with the key" in unknown.stderr

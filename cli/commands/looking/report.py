@@ -33,6 +33,7 @@ OF_A_DATASET = {
     "against": "--against",
     "pixels": "--pixels",
     "classes": "--class",
+    "record": "--record",
     "seed": "--seed",
     "workers": "--workers",
 }
@@ -62,6 +63,7 @@ LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 M
 @click.option(
     "--class", "classes", multiple=True, metavar="NAME", help="Show many images of this class; repeatable."
 )
+@click.option("--record", metavar="KEY", help="Tell the custody of this record, from its bytes to the root.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Chooses the sample.")
 @click.option(
     "--run",
@@ -82,6 +84,7 @@ def report(
     against: Path | None,
     pixels: str,
     classes: tuple[str, ...],
+    record: str | None,
     seed: int,
     run: Path | None,
     trace: Path | None,
@@ -105,7 +108,9 @@ def report(
     if dataset is None:
         report_run(run or Path(), output, trace=trace, disk=disk, as_json=as_json)
         return
-    work = Reporting(output, against, pixels, classes, seed, workers, progress_in(form))
+    work = Reporting(output, against, pixels, classes, record, seed, workers, progress_in(form))
+    if record is not None and splits_of(dataset):
+        raise click.UsageError(f"{dataset} is a folder of splits, and --record is of one of them")
     ctx.exit(work.of(dataset).run(dataset, as_json=as_json))
 
 
@@ -133,6 +138,7 @@ class Reporting(DatasetWork[Examination]):
     against: Path | None = None
     pixels: str = "sample"
     classes: tuple[str, ...] = ()
+    record: str | None = None
     seed: int = 0
     workers: int | None = None
     progress: Progress = field(default_factory=NoProgress)
@@ -154,6 +160,7 @@ class Reporting(DatasetWork[Examination]):
             against=self.against,
             pixels=self.pixels,
             classes=self.classes,
+            record=self.record,
             seed=self.seed,
             workers=self.workers,
             progress=self.progress,
