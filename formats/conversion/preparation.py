@@ -26,7 +26,7 @@ from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.listing.stored_entries import StoredEntries
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.system.storage.location import SCHEMES, Location, path_or_place
+from shardprep.formats.system.storage.location import SCHEMES, Location, path_or_place, redacted
 from shardprep.formats.system.user_path import user_path
 
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
@@ -68,8 +68,6 @@ class Request:
     kept_shards: int | None = None
 
     def __post_init__(self) -> None:
-        if self.output.parts[:1] in {(f"{scheme}:",) for scheme in SCHEMES}:
-            raise UsageError("is a URL, and convert_to_url() converts to these", path=self.output)
         if self.part and isinstance(self.source, Location):
             raise UsageError("is a URL, from which no part is converted alone", path=self.source.url)
         if self.plan_options.order in ITEM_ORDERS:
@@ -89,6 +87,8 @@ class Request:
         part: tuple[int, int] | None = None,
     ) -> Request:
         """Return the request of a caller: options that are None take their defaults. Raises UsageError."""
+        if (url := os.fspath(output)).partition(":/")[0] in SCHEMES:
+            raise UsageError("is a URL, and convert_to_url() converts to these", path=redacted(url))
         return cls(
             path_or_place(source),
             user_path(output),

@@ -49,6 +49,11 @@ class Location:
         """The folder on this machine, None if the place is elsewhere."""
         return Path(unquote(urlsplit(self.url).path)) if self.scheme == "file" else None
 
+    @property
+    def name(self) -> str:
+        """The last name of the place."""
+        return self.folder.name if self.folder else self.url.rpartition("/")[2]
+
     def child(self, name: str) -> Location:
         """Return the folder of that name in this one."""
         return Location(f"{self.url}/{name}")
