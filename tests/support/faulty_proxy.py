@@ -23,8 +23,9 @@ class Proxy:
     """``fault`` gives the fault for the path of a request and how many there were for it; None for none.
 
     A fault is the number of a status, or one of: cut (half of the body, then the end of the connection),
-    short (half of the body as if it were all), long (a byte more), flip (a bit in the middle), stall (half,
-    then silence), altered (flip, with the right ETag), slow (pieces with pauses), whole (no parts of files). ``asked`` are the paths and ranges.
+    short (half of the body as if it were all), long (a byte more), flip (a bit in the middle), altered (flip,
+    with the right ETag), stall (half, then silence), slow (pieces with pauses), whole (no parts of files).
+    ``asked`` are the paths and ranges.
     ``sending`` gives the faults of files that are sent, of which ``sent`` are the paths.
     ``opaque`` makes the ETags of another kind than MD5.
     """
