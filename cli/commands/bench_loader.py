@@ -15,6 +15,7 @@ from shardprep.cli.console.options import (
     FOLDER_OR_URL,
     CacheOptions,
     cache_options,
+    check_replaced,
     check_writable,
     examples,
     json_option,
@@ -133,6 +134,7 @@ def bench_loader(
 
     through.check(dataset)
     splits = datasets_in(dataset)
+    check_replaced(html)
     for file, option in ((trace, "--trace"), (html, "--html")):
         check_writable(file)
         if file and splits:

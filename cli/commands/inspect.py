@@ -15,7 +15,7 @@ from shardprep.cli.console.options import (
     FOLDER_OR_URL,
     CacheOptions,
     cache_options,
-    check_writable,
+    check_replaced,
     examples,
     json_option,
 )
@@ -23,6 +23,7 @@ from shardprep.cli.console.output import count_of, print_fields, say, size
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
 from shardprep.formats.dataset.column_summary import ColumnSummary
+from shardprep.formats.dataset.splits import is_collection
 from shardprep.formats.dataset.summary import ClassCount, CropReadySummary, class_counts
 from shardprep.formats.printable import printable
 from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
@@ -55,7 +56,7 @@ def inspect(
     Of a folder of splits, or of a collection, it sums up each of them.
     """
     through.check(dataset)
-    check_writable(html)
+    check_replaced(html)
     ctx.exit(Inspecting(classes, through, _pages_of(dataset, html)).run(dataset, as_json=as_json))
 
 
@@ -64,6 +65,8 @@ def _pages_of(dataset: Path | str, html: Path | None) -> Reporting | None:
         return None
     if isinstance(dataset, str):
         raise click.UsageError("--html is for a DATASET in a folder: prep fetch brings one there")
+    if is_collection(dataset):
+        raise click.UsageError(f"{dataset} is a collection; of --html give its parts, one by one")
     return Reporting(html).of(dataset)
 
 

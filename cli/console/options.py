@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 from shardprep.formats import OperationError
 from shardprep.formats.dataset.remote.open_dataset import cache_for, refuse_cache
+from shardprep.formats.system.atomic_write import check_replaceable
 from shardprep.formats.system.sizes import parse_bytes
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.user_path import user_path
@@ -67,6 +68,8 @@ class Folder(click.ParamType[Path]):
         try:
             mode = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
+            if "://" in str(value):
+                self.fail(f"{value} is a URL; prep fetch brings a dataset into a folder", param, ctx)
             self.fail(f"{path} does not exist", param, ctx)
         if not stat.S_ISDIR(mode):
             self.fail(f"{path} is not a folder", param, ctx)
@@ -195,6 +198,13 @@ def check_writable(file: Path | None) -> None:
     """Raise OperationError, before the work begins, if its result cannot be written to the file."""
     if file and not os.access(file if file.exists() else file.parent, os.W_OK):
         raise OperationError("cannot be written; name another place", path=file)
+
+
+def check_replaced(file: Path | None) -> None:
+    """Raise OperationError, before the work begins, if a new file cannot take this place."""
+    if file:
+        check_writable(file.parent)
+        check_replaceable(file)
 
 
 class ShuffleType(click.ParamType["Shuffle | None"]):

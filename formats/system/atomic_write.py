@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,38 @@ def publish_bytes(final: Path, data: bytes, folder: Path) -> None:
     """Write a small file in ``folder`` and publish it."""
     with publishing(final, folder) as file:
         file.write(data)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise OperationError if a folder, a device or anything else but a regular file has this path."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise OperationError("is not a regular file that can be replaced; name another place", path=path)
+
+
+def save_bytes(final: Path, data: bytes) -> None:
+    """Write a file where a user wants it, replacing a regular file at once.
+
+    Nothing is left of a write that fails or is interrupted. Raises OperationError if something else than a
+    regular file is there, OSError.
+    """
+    check_replaceable(final)
+    built = unfinished(final.parent, "")
+    try:
+        with built.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        built.replace(final)
+        flush_file(final.parent)
+    except OSError as error:
+        error.filename, error.filename2 = str(final), None  # not the unfinished file
+        raise
+    finally:
+        built.unlink(missing_ok=True)
 
 
 def hash_file(path: Path) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from datasets import prep_here
 
-from shardprep.formats import report, write_dataset
+from shardprep.formats import collect, open_dataset, report, write_dataset
+from shardprep.formats.containers.registry import container
+from shardprep.formats.system.atomic_write import hash_file
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +68,55 @@ def test_an_unknown_class_is_wrong_usage_and_leaves_no_page(folder: Path) -> Non
     assert (done.returncode, done.stdout) == (2, "")
     assert "has no class 'nothing'" in done.stderr
     assert not (folder / "none.html").exists()
+
+
+def test_a_page_takes_the_place_of_a_file_and_of_nothing_else(folder: Path) -> None:
+    (folder / "there.html").mkdir()
+    os.mkfifo(folder / "pipe.html")
+    for words in (
+        ("report", "shards/val", "-o", "there.html"),
+        ("report", "shards", "-o", "pipe.html"),
+        ("inspect", "shards/val", "--html", "pipe.html"),
+        ("replay", "shards/val", "--step", 0, "--sheet", "pipe.html"),
+    ):
+        done = prep_here(*words, cwd=folder)
+
+        assert done.returncode == 3
+        assert f"{words[-1]}: is not a regular file that can be replaced; name another place" in done.stderr
+    assert (folder / "there.html").is_dir()
+    assert (folder / "pipe.html").is_fifo()
+
+
+def test_a_collection_has_no_page_of_its_own(folder: Path) -> None:
+    collect(folder / "both", [folder / "shards/train", folder / "shards/val"])
+    for words in (("report", "both", "-o", "both.html"), ("inspect", "both", "--html", "both.html")):
+        done = prep_here(*words, cwd=folder)
+
+        assert done.returncode == 2
+        assert "give its parts, one by one" in done.stderr
+        assert not (folder / "both.html").exists()
+
+
+@pytest.mark.parametrize("words", [("report",), ("replay", "--step", 0)], ids=["report", "replay"])
+def test_a_url_in_the_place_of_a_folder_is_named_as_such(words: tuple[object, ...]) -> None:
+    done = prep_here(*words, "s3://bucket/train")
+
+    assert done.returncode == 2
+    assert "s3://bucket/train is a URL; prep fetch brings a dataset into a folder" in done.stderr
+
+
+def test_the_custody_of_a_record_leads_from_its_bytes_to_the_root(folder: Path) -> None:
+    with open_dataset(folder / "shards/train") as opened:
+        last, manifest = opened[len(opened) - 1], opened.manifest
+    words = ("report", "shards/train", "-o", "record.html", "--pixels", "none", "--json", "--record")
+    done, unknown = (prep_here(*words, key, cwd=folder) for key in (last.key, "\ud800"))
+
+    chain = json.loads(done.stdout)["custody"]
+    shard = folder / "shards/train" / chain["example"]["shard"]
+    with container(manifest.container).read(shard) as reader:
+        image = reader.checked(chain["example"]["ordinal"]).image
+    assert (chain["example"]["key"], image, chain["root"]) == (last.key, last.image, manifest.root)
+    assert chain["example"]["sha256"] == hash_file(shard)
+    assert chain["example"]["sha256"] in (folder / "record.html").read_text()
+    assert unknown.returncode == 2
+    assert "has no record with the key" in unknown.stderr

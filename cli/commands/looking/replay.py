@@ -12,7 +12,7 @@ from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
     OPTIONS,
-    check_writable,
+    check_replaced,
     examples,
     json_option,
     progress_option,
@@ -154,7 +154,7 @@ def _check_sheet(file: Path) -> None:
     from shardprep.loaders.loader.replaying.sheet import check_suffix  # start-up time: OpenCV
 
     check_suffix(file)
-    check_writable(file)
+    check_replaced(file)
 
 
 def _save_sheet(made: Replayed, loader: Loader, file: Path) -> None:

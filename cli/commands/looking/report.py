@@ -13,7 +13,7 @@ import click
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
-    check_writable,
+    check_replaced,
     examples,
     json_option,
     progress_option,
@@ -21,13 +21,22 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import count_of, say
 from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.runs import given_options
 from shardprep.cli.console.splits import DatasetWork
-from shardprep.formats import Examination, Progress
+from shardprep.formats import DataError, Examination, Progress
 from shardprep.formats import report as report_dataset
 from shardprep.formats.dataset.examining.choice import PIXELS
 from shardprep.formats.dataset.splits import splits_of
 from shardprep.formats.progress import NoProgress
 
+OF_A_DATASET = {
+    "against": "--against",
+    "pixels": "--pixels",
+    "classes": "--class",
+    "record": "--record",
+    "seed": "--seed",
+    "workers": "--workers",
+}
 LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 MB
 
 
@@ -54,6 +63,7 @@ LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 M
 @click.option(
     "--class", "classes", multiple=True, metavar="NAME", help="Show many images of this class; repeatable."
 )
+@click.option("--record", metavar="KEY", help="Tell the custody of this record, from its bytes to the root.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Chooses the sample.")
 @click.option(
     "--run",
@@ -74,6 +84,7 @@ def report(
     against: Path | None,
     pixels: str,
     classes: tuple[str, ...],
+    record: str | None,
     seed: int,
     run: Path | None,
     trace: Path | None,
@@ -87,15 +98,19 @@ def report(
     It has counts, sizes, pictures, duplicates, suspects of a wrong label, and oddities. The page is one file,
     which loads nothing and runs no program. Of a folder of splits each has a page, such as report-train.html.
     """
-    check_writable(output)
+    check_replaced(output)
     if (dataset is None) == (run is None) or (run is None and (trace or disk)):
         raise click.UsageError(
             "give a DATASET, or --run STATS.json with --trace and --disk where there are some"
         )
+    if run and (typed := given_options(ctx, OF_A_DATASET)):
+        raise click.UsageError(f"{OF_A_DATASET[min(typed)]} is of a DATASET, and not of a run")
     if dataset is None:
         report_run(run or Path(), output, trace=trace, disk=disk, as_json=as_json)
         return
-    work = Reporting(output, against, pixels, classes, seed, workers, progress_in(form))
+    work = Reporting(output, against, pixels, classes, record, seed, workers, progress_in(form))
+    if record is not None and splits_of(dataset):
+        raise click.UsageError(f"{dataset} is a folder of splits, and --record is of one of them")
     ctx.exit(work.of(dataset).run(dataset, as_json=as_json))
 
 
@@ -106,7 +121,12 @@ def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None
 
     profile = DiskProfile.load(disk).to_json() if disk else None
     traced = json_of(trace, most=LARGEST_TRACE) if trace else None
-    save_page(run_page(json_of(run), name=run.stem, disk=profile, trace=traced), output)
+    values = json_of(run)
+    try:
+        text = run_page(values, name=run.stem, disk=profile, trace=traced)
+    except DataError as error:
+        raise DataError(error.message, path=error.path or run) from error
+    save_page(text, output)
     say(json.dumps({"page": str(output)}) if as_json else f"{output}: the run in {run}")
 
 
@@ -118,6 +138,7 @@ class Reporting(DatasetWork[Examination]):
     against: Path | None = None
     pixels: str = "sample"
     classes: tuple[str, ...] = ()
+    record: str | None = None
     seed: int = 0
     workers: int | None = None
     progress: Progress = field(default_factory=NoProgress)
@@ -139,6 +160,7 @@ class Reporting(DatasetWork[Examination]):
             against=self.against,
             pixels=self.pixels,
             classes=self.classes,
+            record=self.record,
             seed=self.seed,
             workers=self.workers,
             progress=self.progress,

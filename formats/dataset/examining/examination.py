@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.system.regular_file import naming
+from shardprep.formats.system.atomic_write import save_bytes
 from shardprep.formats.system.user_path import user_path
 
 Pictures = Mapping[tuple[str, int], bytes]
@@ -53,15 +53,11 @@ class Examination:
         return cv2.imencode(".png", np.array(pixels, np.uint8)[:, :, ::-1])[1].tobytes()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file ``path``, which it replaces at once. Raises OSError."""
-        final = user_path(path)
-        built = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-        with naming(final):
-            try:
-                built.write_text(self.to_html(), encoding="utf-8")
-                built.replace(final)
-            finally:
-                built.unlink(missing_ok=True)
+        """Write the page to a file ``path``, which it replaces at once.
+
+        Raises OperationError if a folder or a device is there, OSError.
+        """
+        save_bytes(user_path(path), self.to_html().encode())
 
 
 def shown_in(value: Any) -> Iterator[tuple[str, int]]:

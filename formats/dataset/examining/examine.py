@@ -37,6 +37,7 @@ def examine(
     against: str | os.PathLike[str] | None = None,
     pixels: str = "sample",
     classes: Sequence[str] = (),
+    record: str | None = None,
     seed: int = 0,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -45,19 +46,20 @@ def examine(
 
     ``dataset`` is its folder. ``against`` is the folder of another dataset to compare it with: images that
     both have, and the balance of their classes. ``pixels`` is how many images are read: "none", "sample" (at
-    most 4,096 of each dataset are decoded, and the bytes of at most 8,192 more compared) or "all" (some 500
-    us of CPU and 25 bytes of memory per image). ``classes`` are names of classes to show many images of;
-    without any, a few images of up to 24 classes are shown. ``seed`` chooses the sample and what is shown.
-    ``workers`` is the number of processes that decode; None is one per usable CPU, and 0 decodes in one other
-    process. ``progress`` receives the progress; None shows a bar in a notebook.
+    most 4,096 of each dataset are decoded, and the bytes of at most 8,192 more compared) or "all" (0.5 to 1.5
+    ms of CPU and 25 bytes of memory per image). ``classes`` are names of classes to show many images of;
+    without any, a few images of up to 24 classes are shown. ``record`` is the key of the record of which the
+    custody is told, from its checksum over its shard to the root; None is the first one. ``seed`` chooses the
+    sample and what is shown. ``workers`` is the number of processes that decode; None is one per usable CPU,
+    and 0 decodes in one other process. ``progress`` receives the progress; None shows a bar in a notebook.
 
     Damaged images and shards are observations, not errors. Raises ManifestDamaged, UnknownVersion, OSError;
-    UsageError for a folder of splits, unknown ``pixels`` and unknown classes; OperationError if processes
+    UsageError for a folder of splits, unknown ``pixels``, classes and keys; OperationError if processes
     fail."""
     with ExitStack() as stack:
         paths = [dataset] if against is None else [dataset, against]
         opened = [stack.enter_context(Dataset(path)) for path in paths]
-        examining = _Examining(opened, pixels, tuple(classes), seed)
+        examining = _Examining(opened, pixels, tuple(classes), record, seed)
         count = max(1, usable_cpus() if workers is None else workers)
         pool = stack.enter_context(WorkerPool(count))
         return examining.result(ImageReading(pool, count, shown(progress)))
@@ -70,6 +72,7 @@ def report(
     against: str | os.PathLike[str] | None = None,
     pixels: str = "sample",
     classes: Sequence[str] = (),
+    record: str | None = None,
     seed: int = 0,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -77,13 +80,14 @@ def report(
     """Write what :func:`examine` finds to a page, and return it.
 
     ``output`` is the file of the page, which is replaced at once. ``dataset``, ``against``, ``pixels``,
-    ``classes``, ``seed``, ``workers`` and ``progress`` are as for :func:`examine`, and so are the errors;
-    OSError if the page cannot be written."""
+    ``classes``, ``record``, ``seed``, ``workers`` and ``progress`` are as for :func:`examine`, and so are the
+    errors; OperationError if ``output`` is a folder or a device, OSError if it cannot be written."""
     found = examine(
         dataset,
         against=against,
         pixels=pixels,
         classes=classes,
+        record=record,
         seed=seed,
         workers=workers,
         progress=progress,
@@ -95,7 +99,10 @@ def report(
 class _Examining:
     """One examination of opened datasets. What is wrong in its usage is an error before anything is read."""
 
-    def __init__(self, opened: Sequence[Dataset], pixels: str, classes: tuple[str, ...], seed: int) -> None:
+    def __init__(
+        self, opened: Sequence[Dataset], pixels: str, classes: tuple[str, ...], record: str | None, seed: int
+    ) -> None:
+        self.custody = custody(opened[0], record)
         self.opened, self.seed = opened, seed
         self.indexes = [_images(dataset) for dataset in opened]
         self.names = RecordNames(opened)
@@ -134,7 +141,7 @@ class _Examining:
             "classes": [asdict(each) for each in class_counts(dataset)],
             "index": asdict(index_statistics(self.indexes[0], len(dataset.classes), self.seed)),
             "sheets": [asdict(sheet) for sheet in self.sheets],
-            "custody": custody(dataset),
+            "custody": self.custody,
         }
 
     def _pixels(self, statistics: PixelStatistics) -> dict[str, Any]:

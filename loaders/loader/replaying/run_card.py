@@ -14,7 +14,7 @@ from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.sources.listing.text_file import read_small_file
-from shardprep.formats.system.atomic_write import publish_bytes
+from shardprep.formats.system.atomic_write import save_bytes
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
 from shardprep.loaders.order.receipt import natural
@@ -112,7 +112,7 @@ class RunCard:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the card to a file, replacing an existing one. Raises OSError, OperationError."""
         final = user_path(path).absolute()
-        publish_bytes(final, canonical_json(self.to_json()), final.parent)
+        save_bytes(final, canonical_json(self.to_json()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

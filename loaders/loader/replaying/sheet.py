@@ -13,7 +13,7 @@ import numpy as np
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.images.opencv import cv2
-from shardprep.formats.system.atomic_write import publish_bytes
+from shardprep.formats.system.atomic_write import save_bytes
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.transforms.contract import Transform
 
@@ -79,7 +79,7 @@ class ContactSheet:
         final = user_path(path).absolute()
         check_suffix(final)
         data = self.png() if final.suffix.lower() == ".png" else self.html().encode()
-        publish_bytes(final, data, final.parent)
+        save_bytes(final, data)
 
     def _shown(self) -> list[tuple[ReplayedRecord, Picture | None]]:
         """The records of the step with their pictures; None for one that was skipped."""

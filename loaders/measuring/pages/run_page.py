@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardprep.formats.errors import DataError
 from shardprep.formats.pages.page import page
 from shardprep.formats.sources.listing.text_file import read_small_file
+from shardprep.formats.system.atomic_write import save_bytes
 from shardprep.formats.system.user_path import user_path
 
 from .bench_parts import bench_facts, disk_part, sweep_part
@@ -70,11 +71,8 @@ def json_of(path: str | os.PathLike[str], *, most: int = LARGEST) -> Any:
 
 
 def save_page(text: str, path: str | os.PathLike[str]) -> None:
-    """Write a page, replacing an existing file at once. Raises OSError."""
-    final = user_path(path)
-    built = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        built.write_text(text, encoding="utf-8")
-        built.replace(final)
-    finally:
-        built.unlink(missing_ok=True)
+    """Write a page, replacing an existing file at once.
+
+    Raises OperationError if a folder or a device is there, OSError.
+    """
+    save_bytes(user_path(path), text.encode())

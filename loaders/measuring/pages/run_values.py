@@ -36,6 +36,7 @@ class CoursePart:
     """What came in a part of the time, in seconds since the first batch."""
 
     began: float
+    batches: float
     rows: float
     ready: float
     waited: float
@@ -95,7 +96,7 @@ def _course(values: Mapping[str, Any]) -> tuple[tuple[CoursePart, ...], float]:
     while values.get("loads") is None:
         values = values["source"] or values["loader"] or {"loads": []}
     found = list_in(values.get("course", []))[:MOST_PARTS]
-    names = ("began", "rows", "ready", "waited")
+    names = ("began", "batches", "rows", "ready", "waited")
     return tuple(CoursePart(*(number_in(part[name]) for name in names)) for part in found), (
         number_in(found[0]["seconds"]) or 1.0 if found else 1.0
     )

@@ -138,6 +138,12 @@ def test_damaged_records_and_shards_are_observations(built: Built, tmp_path: Pat
     assert "does not match its CRC-32C" in other
     assert found.to_html()
 
+    writable(unreadable).unlink()
+    missing = {
+        one["record"]: one["note"] for one in observed(examine(dataset, workers=0), "damaged")["records"]
+    }
+    assert missing == damaged | dict.fromkeys(of_first, "the shard is missing")
+
 
 def test_images_that_were_left_out_and_classes_without_any_are_named(tmp_path: Path) -> None:
     images = write_images(tmp_path / "images", 6)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 import tracemalloc
 
+import cv2
 import numpy as np
+import pytest
+from examined import picture
 from hypothesis import given
 from hypothesis import strategies as st
+from image_files import encoded
 
 from shardprep.formats.dataset.examining.index_statistics import (
     MOST_POINTS,
@@ -16,6 +20,7 @@ from shardprep.formats.dataset.examining.index_statistics import (
     odd_records,
     same_size,
 )
+from shardprep.formats.dataset.examining.pixels.image_measures import measured
 from shardprep.formats.dataset.examining.pixels.measures import Measures
 from shardprep.formats.dataset.examining.pixels.pixel_statistics import CODES, PixelStatistics
 from shardprep.formats.dataset.index import index_dtype
@@ -121,3 +126,16 @@ def test_statistics_of_a_large_index_take_a_bounded_memory() -> None:
     assert sum(made.width.counts) == sum(made.bytes.counts) == len(index)
     assert len(made.sides) == len(made.weights) == MOST_POINTS
     assert len(odd["tiny"]) == np.count_nonzero(np.minimum(index["width"], index["height"]) < 32)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_contrast_and_sharpness_depend_on_the_picture_and_not_on_its_size(suffix: str) -> None:
+    original, found = picture(0, 1400), []
+    for side in (130, 145, 200, 255, 257, 290, 511, 513, 1023, 1025):
+        size = round(side * original.shape[1] / original.shape[0]), side
+        image = encoded(cv2.resize(original, size, interpolation=cv2.INTER_AREA), suffix)
+        found.append(measured(image, *size))
+
+    contrast, sharpness = [[getattr(one, name) for one in found] for name in ("contrast", "sharpness")]
+    assert max(contrast) < 1.05 * min(contrast)
+    assert max(sharpness) < 2 * min(sharpness)

@@ -3,17 +3,20 @@
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from shardprep.formats.errors import OperationError
 from shardprep.formats.system.atomic_write import (
     READ_BYTES,
     hash_descriptor,
     hash_file,
     publish_bytes,
     publishing,
+    save_bytes,
 )
 
 
@@ -93,3 +96,45 @@ def test_a_hash_is_that_of_the_whole_file(final: Path, size: int) -> None:
         of_descriptor = hash_descriptor(file.fileno())
         assert file.tell() == size
     assert hash_file(final) == of_descriptor == "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def test_a_saved_file_has_the_users_permissions_and_replaces_a_regular_file(final: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        save_bytes(final, b"one")
+        save_bytes(final, b"two")
+    finally:
+        os.umask(before)
+
+    assert (final.read_bytes(), stat.S_IMODE(final.stat().st_mode)) == (b"two", 0o600)
+    assert list(final.parent.iterdir()) == [final]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_regular_file_is_never_replaced(make: Callable[[Path], None], final: Path) -> None:
+    make(final)
+    before = final.lstat()
+
+    with pytest.raises(OperationError, match="not a regular file"):
+        save_bytes(final, b"one")
+
+    assert final.lstat().st_mode == before.st_mode
+    assert list(final.parent.iterdir()) == [final]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_save_that_ends_early_leaves_the_file_as_it_was(
+    error: BaseException, final: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_bytes(final, b"one")
+
+    def fail(_: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(type(error)) as found:
+        save_bytes(final, b"two")
+
+    assert final.read_bytes() == b"one"
+    assert list(final.parent.iterdir()) == [final]
+    assert getattr(found.value, "filename", str(final)) == str(final)

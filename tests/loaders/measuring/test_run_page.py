@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from run_figures import bench, course, stats, trace_of
 from shardprep.formats.errors import DataError
 from shardprep.loaders import EvalTransform, FakeData, Flow, Loader
 from shardprep.loaders.measuring import tracing
+from shardprep.loaders.measuring.pages.course_charts import course_charts
 from shardprep.loaders.measuring.pages.run_page import run_page
+from shardprep.loaders.measuring.pages.run_values import RunValues
 
 HOSTILE = "</title><script>alert(1)</script>\u202e" + "x" * 3000
 
@@ -131,3 +134,33 @@ def test_a_report_is_of_a_dataset_or_of_a_run(words: list[str], tmp_path: Path) 
 
     assert done.returncode == 2
     assert "--run STATS.json" in done.stderr
+
+
+def test_a_run_has_no_options_of_a_dataset_and_its_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "stats.json").write_text("[]")
+
+    asked = prep_here("report", "--run", "stats.json", "--seed", 0, cwd=tmp_path)
+    damaged = prep_here("report", "--run", "stats.json", cwd=tmp_path)
+
+    assert (asked.returncode, damaged.returncode) == (2, 1)
+    assert "--seed is of a DATASET" in asked.stderr
+    assert damaged.stderr.startswith("prep: stats.json: these are not the stats of")
+    assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
+
+
+def test_a_point_of_the_course_has_several_batches() -> None:
+    parts = [
+        {
+            "began": n / 4,
+            "seconds": 0.25,
+            "batches": n % 2,
+            "rows": 300 * (n % 2),
+            "ready": n % 2,
+            "waited": 0,
+        }
+        for n in range(41)
+    ]
+    (rate, queue, _) = course_charts(RunValues.of(stats(course=parts)))
+
+    assert re.findall(r"<td>([\d,]+)</td>", rate)[1::2] == ["600"] * 5
+    assert re.findall(r"<td>([\d,]+)</td>", queue)[1::2] == ["1"] * 5

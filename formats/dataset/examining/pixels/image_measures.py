@@ -8,14 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.images.decoder import decode
+from shardprep.formats.images.kinds import jpeg
 from shardprep.formats.images.opencv import cv2
 
 from .measures import MEAN_SIDE, Measures
 
-LEAST_SIDE = 128  # a JPEG is decoded at a smaller scale, but not to a shorter side below this
-LARGEST_SIDE = 512
+SHORTER_SIDE = 128  # pixels of what is measured: contrast and sharpness depend on the scale
+NEAR = 0.9  # of a scale: from there on, a change of size blurs more than it makes smaller
 THUMBNAIL_SIDE = 104
 THUMBNAIL_QUALITY = 72
+
 
 REDUCED = {
     1: cv2.IMREAD_COLOR,
@@ -28,14 +30,12 @@ REDUCED = {
 def measured(image: bytes, width: int, height: int) -> Measures:
     """Return the measures of an encoded image with this header. Raises BadImage where it does not decode.
 
-    It is decoded at the smallest scale that JPEG offers with a shorter side of LEAST_SIDE pixels or more, and
-    then made smaller, to at most LARGEST_SIDE pixels."""
-    scale = max(each for each in REDUCED if each == 1 or min(width, height) >= each * LEAST_SIDE)
-    pixels = _bounded(decode(image, REDUCED[scale] | cv2.IMREAD_IGNORE_ORIENTATION))
-    gray: npt.NDArray[Any] = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
+    The gray levels of a larger one are measured with a shorter side of SHORTER_SIDE pixels."""
+    decoded = decode(image, _scale(image, min(width, height)) | cv2.IMREAD_IGNORE_ORIENTATION)
+    gray = _smaller(cv2.cvtColor(decoded, cv2.COLOR_BGR2GRAY), SHORTER_SIDE / min(decoded.shape[:2]))
     mean, deviation = cv2.meanStdDev(gray)
-    laplacian = cv2.meanStdDev(cv2.Laplacian(gray, cv2.CV_32F))[1]
-    small: npt.NDArray[Any] = cv2.resize(pixels, (MEAN_SIDE, MEAN_SIDE), interpolation=cv2.INTER_AREA)
+    laplacian = cv2.meanStdDev(cv2.Laplacian(gray, cv2.CV_16S))[1]
+    small: npt.NDArray[Any] = cv2.resize(decoded, (MEAN_SIDE, MEAN_SIDE), interpolation=cv2.INTER_AREA)
     return Measures(
         brightness=float(mean[0, 0]),
         contrast=float(deviation[0, 0]),
@@ -45,9 +45,19 @@ def measured(image: bytes, width: int, height: int) -> Measures:
     )
 
 
+def _scale(image: bytes, side: int) -> int:
+    """Return OpenCV's flag for the smallest scale of the JPEG format that leaves SHORTER_SIDE pixels.
+
+    Images of other kinds are decoded as they are: OpenCV would leave pixels out, which makes them sharper.
+    """
+    enough = [each for each in REDUCED if side >= each * SHORTER_SIDE]
+    return REDUCED[max(enough, default=1)] if image.startswith(jpeg.SIGNATURE) else REDUCED[1]
+
+
 def thumbnail(image: bytes) -> bytes:
-    """Return a JPEG file of at most THUMBNAIL_SIDE pixels a side, upright. Raises BadImage."""
-    small = _bounded(decode(image, cv2.IMREAD_COLOR), THUMBNAIL_SIDE)
+    """Return a JPEG file of about THUMBNAIL_SIDE pixels a side, or fewer, upright. Raises BadImage."""
+    pixels = decode(image, cv2.IMREAD_COLOR)
+    small = _smaller(pixels, THUMBNAIL_SIDE / max(pixels.shape))
     return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, THUMBNAIL_QUALITY])[1].tobytes()
 
 
@@ -75,10 +85,10 @@ def _lowest(count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 LOWEST = _lowest(64)
 
 
-def _bounded(pixels: npt.NDArray[np.uint8], side: int = LARGEST_SIDE) -> npt.NDArray[np.uint8]:
-    height, width = pixels.shape[:2]
-    if max(height, width) <= side:
+def _smaller(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
+    """Return the pixels at a scale; as they are at one that is near to 1, or above."""
+    if scale > NEAR:
         return pixels
-    scale = side / max(height, width)
+    height, width = pixels.shape[:2]
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)  # type: ignore[return-value]
+    return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if scale < 0.5 else cv2.INTER_LINEAR)

@@ -16,8 +16,8 @@ class Measures(NamedTuple):
     """The measures of one image, decoded without EXIF's orientation.
 
     ``brightness`` is the mean gray level, ``contrast`` their standard deviation (both 0 to 255), and
-    ``sharpness`` the variance of the Laplacian. ``hash`` is a perceptual hash of 64 bits, and ``small`` uint8
-    [32, 32, 3] in RGB."""
+    ``sharpness`` the variance of the Laplacian, all of the image with a shorter side of at most 128 pixels.
+    ``hash`` is a perceptual hash of 64 bits, and ``small`` uint8 [32, 32, 3] in RGB."""
 
     brightness: float
     contrast: float

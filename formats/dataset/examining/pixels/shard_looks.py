@@ -74,9 +74,15 @@ class ShardLook(ABC, Generic[T]):
                     except (BadImage, CorruptRecord, ShardDamaged) as error:
                         self.damaged(found, int(number), error.message)
         except ShardDamaged as error:  # it cannot be opened
-            found = self.empty()
-            for number in self.numbers.tolist():
-                self.damaged(found, number, error.message)
+            return self._without_shard(error.message)
+        except FileNotFoundError:
+            return self._without_shard("the shard is missing")
+        return found
+
+    def _without_shard(self, reason: str) -> T:
+        found = self.empty()
+        for number in self.numbers.tolist():
+            self.damaged(found, number, reason)
         return found
 
     def part(self, places: slice) -> Self:
