@@ -109,8 +109,16 @@ async def _each(waiting: Iterator[Running]) -> None:
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Call a function that blocks, in a thread. A cancellation waits for it: it may use a descriptor."""
-    future = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
+    """Call a function that blocks, in a thread. A cancellation waits for it: it may use a descriptor.
+
+    Where no thread can begin any more, as the loop ends, or the program does, it is called here.
+    """
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
+        return call(*arguments)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

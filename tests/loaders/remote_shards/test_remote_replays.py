@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import active_count
@@ -11,9 +14,11 @@ from typing import Any
 
 import pytest
 from cut_datasets import collected
+from faulty_proxy import Proxy
 from loaded import assert_same, epoch_of, kept, loader_on, numbers_in
 
 from shardprep.formats import UsageError, open_dataset, read_manifest
+from shardprep.formats.processes.loop_thread import LoopThread, in_thread
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 
 WINDOW = LocalShuffle(20)
@@ -140,3 +145,25 @@ def test_a_forked_copy_of_an_iteration_is_refused(
 def test_a_forked_copy_of_a_lock_is_no_other_file(lmdb_shards: Path, tmp_path: Path) -> None:
     with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c") as dataset:
         assert code_of_copy(lambda: dataset.cache.used(3), tmp_path) == 4  # type: ignore[attr-defined]
+
+
+def test_a_program_that_ends_while_shards_come_says_nothing(
+    proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    proxy.fault = lambda path, count: "slow" if "shard-" in path and len(proxy.asked) > 8 else None
+    program = f"""
+from shardprep import Loader
+loader = Loader({bucket_url!r}, cache={str(tmp_path / "c")!r}, batch_size=10, workers=0)
+next(iter(loader))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_loop_that_ends_calls_what_no_thread_can() -> None:
+    async def late() -> int:
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return await in_thread(int, "7")
+
+    with LoopThread(threads=1) as loop:
+        assert loop.run(late()) == 7

@@ -228,6 +228,8 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         count = self._pin(held, coming)
         pause = Pause()
         while any(self.folder.is_coming(entry) for entry in held.lacks(coming)):
+            if self._is_closed:
+                raise self._closed()
             pause.wait()
             count += self._pin(held, held.lacks(coming))
         return count
