@@ -49,7 +49,7 @@ from shardprep.formats.sources.listing.source import SPLITS
         "convert scenes shards --pair mask=masks",
     ),
 )
-@click.argument("source", type=ANY_PATH)
+@click.argument("source", type=PATH_OR_URL)
 @click.argument("output", type=PATH_OR_URL)
 @click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
 @click.option(
@@ -147,7 +147,7 @@ from shardprep.formats.sources.listing.source import SPLITS
 def convert(
     ctx: click.Context,
     /,
-    source: Path,
+    source: Path | str,
     output: Path | str,
     split: str | None,
     part: tuple[int, int] | None,
@@ -167,6 +167,8 @@ def convert(
     tree, Kaggle's tree, class folders, images with a table, folders of pairs or COCO's annotations
     beside them, an LMDB of tensorpack's LMDBSerializer, shards of WebDataset, TFRecord or Parquet files,
     a list of paths and labels (text, CSV, JSON lines), or converted shards; it is read in place.
+    A URL (s3://, gs://, az://, https://, file://) as SOURCE is a folder of official tars, read by ranges.
+
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
     if part and cluster:

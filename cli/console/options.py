@@ -98,7 +98,7 @@ class UserPath(click.Path):
     """Any path; a ``~`` that the shell left, as in ``--save=~/x``, is the home folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return user_path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+        return super().convert(user_path(value), param, ctx)  # type: ignore[return-value]
 
 
 class PathOrUrl(click.ParamType["Path | str"]):

@@ -19,9 +19,13 @@ from shardprep.formats.conversion.building.shard_jobs import shard_jobs
 from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.dataset.verification.manifest_claims import quarantined
+from shardprep.formats.errors import UsageError
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.sources.listing.problems import Problems
+from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.sources.listing.stored_entries import StoredEntries
+from shardprep.formats.system.storage.location import Location
 
 from .finalize import finish, verify_finished
 from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
@@ -66,7 +70,8 @@ def convert(
     The result has the same bytes for any number of workers and interruptions.
 
     ``source`` is the path of the archives, the image tree, the tensorpack LMDB, the tars of WebDataset, the
-    TFRecord or Parquet files, or a list of images.
+    TFRecord or Parquet files, or a list of images; or the URL of a folder of official archives in object
+    storage or on a server, which are read in place by ranges.
     ``output`` is the folder of the dataset if ``split`` ("train", "val" or "test") is given; otherwise every
     split found is converted into ``output/<split>``. ``plan_options`` decide the bytes of the output,
     ``options`` do not, and ``source_options`` say how the source is read; None takes the defaults of
@@ -84,6 +89,11 @@ def convert(
     """
     progress = shown(progress)
     request = Request.of(source, output, split, plan_options, options, source_options)
+    if executor is not None and isinstance(request.source, Location):
+        raise UsageError(
+            "is a URL, from which one machine converts; leave out the executor, or download the archives",
+            path=request.source.url,
+        )
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
     request.check_outputs(recognised)
@@ -146,6 +156,7 @@ def build_shards(
     ``elsewhere`` is whether other machines may build them.
     """
     planned, shards = prepared.planned, prepared.shards
+    _keep_listing(prepared.listing, work_folder)
     counters = ProgressCounters(work_folder.run / COUNTERS_NAME, shards)
     home = versions_for(planned.options) if elsewhere else None
     jobs = shard_jobs(planned, shards, prepared.listing.reader, work_folder, home=home)
@@ -157,6 +168,13 @@ def build_shards(
     verb = "index" if planned.options.container == IN_PLACE else "convert"
     with progress.task(f"{verb} {planned.split}", records=records, size=total):
         return run(jobs, counters)
+
+
+def _keep_listing(listing: Listing, work_folder: WorkFolder) -> None:
+    if listing.kept_by is not None:
+        stored = StoredEntries(work_folder.folder, listing.kept_by)
+        if stored.read() is None:
+            stored.write(listing.entries, work_folder.run)
 
 
 def shards_done(prepared: Prepared) -> set[str]:

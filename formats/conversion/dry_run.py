@@ -245,6 +245,7 @@ def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) 
     """Read the images and columns of one shard, check the images' headers, and hash some of them."""
     found = _Checked()
     with found.problems.collected(), copy(reader) as opened:  # an open reader is of one process
+        opened.expect(entries)
         for number, entry in enumerate(entries):
             with found.problems.collected():
                 is_sample = number % SAMPLE_EVERY == 0

@@ -26,7 +26,7 @@ from shardprep.formats.sources.listing.source import Listing, Source
 from shardprep.formats.sources.listing.source_options import SourceOptions
 from shardprep.formats.sources.listing.stored_entries import StoredEntries
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.system.storage.location import SCHEMES
+from shardprep.formats.system.storage.location import SCHEMES, Location, path_or_place, redacted
 from shardprep.formats.system.user_path import user_path
 
 from .preflight import check_output, check_space, refuse_network, refuse_other_shape
@@ -58,7 +58,7 @@ class Request:
     ``kept_shards`` is the number of shards that lie in the output at a time, None for all.
     """
 
-    source: Path
+    source: Path | Location
     output: Path
     split: str | None
     plan_options: PlanOptions
@@ -68,8 +68,8 @@ class Request:
     kept_shards: int | None = None
 
     def __post_init__(self) -> None:
-        if self.output.parts[:1] in {(f"{scheme}:",) for scheme in SCHEMES}:
-            raise UsageError("is a URL, and convert_to_url() converts to these", path=self.output)
+        if self.part and isinstance(self.source, Location):
+            raise UsageError("is a URL, from which no part is converted alone", path=self.source.url)
         if self.plan_options.order in ITEM_ORDERS:
             raise UsageError(
                 f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
@@ -87,8 +87,10 @@ class Request:
         part: tuple[int, int] | None = None,
     ) -> Request:
         """Return the request of a caller: options that are None take their defaults. Raises UsageError."""
+        if (url := os.fspath(output)).partition(":/")[0] in SCHEMES:
+            raise UsageError("is a URL, and convert_to_url() converts to these", path=redacted(url))
         return cls(
-            user_path(source),
+            path_or_place(source),
             user_path(output),
             split,
             plan_options or PlanOptions(),
@@ -192,10 +194,9 @@ class Prepared:
                 times.update(planned.entries[column][rows].tobytes())
         options = planned.options.to_json() | dict(self.listing.options)
         del options["on_bad_image"]  # it only concerns shards that are not built
-        archives = [[a.name, a.size, a.mtime_ns] for a in self.listing.archives]
         return options | {
             "split": planned.split,
-            "source": [archives, times.hexdigest()],
+            "source": [[archive.state for archive in self.listing.archives], times.hexdigest()],
             "images": planned.work_digest,
             "boxes": self.boxes.digest if self.boxes else None,
             "writer": self._writer(),

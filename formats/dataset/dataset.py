@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,6 @@ from .manifest import Manifest, read_manifest
 from .record_set import DatasetPart, RecordSet
 from .splits import refuse_folder_of_splits
 from .table_checks import checked_boxes, checked_index
-
-if TYPE_CHECKING:
-    pass
 
 
 class Dataset(RecordSet):
@@ -58,8 +55,16 @@ class Dataset(RecordSet):
         if self.manifest.archive:
             self.manifest.archive.check(path)
         super().__init__(
-            path, (DatasetPart(path.name, path, self.manifest),), index, labels=labels, bring=self._bring
+            path,
+            (DatasetPart(self._name_at(path), path, self.manifest),),
+            index,
+            labels=labels,
+            bring=self._bring,
         )
+
+    def _name_at(self, path: Path) -> str:
+        """The name by which weights know it: the end of its path, or of its URL."""
+        return path.name
 
     @property
     def root(self) -> str:

@@ -17,7 +17,7 @@ from shardprep.formats.columns.column_entry import DatasetColumns
 from shardprep.formats.columns.schema import Schema
 from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive
 from shardprep.formats.containers.published_file import FileEntry, read_small
-from shardprep.formats.errors import ManifestDamaged, UnknownVersion
+from shardprep.formats.errors import ManifestDamaged, UnknownVersion, UsageError
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.system.user_path import user_path
@@ -30,6 +30,7 @@ FORMAT_VERSION = (1, 0)
 MANIFEST_NAME = "manifest.json"
 PROVENANCE_NAME = "provenance.json"
 QUARANTINE_NAME = "quarantine.json"
+COLLECTION_NAME = "collection.json"  # lists datasets that lie elsewhere, in place of a manifest
 FORMAT_NAME = "shardprep"
 MAX_MANIFEST_BYTES = 64 << 20
 
@@ -242,12 +243,17 @@ class Manifest:
 
 
 def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
-    """Return the manifest of the folder ``dataset``. Raises ManifestDamaged, UnknownVersion, OSError."""
+    """Return the manifest of the folder ``dataset``.
+
+    Raises ManifestDamaged, UnknownVersion, OSError, and UsageError for a collection.
+    """
     folder = user_path(dataset)
     path = folder / MANIFEST_NAME
     try:
         data = read_small(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
+        if os.path.lexists(folder / COLLECTION_NAME):
+            raise UsageError("is a collection; give its parts, one by one", path=folder) from error
         message = "no manifest.json: not a dataset, or its conversion has not finished"
         if not folder.exists():
             message = "there is no such folder"

@@ -8,9 +8,8 @@ from pathlib import Path
 from shardprep.formats.errors import UsageError
 
 from .index import INDEX_NAME
-from .manifest import MANIFEST_NAME, WORK_FOLDER_NAME
+from .manifest import COLLECTION_NAME, MANIFEST_NAME, WORK_FOLDER_NAME
 
-COLLECTION_NAME = "collection.json"  # lists datasets that are not splits of the folder
 USUAL_ORDER = ("train", "val", "test")
 MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # also of one that is unfinished, or lost its manifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -44,7 +44,7 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
 
     def run(self, work: Coroutine[Any, Any, T], tick: Callable[[], None] = lambda: None) -> T:
         """Run a coroutine and return its result; ``tick`` is called here every 0.1 s, and at the end."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.begin(work)
         try:
             while not wait([future], POLL_INTERVAL_S).done:
                 tick()
@@ -54,6 +54,10 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         tick()
         with starting_thread():  # by a coroutine, for what blocks
             return future.result()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin to run a coroutine; any thread may wait for its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def cancel(self) -> None:
         """Cancel what runs, for whichever thread, which gets CancelledError of ``concurrent.futures``."""

@@ -65,6 +65,7 @@ class HeldOutVal(Source):
             expected=len(entries) + missing if missing else None,
             ignored=whole.ignored if split == "train" else {},
             options={**whole.options, "val_fraction": self.fraction},
+            kept_by=None,
         )
 
     def boxes(self, split: str) -> Iterator[Box] | None:

@@ -27,6 +27,8 @@ from shardprep.formats.sources.listing.source import (
     Source,
     no_such_split,
 )
+from shardprep.formats.sources.tar.remote.listed_archive import remote_archive_of
+from shardprep.formats.sources.tar.remote.remote_file import RemoteFile
 
 
 class Found(NamedTuple):
@@ -34,7 +36,7 @@ class Found(NamedTuple):
 
     entries: Entries
     reader: ByteReader
-    archives: tuple[Path, ...] = ()
+    archives: tuple[Path | RemoteFile, ...] = ()
     ignored: Mapping[str, int] = MappingProxyType({})
 
 
@@ -60,6 +62,11 @@ class IlsvrcSource(Source):
     @abstractmethod
     def find(self, split: str, problems: Problems) -> Found:
         """Return the entries of an existing split; those that cannot be used are added to ``problems``."""
+
+    @property
+    def place(self) -> Path | str | None:
+        """Where files are looked for that lie beside the images, for errors."""
+        return self.beside[0] if self.beside else None
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -110,11 +117,17 @@ class IlsvrcSource(Source):
             raise SourceIncomplete(
                 "nothing says which class the val images are of; sort them into val/<class>/, put "
                 f"{WANTED_FOR_VAL} beside them, or convert a list of paths and labels",
-                path=self.beside[0] if self.beside else None,
+                path=self.place,
             )
         return truth
 
-    def _archives(self, paths: tuple[Path, ...]) -> tuple[Archive, ...]:
+    def _archives(self, paths: tuple[Path | RemoteFile, ...]) -> tuple[Archive, ...]:
         devkit = self.annotation_files.devkit_path
         files = (*paths, devkit) if devkit and devkit.is_file() else paths
-        return tuple(check_md5(path) if self.check_md5 else archive_of(path) for path in files)
+        return tuple(_archive(path, check=self.check_md5) for path in files)
+
+
+def _archive(path: Path | RemoteFile, *, check: bool) -> Archive:
+    if isinstance(path, RemoteFile):
+        return remote_archive_of(path, check_md5=check)
+    return check_md5(path) if check else archive_of(path)

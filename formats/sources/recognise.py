@@ -21,12 +21,13 @@ from shardprep.formats.sources.record_files.webdataset.source import webdataset
 from shardprep.formats.sources.tar.header import BLOCK
 from shardprep.formats.sources.tensorpack.source import tensorpack_lmdb
 from shardprep.formats.system.regular_file import naming
+from shardprep.formats.system.storage.location import Location
 
 from .converted_dataset import converted_dataset
 from .held_out import held_out
 from .ilsvrc_source import IlsvrcSource
 from .image_tree import class_folders, extracted_tree, kaggle_tree
-from .official_tars import official_tars, single_tar
+from .official_tars import official_tars, remote_tars, single_tar
 
 RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
     webdataset,
@@ -109,7 +110,7 @@ class MixedSource(Source):
 
 
 def recognise(
-    path: Path,
+    path: Path | Location,
     *,
     split: str | None = None,
     check_md5: bool = False,
@@ -118,6 +119,8 @@ def recognise(
 ) -> Source:
     """Return the source at a path, which may be a link; a split that exists twice is taken from its tar.
 
+    At a place in object storage or on a server only the official archives are one.
+
     Class folders without a split, an LMDB and a list are taken for ``split``, or for train. ``seed`` draws
     the images of a ``val_fraction``. Only folders and a first header are read. Raises UsageError if nothing
     is recognised, DataError and OSError.
@@ -125,6 +128,9 @@ def recognise(
     options = options or SourceOptions()
     if split not in (None, *SPLITS):
         raise UsageError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if isinstance(path, Location):
+        source = _without_list_options(remote_tars(path, check_md5=check_md5), options)
+        return source if options.val_fraction is None else held_out(source, options.val_fraction, seed)
     if not path.exists():
         raise UsageError("does not exist", path=path)
     if options.val_fraction is None:

@@ -42,8 +42,9 @@ _locks: weakref.WeakSet[LockDescriptor] = weakref.WeakSet()
 def _close_inherited_locks() -> None:
     """Close the locks in a forked copy of this process, which otherwise keeps them after it."""
     for lock in _locks:
+        number, lock._number = lock._number, -1  # which may be another file's from here on
         with suppress(OSError):
-            os.close(lock.fileno())
+            os.close(number)
     _locks.clear()
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from shardprep.formats.errors import SourceDamaged
 
 from .descriptor import Descriptor
 from .owned import Owned
 from .positional import read_at
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 ReadAt = Callable[[int, int], bytes]
 """``read_at(length, offset)`` returns the bytes there, fewer only if the data ends before."""
@@ -92,6 +96,10 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
         """Read like :data:`ReadAt`. Raises OSError with the file's name."""
         with naming(self.path):
             return read_at(self._fd.fileno(), length, offset)
+
+    def mapped(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield what the calls return, one after the other: a disk is not faster at several places."""
+        return map(call, items)
 
     def expect_random_reads(self) -> None:
         """Keep the kernel from reading ahead: headers are 100 KB apart, and images are read later."""

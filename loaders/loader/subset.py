@@ -77,7 +77,7 @@ class Subset:
     @property
     def shard_counts(self) -> tuple[int, ...]:
         """The number of these records in each block of the dataset, in stored order; by weight, of places."""
-        if self.weights:
+        if self.weights and len(self.dataset.parts) > 1:
             return self.weights.blocks(self._counts)
         return tuple(count for counts in self._counts for count in counts)
 

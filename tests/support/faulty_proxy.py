@@ -60,8 +60,11 @@ def faulty_proxy(server: int) -> Iterator[Proxy]:
     class Handler(Spoiling):
         plan = proxy
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
+    class Listener(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128  # of connections at once
+
+    listener = Listener(("127.0.0.1", 0), Handler)
     proxy.port = listener.server_address[1]
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -154,7 +157,10 @@ class Spoiling(BaseHTTPRequestHandler):
             return self.answer(answer.status, headers, body)
         self.close_connection = True
         return self.spoil(
-            fault, answer.status, {name: headers[name] for name in headers if name != "ETag"}, body
+            fault,
+            answer.status,
+            {name: headers[name] for name in headers if name != "ETag" or fault == "flip"},
+            body,
         )
 
     def spoil(self, fault: str, status: int, headers: dict[str, str], body: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from source_builders import write
 from test_public import CALLS
 
 from shardprep import formats
+from shardprep.formats import UsageError
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders import ContactSheet, Flow, Loader, RunCard
 from shardprep.loaders.engine.trace import Trace
@@ -229,3 +231,30 @@ def test_a_file_with_the_name_of_no_user_is_itself() -> None:
     assert user_path("~no-such-user/x") == Path("~no-such-user/x")
     assert user_path("a/~") == Path("a/~")
     assert user_path(Path("~/x")) == Path.home() / "x"
+
+
+NO_URLS: dict[str, Callable[[str], object]] = {
+    "a part": lambda url: formats.collect("all", [url]),
+    "a collection's folder": lambda url: formats.collect(url, ["~/dataset"]),
+    "a collection": formats.open_collection,
+    "examine": formats.examine,
+    "join": lambda url: formats.join(url, {"age": "ages.npy"}),
+    "export": lambda url: formats.export(url, "out", to="folders"),
+    "publish": lambda url: formats.publish(url, "file:///published"),
+    "repair": lambda url: formats.repair(url, "~/archives"),
+    "a cache": lambda url: formats.open_dataset("file:///train", cache=url),
+    "verify": lambda url: formats.verify(url, executor=ThreadPoolExecutor(1), cache="cache"),
+    "convert": lambda url: formats.convert("~/archives", url),
+}
+
+
+@pytest.mark.parametrize("name", NO_URLS)
+def test_a_url_is_no_path_and_no_folder_gets_its_name(name: str) -> None:
+    with pytest.raises(UsageError, match="URL") as caught:
+        NO_URLS[name]("s3://user:hunter2@bucket/train")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_commands_take_no_url_for_a_path() -> None:
+    done = prep_here("collect", "s3://bucket/all", "~/dataset")
+    assert (done.returncode, "s3://" in done.stderr) == (2, True)

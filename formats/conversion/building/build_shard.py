@@ -211,6 +211,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]
     """Yield the shard's samples in order; bad ones are raised, or appended to ``skipped``."""
     counter = ShardCounter(job.run / COUNTERS_NAME, job.shard.number)
     with closing(counter), copy(job.reader) as reader:  # an open reader would be shared between threads
+        reader.expect(job.entries)
         for done, entry in enumerate(job.entries):
             counter.set(done)
             try:

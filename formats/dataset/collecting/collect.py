@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from shardprep.formats.dataset.manifest import Manifest, read_manifest
-from shardprep.formats.dataset.splits import COLLECTION_NAME, is_collection, refuse_folder_of_splits
+from shardprep.formats.dataset.manifest import COLLECTION_NAME, Manifest, read_manifest
+from shardprep.formats.dataset.splits import is_collection, refuse_folder_of_splits
 from shardprep.formats.errors import UsageError
 from shardprep.formats.system.atomic_write import publish_bytes
 from shardprep.formats.system.user_path import user_path

@@ -9,10 +9,10 @@ from typing import Any
 
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.index import INDEX_NAME
-from shardprep.formats.dataset.manifest import Manifest
+from shardprep.formats.dataset.manifest import COLLECTION_NAME, Manifest
 from shardprep.formats.dataset.record_set import DatasetPart, IndexRows, RecordSet
 from shardprep.formats.dataset.remote.open_dataset import open_dataset, refuse_cache, url_of
-from shardprep.formats.dataset.splits import COLLECTION_NAME, is_collection
+from shardprep.formats.dataset.splits import is_collection
 from shardprep.formats.dataset.table_checks import checked_index
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.system.user_path import user_path

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.containers.published_file import read_small
-from shardprep.formats.dataset.manifest import Manifest, read_manifest
+from shardprep.formats.dataset.manifest import COLLECTION_NAME, Manifest, read_manifest
 from shardprep.formats.dataset.manifest_shape.column_checks import ROOT
 from shardprep.formats.dataset.manifest_shape.json_shape import SHA256, has_exactly
-from shardprep.formats.dataset.splits import COLLECTION_NAME
 from shardprep.formats.errors import DataError, ManifestDamaged, UnknownVersion
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
 

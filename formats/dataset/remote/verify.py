@@ -10,7 +10,7 @@ from shardprep.formats.dataset.verification.verify import check_level
 from shardprep.formats.dataset.verification.verify import verify as verify_folder
 from shardprep.formats.errors import UsageError
 from shardprep.formats.progress import Progress
-from shardprep.formats.system.storage.location import Location
+from shardprep.formats.system.storage.location import Location, redacted
 
 from .open_dataset import cache_for, limit_bytes, refuse_cache, url_of
 
@@ -62,7 +62,8 @@ def verify(
         return verify_folder(dataset, level=level, workers=workers, executor=executor, progress=progress)
     if executor is not None:
         raise UsageError(
-            "is a URL, and an executor checks what lies in a folder; leave the executor out", path=url
+            "is a URL, and an executor checks what lies in a folder; leave the executor out",
+            path=redacted(url),
         )
     check_level(level)
     folder = cache_for(url, cache)

@@ -34,9 +34,15 @@ OFFICIAL_FILES = {  # MD5 as on the download page of 2012, and of 2019 for the p
 def archive_of(path: Path) -> Archive:
     """Return the entry of a file without reading it; ``verified`` is "size" for the official size."""
     status = path.stat()
-    official = OFFICIAL_FILES.get(path.name)
-    verified = "size" if official and official.size == status.st_size else "no"
-    return Archive(path.name, status.st_size, status.st_mtime_ns, verified=verified)
+    return Archive(
+        path.name, status.st_size, status.st_mtime_ns, verified=verified_by_size(path.name, status.st_size)
+    )
+
+
+def verified_by_size(name: str, size: int) -> str:
+    """Return "size" for the official size of a file of that name, "no" for another."""
+    official = OFFICIAL_FILES.get(name)
+    return "size" if official and official.size == size else "no"
 
 
 def check_md5(path: Path) -> Archive:
@@ -46,7 +52,12 @@ def check_md5(path: Path) -> Archive:
         md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if Identity.of(path.stat()) != before:
         raise SourceDamaged("changed while it was read; start again", path=path)
-    official = OFFICIAL_FILES.get(path.name)
+    return Archive(path.name, before.size, before.mtime_ns, md5, verified_by_md5(path.name, md5, path))
+
+
+def verified_by_md5(name: str, md5: str, path: Path | str) -> str:
+    """Return "md5" for a file of an official name, "no" for another. Raises SourceDamaged for another MD5."""
+    official = OFFICIAL_FILES.get(name)
     if official and official.md5 != md5:
         raise SourceDamaged(f"has MD5 {md5}, not {official.md5}; download it again", path=path)
-    return Archive(path.name, before.size, before.mtime_ns, md5, "md5" if official else "no")
+    return "md5" if official else "no"

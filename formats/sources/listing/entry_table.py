@@ -67,7 +67,7 @@ class EntryTable:
     """
 
     def __init__(
-        self, source: Path, problems: Problems | None = None, more: Sequence[tuple[str, str]] = ()
+        self, source: Path | str, problems: Problems | None = None, more: Sequence[tuple[str, str]] = ()
     ) -> None:
         self._source = source
         self._problems = problems

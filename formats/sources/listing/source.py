@@ -57,6 +57,13 @@ class ByteReader(AbstractContextManager["ByteReader"]):
     raises SourceDamaged if the source changed since it was opened.
     """
 
+    def expect(self, entries: Entries) -> None:
+        """Note that these entries are read next, in this order; some may be left out.
+
+        A reader for which each answer takes long reads ahead.
+        """
+        return
+
     @abstractmethod
     def read(self, entry: np.void) -> bytes:
         """Return all bytes of the entry. Raises SourceDamaged if they have changed or are missing."""
@@ -94,13 +101,22 @@ class ByteReader(AbstractContextManager["ByteReader"]):
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of the source: its name, never a path; ``md5`` and ``verified`` are what was checked."""
+    """A file of the source: its name, never a path; ``md5`` and ``verified`` are what was checked.
+
+    A file in object storage has an ``e_tag``, and 0 as ``mtime_ns``.
+    """
 
     name: str
     size: int
     mtime_ns: int
     md5: str | None = None
     verified: str = "no"
+    e_tag: str = ""
+
+    @property
+    def state(self) -> list[Any]:
+        """What must be equal when a conversion goes on, as JSON."""
+        return [self.name, self.size, self.mtime_ns, *([self.e_tag] if self.e_tag else [])]
 
     def to_json(self) -> dict[str, Any]:
         """Return what the manifest keeps: nothing that depends on the time or on what was checked."""
@@ -116,7 +132,8 @@ class Listing:
     not be listed. ``ignored`` counts the files and folders of file managers, and hidden ones, that were left
     out, by name. ``options`` are those that the source was read with, as the manifest keeps them. ``schema``
     has the columns beside key, label and image, of which the reader gives the values; ``has_images`` is False
-    for records without an image, of which the reader gives no bytes.
+    for records without an image, of which the reader gives no bytes. ``kept_by`` is what decides the
+    entries, if they are worth keeping until the conversion is finished, because they took long.
     """
 
     split: str
@@ -132,6 +149,7 @@ class Listing:
     options: Mapping[str, Any] = field(default_factory=dict)
     schema: Schema = field(default_factory=Schema)
     has_images: bool = True
+    kept_by: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

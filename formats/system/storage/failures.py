@@ -100,6 +100,8 @@ def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFai
         return RemoteDenied(f"there are no credentials for it{_advice(place)}", path=place.url, shard=name)
     if status.startswith(": 404"):  # of a listing
         return _missing(status, place, name)
+    if "non-partial response" in said:
+        return RangeRefused("sends no parts of files", path=place.url, shard=name)
     if status.startswith(": 416"):
         return RangeRefused(f"has not that part of the file{status}", path=place.url, shard=name)
     advice = LOOK if _REFUSED.match(status) or "region" in said else AGAIN

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.system.user_path import user_path
 
 SCHEMES = ("s3", "gs", "az", "https", "http", "file")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -47,9 +49,19 @@ class Location:
         """The folder on this machine, None if the place is elsewhere."""
         return Path(unquote(urlsplit(self.url).path)) if self.scheme == "file" else None
 
+    @property
+    def name(self) -> str:
+        """The last name of the place."""
+        return self.folder.name if self.folder else self.url.rpartition("/")[2]
+
     def child(self, name: str) -> Location:
         """Return the folder of that name in this one."""
         return Location(f"{self.url}/{name}")
+
+
+def path_or_place(given: str | os.PathLike[str]) -> Path | Location:
+    """Return a path as a user gives it, or the place of a URL. Raises UsageError for a URL that is none."""
+    return Location.parse(given) if isinstance(given, str) and "://" in given else user_path(given)
 
 
 def redacted(text: str) -> str:

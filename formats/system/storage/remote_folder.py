@@ -18,6 +18,7 @@ from shardprep.formats.system.owned import Owned
 
 from .failures import AnswerBroken, RemoteMissing, translated
 from .location import Location, is_loopback
+from .stored_file import StoredFile
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -130,6 +131,39 @@ class RemoteFolder(Owned):
         with translated(self.place, name, AnswerBroken):
             async for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                 yield chunk
+
+    async def part(self, name: str, start: int, length: int) -> tuple[bytes, StoredFile]:
+        """Return ``length`` bytes of a file from byte ``start``, at least one, and what the store says of it.
+
+        The bytes are fewer only where the answer is wrong. Raises what :meth:`read` raises.
+        """
+        import obstore  # as above
+
+        with translated(self.place, name):
+            found = await obstore.get_async(self._store, name, options={"range": (start, start + length)})
+        with translated(self.place, name, AnswerBroken):
+            return bytes(await found.bytes_async()), StoredFile.of(found.meta)
+
+    async def about(self, name: str) -> StoredFile | None:
+        """Return what the store says of a file, None if it is not there. Raises RemoteFailed."""
+        import obstore  # as above
+
+        try:
+            with translated(self.place, name):
+                return StoredFile.of(await obstore.head_async(self._store, name))
+        except RemoteMissing:
+            return None
+
+    async def files(self) -> dict[str, StoredFile]:
+        """Return what the store says of each file in this folder, without those of folders in it.
+
+        A web server lists none, and fails.
+        """
+        import obstore  # as above
+
+        with translated(self.place):
+            listed = await obstore.list_with_delimiter_async(self._store)
+        return {found["path"].rpartition("/")[2]: StoredFile.of(found) for found in listed["objects"]}
 
     async def folders(self) -> list[str]:
         """Return the names of the folders in this one; empty for a server that lists none.

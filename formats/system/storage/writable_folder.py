@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +16,12 @@ from .location import Location
 from .remote_folder import RemoteFolder, RetryPolicy
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
 MEBIBYTE = 1 << 20
 PART_BYTES = 8 * MEBIBYTE  # of a file that is sent in parts; a slow line sends one within the timeout
 MOST_PARTS = 10_000  # of one file, which S3 allows
 PARTS_AT_ONCE = 2  # of one file: several files are sent at once
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """What a store says of a file: its size in bytes, and its ETag, which another content does not have."""
-
-    size: int
-    e_tag: str
-
-    @classmethod
-    def of(cls, found: ObjectMeta) -> StoredFile:
-        """Return what obstore says of a file."""
-        return cls(found["size"], (found["e_tag"] or "").strip('"'))
 
 
 class WritableFolder(RemoteFolder):
@@ -59,24 +44,6 @@ class WritableFolder(RemoteFolder):
     def _config(self) -> Any:
         # not every store with the interface of S3 knows the request that deletes many files
         return {"disable_bulk_delete": True} if self.place.scheme == "s3" else {}
-
-    async def about(self, name: str) -> StoredFile | None:
-        """Return what the store says of a file, None if it is not there. Raises RemoteFailed."""
-        import obstore  # as above
-
-        try:
-            with translated(self.place, name):
-                return StoredFile.of(await obstore.head_async(self._store, name))
-        except RemoteMissing:
-            return None
-
-    async def files(self) -> dict[str, StoredFile]:
-        """Return what the store says of each file in this folder, without those of folders in it."""
-        import obstore  # as above
-
-        with translated(self.place):
-            listed = await obstore.list_with_delimiter_async(self._store)
-        return {found["path"].rpartition("/")[2]: StoredFile.of(found) for found in listed["objects"]}
 
     async def content(self, name: str, most: int) -> bytes | None:
         """Return the first ``most`` bytes of a file, None if it is not there. Raises RemoteFailed."""

@@ -68,6 +68,8 @@ class Prefetcher(Owned):
 
     def close(self) -> None:
         """End the threads. Idempotent."""
+        if not self.made_here:  # else the lock can be held by a thread that was not copied
+            return
         with self._changed:
             self._is_closed = True
             self._progressed()

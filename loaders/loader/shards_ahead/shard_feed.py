@@ -94,9 +94,18 @@ class ShardFeed(LocalShards, Owned):
         begins = np.concatenate([each.shards for each in epochs])
         self._prefetcher.follow(self._files.of(begins.tolist()))
 
-    def held(self, shards: Iterable[int]) -> Held:
-        """Download what is missing of these shards, and hold them; also after :meth:`close`."""
-        return self._dataset.cache.hold(self._files.of(shards))
+    @contextmanager
+    def held(self, shards: Iterable[int]) -> Iterator[Held]:
+        """Download what is missing of these shards, and hold them.
+
+        After :meth:`close` it opens the cache again, and closes it at the end.
+        """
+        try:
+            with self._dataset.cache.hold(self._files.of(shards)) as held:
+                yield held
+        finally:
+            if not self._end.alive:
+                self._dataset.close()
 
     def _hold(self, shards: Iterable[int]) -> Future[Held]:
         return self._threads.begin(partial(self._cache.hold, self._files.of(shards)))

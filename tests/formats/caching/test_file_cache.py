@@ -180,6 +180,13 @@ def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
         assert [*pool.map(read, range(4))] == [36] * 4
 
 
+def test_a_limit_may_be_more_than_any_disk_has(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    with opened(tmp_path / "cache", 10**30) as cache, cache.hold(shards[:1]):
+        assert len(files_in(tmp_path / "cache")) == 1
+
+
 def test_a_limit_that_is_too_small_is_an_error_that_says_what_would_do(
     proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ from shardprep.formats import (
     collect,
     open_collection,
     open_dataset,
+    publish,
     read_manifest,
+    repair,
+    verify,
 )
 from shardprep.formats.dataset.collecting import collection as collections
 from shardprep.formats.dataset.collecting.collection_file import CollectionFile, PartEntry
@@ -223,5 +227,13 @@ def test_commands_take_a_collection_for_what_it_is(parts: list[Path], tmp_path: 
     with pytest.raises(UsageError, match=r"is a collection: open_collection\(\) opens it"):
         open_dataset(tmp_path)
     assert prep_here("repair", tmp_path, "--source", tmp_path).returncode == 2
+    for call in (
+        read_manifest,
+        verify,
+        partial(repair, source=tmp_path),
+        partial(publish, url=tmp_path.as_uri()),
+    ):
+        with pytest.raises(UsageError, match="is a collection; give its parts"):
+            call(tmp_path)
     done = prep_here("bench-loader", tmp_path, "--seconds", "0.1", "--workers", "0", "--quiet", "--json")
     assert json.loads(done.stdout)["dataset"] == str(tmp_path)

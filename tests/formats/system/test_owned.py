@@ -63,6 +63,7 @@ NOT_OWNED = {
     "FlowSources": COPYABLE,
     "ByteReader": COPYABLE,
     "TarReader": COPYABLE,
+    "RemoteTarReader": COPYABLE,
     "TextReader": COPYABLE,
     "TreeReader": COPYABLE,
     "RecordReader": COPYABLE,

@@ -69,6 +69,9 @@ class CachedDataset(Dataset):
         """The dataset's URL."""
         return self.url
 
+    def _name_at(self, path: Path) -> str:
+        return self._opening[0].name
+
     def close(self) -> None:
         """Close the shards, let their files go, and end the downloads. No other thread may be reading."""
         super().close()

@@ -71,7 +71,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.folder = CacheFolder(user_path(folder).absolute())
-        self.limit_bytes = UNLIMITED if limit_bytes is None else limit_bytes
+        self.limit_bytes = min(UNLIMITED, UNLIMITED if limit_bytes is None else limit_bytes)
         self.place = place
         self._policy, self._patience_s = policy, patience_s
         self._lock = threading.RLock()

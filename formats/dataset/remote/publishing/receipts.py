@@ -8,7 +8,7 @@ from pathlib import Path
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json
 from shardprep.formats.system.atomic_write import publish_bytes
-from shardprep.formats.system.storage.writable_folder import StoredFile
+from shardprep.formats.system.storage.stored_file import StoredFile
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from shardprep.formats.dataset.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, PROVENANCE_NAME, Manifest
 from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, UsageError
-from shardprep.formats.system.storage.writable_folder import StoredFile, WritableFolder
+from shardprep.formats.system.storage.stored_file import StoredFile
+from shardprep.formats.system.storage.writable_folder import WritableFolder
 
 from .claim import Claim
 from .small_file import created

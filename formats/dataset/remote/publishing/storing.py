@@ -22,7 +22,8 @@ from shardprep.formats.progress import Progress
 from shardprep.formats.records.canonical_json import canonical_json, sha256_of
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RetryPolicy
-from shardprep.formats.system.storage.writable_folder import StoredFile, WritableFolder
+from shardprep.formats.system.storage.stored_file import StoredFile
+from shardprep.formats.system.storage.writable_folder import WritableFolder
 
 from .claim import Claim
 from .converted_to import ConvertedTo

@@ -15,7 +15,8 @@ from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.processes.loop_thread import in_thread
 from shardprep.formats.system.positional import read_at
 from shardprep.formats.system.storage.failures import AnswerBroken, RemoteMissing
-from shardprep.formats.system.storage.writable_folder import StoredFile, WritableFolder, part_bytes
+from shardprep.formats.system.storage.stored_file import StoredFile
+from shardprep.formats.system.storage.writable_folder import WritableFolder, part_bytes
 
 from .fingerprint import Fingerprint
 

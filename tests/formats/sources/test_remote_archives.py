@@ -1,0 +1,265 @@
+"""Archives in object storage are converted in place, as those on a disk are, or there is an error."""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from datasets import converted, prep, prep_here, tree
+from faulty_proxy import HIDDEN, Proxy
+from object_server import object_server
+
+from shardprep.formats import (
+    ConvertOptions,
+    PlanOptions,
+    SourceDamaged,
+    UsageError,
+    convert,
+    convert_part,
+)
+from shardprep.formats.sources.listing.problems import Problems
+from shardprep.formats.sources.official_tars import OfficialTars, official_tars, remote_tars
+from shardprep.formats.sources.tar.header import BLOCK
+from shardprep.formats.sources.tar.remote import headers_ahead, remote_archive, remote_place
+from shardprep.formats.system.storage.failures import (
+    AnswerBroken,
+    RangeRefused,
+    RemoteDenied,
+    RemoteFailed,
+    RemoteMissing,
+)
+from shardprep.formats.system.storage.location import Location
+from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
+from shardprep.formats.system.storage.stored_file import StoredFile
+
+URL = "s3://bucket/archives"
+TRAIN = "ILSVRC2012_img_train.tar"
+VAL = "ILSVRC2012_img_val.tar"
+
+SLOW = pytest.mark.slow
+ONCE = ["cut", *(pytest.param(one, marks=SLOW) for one in ("short", "long", "503", "stall", "slow"))]
+ALWAYS = {
+    "cut": AnswerBroken,
+    "short": AnswerBroken,
+    "flip": SourceDamaged,
+    "whole": RangeRefused,
+    "403": RemoteDenied,
+    "503": RemoteFailed,
+}
+
+
+@pytest.fixture(scope="module")
+def buckets(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the server's buckets, of which one has the archives."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copytree(archives, folder / "bucket" / "archives")
+    (folder / "bucket" / "other").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(buckets: Path) -> Iterator[int]:
+    """The port of a server of S3."""
+    with object_server(buckets) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def local(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of a local conversion of train."""
+    folder = tmp_path_factory.mktemp("local") / "train"
+    converted(archives, folder)
+    return tree(folder)
+
+
+@pytest.fixture(autouse=True)
+def _few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_place, "POLICY", RetryPolicy(retries=1, timeout_s=20))
+
+
+def asked_of(proxy: Proxy, name: str) -> list[tuple[int, int]]:
+    """The start and the end of each range of a file that was asked for; a whole file is an error."""
+    ranges = [found.removeprefix("bytes=").split("-") for found in proxy.ranges_of(name) if found is not None]
+    assert len(ranges) == len(proxy.ranges_of(name)), "a whole file was asked for"
+    return [(int(start), int(last) + 1) for start, last in ranges]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "container"),
+    [("s3", "lmdb"), pytest.param("http", "hdf5", marks=SLOW), pytest.param("file", "lmdb", marks=SLOW)],
+)
+def test_the_result_is_that_of_a_local_conversion_and_only_its_bytes_are_read(
+    archives: Path, buckets: Path, proxy: Proxy, tmp_path: Path, scheme: str, container: str
+) -> None:
+    urls = {"s3": URL, "http": f"{proxy.url}/bucket/archives", "file": f"file://{buckets}/bucket/archives"}
+    options = PlanOptions(container=container, shard_size=60_000)
+    done = convert(archives, tmp_path / "local", plan_options=options, workers=0)
+
+    read = convert(urls[scheme], tmp_path / "remote", plan_options=options, workers=0)
+
+    assert tree(tmp_path / "remote") == tree(tmp_path / "local")
+    assert [one.manifest.root for one in read] == [one.manifest.root for one in done]
+    if scheme != "file":
+        size = sum(one.manifest.image_bytes for one in done)
+        asked = [end - start for name in (TRAIN, VAL, "test.tar") for start, end in asked_of(proxy, name)]
+        assert size <= sum(asked) < 1.5 * size
+
+
+@SLOW
+def test_workers_convert_from_a_bucket_into_a_bucket(
+    archives: Path, buckets: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    convert(archives, tmp_path / "local", workers=0)
+
+    place = f"s3://bucket/{tmp_path.name}"
+    prep("convert", URL, place, "--workers", 2, "--scratch", tmp_path / "scratch", "--quiet", check=True)
+
+    assert tree(buckets / "bucket" / tmp_path.name) == tree(tmp_path / "local")
+
+
+@pytest.mark.parametrize("fault", ONCE)
+def test_an_answer_that_is_no_good_is_asked_for_again(
+    local: dict[str, str], proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "stall":
+        monkeypatch.setattr(remote_place, "POLICY", RetryPolicy(retries=1, timeout_s=1))
+    spoilt = (1, 9, 60, 61)  # of the archive's header, of the classes', and of images
+    proxy.fault = lambda path, count: fault if path.endswith(TRAIN) and count in spoilt else None
+
+    converted(URL, tmp_path / "train")  # type: ignore[arg-type]
+
+    assert tree(tmp_path / "train") == local
+    assert len(proxy.ranges_of(TRAIN)) > max(spoilt)
+
+
+@pytest.mark.parametrize("fault", ALWAYS)
+@pytest.mark.parametrize("after", [0, pytest.param(50, marks=SLOW)])
+def test_what_is_never_right_is_an_error_that_names_the_file_and_no_secret(
+    proxy: Proxy, tmp_path: Path, fault: str, after: int
+) -> None:
+    if fault == "flip" and after:
+        pytest.skip("the archive has no digest of an image")
+    proxy.fault = lambda path, count: fault if path.endswith(TRAIN) and count > after else None
+
+    with pytest.raises(ALWAYS[fault], match="bucket/archives") as caught:
+        converted(URL, tmp_path / "train")  # type: ignore[arg-type]
+
+    assert HIDDEN not in str(caught.value)
+    assert "AKIA" not in str(caught.value)
+    assert not (tmp_path / "train" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("at", [5, 60])
+def test_an_archive_that_is_replaced_meanwhile_is_an_error(
+    buckets: Path, proxy: Proxy, tmp_path: Path, at: int
+) -> None:
+    folder = buckets / "bucket" / tmp_path.name
+    shutil.copytree(buckets / "bucket" / "archives", folder)
+
+    def replace(path: str, count: int) -> None:
+        if path.endswith(TRAIN) and count == at:
+            data = bytearray((folder / TRAIN).read_bytes())
+            data[len(data) // 2] ^= 1
+            (folder / "new").write_bytes(data)
+            (folder / "new").replace(folder / TRAIN)
+
+    proxy.fault = replace
+
+    with pytest.raises(SourceDamaged, match="changed since it was listed"):
+        converted(f"s3://bucket/{folder.name}", tmp_path / "train")  # type: ignore[arg-type]
+
+    assert not (tmp_path / "train" / "manifest.json").exists()
+
+
+def test_a_conversion_that_goes_on_reads_no_header_again(
+    local: dict[str, str], proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.fault = lambda path, count: "403" if path.endswith(TRAIN) and count > 60 else None
+    with pytest.raises(RemoteDenied):
+        converted(URL, tmp_path / "train")  # type: ignore[arg-type]
+    proxy.fault = lambda path, count: None
+    first = asked_of(proxy, TRAIN)
+
+    converted(URL, tmp_path / "train")  # type: ignore[arg-type]
+
+    assert tree(tmp_path / "train") == local
+    assert any(end - start == BLOCK for start, end in first)
+    assert not [one for one in asked_of(proxy, TRAIN)[len(first) :] if one[1] - one[0] == BLOCK]
+
+
+@pytest.mark.parametrize("segment", [BLOCK, 3_333, 100_000])
+def test_headers_that_are_found_ahead_change_nothing_and_are_each_asked_for_once(
+    archives: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, segment: int
+) -> None:
+    monkeypatch.setattr(headers_ahead, "SEGMENT_BYTES", segment)
+    here, there = official_tars(archives), remote_tars(Location.parse(URL))
+    assert isinstance(here, OfficialTars)
+
+    found, expected = (source.find("val", Problems()).entries for source in (there, here))
+
+    assert found.tobytes() == expected.tobytes()
+    blocks = [start for start, end in asked_of(proxy, VAL) if end - start == BLOCK]
+    assert len(blocks) == len(set(blocks))
+    headers = {int(offset) - BLOCK for offset in expected["offset"]}
+    assert headers <= set(blocks)
+
+
+def test_a_check_of_md5_reads_each_archive_once_as_a_whole(
+    archives: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_archive, "PIECE_BYTES", 100_000)
+    with pytest.raises(SourceDamaged, match=f"{URL}/{VAL}.* has MD5"):
+        convert(URL, tmp_path / "val", split="val", options=ConvertOptions(check_md5=True), workers=0)
+
+    pieces = sorted(one for one in asked_of(proxy, VAL) if one[1] - one[0] > BLOCK)
+    assert (pieces[0][0], pieces[-1][1]) == (0, (archives / VAL).stat().st_size)
+    assert all(end == start for (_, end), (start, _) in pairwise(pieces))
+
+
+def test_an_interruption_ends_all_requests_and_threads(proxy: Proxy, tmp_path: Path) -> None:
+    def interrupt(path: str, count: int) -> str | None:
+        if path.endswith(TRAIN) and count == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+        return "stall" if path.endswith(TRAIN) and count >= 9 else None
+
+    proxy.fault = interrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        converted(URL, tmp_path / "train")  # type: ignore[arg-type]
+
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("shardprep")]
+
+
+def test_what_is_not_there_is_an_error(proxy: Proxy, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"s3://bucket/other.* none of the official tars"):
+        converted("s3://bucket/other", tmp_path / "train")  # type: ignore[arg-type]
+    with pytest.raises((RemoteMissing, UsageError), match="s3://nothing/archives"):
+        converted("s3://nothing/archives", tmp_path / "train")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is not a URL with one of"):
+        converted("ftp://host/archives", tmp_path / "train")  # type: ignore[arg-type]
+
+
+def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = RemoteFolder.about
+
+    async def about(folder: RemoteFolder, name: str) -> StoredFile:
+        if (found := await really(folder, name)) is None:
+            raise RemoteDenied("gives no access")
+        return found
+
+    monkeypatch.setattr(RemoteFolder, "about", about)
+
+    assert remote_tars(Location.parse(f"{proxy.url}/bucket/archives")).splits == ("train", "val", "test")
+
+
+def test_parts_and_executors_are_for_archives_on_a_disk(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no part is converted"):
+        convert_part(URL, tmp_path / "train", (1, 2))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="one machine converts"):
+        convert(URL, tmp_path / "train", executor=pool)
+    assert prep_here("convert", URL, tmp_path / "train", "--part", "1/2").returncode == 2

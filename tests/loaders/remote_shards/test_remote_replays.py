@@ -1,0 +1,142 @@
+"""A replay is what was delivered, and states go on, wherever the records are: here, at a URL, in parts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import active_count
+from typing import Any
+
+import pytest
+from cut_datasets import collected
+from loaded import assert_same, epoch_of, kept, loader_on, numbers_in
+
+from shardprep.formats import UsageError, open_dataset, read_manifest
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+
+WINDOW = LocalShuffle(20)
+
+
+def limit_of(path: Path, share: float) -> int:
+    manifest = read_manifest(path)
+    return int(sum(shard.size for shard in manifest.shards) * share) + sum(t.size for t in manifest.tables)
+
+
+@pytest.fixture(scope="module")
+def parts(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return collected(lmdb_shards, tmp_path_factory.mktemp("cut"), 5)
+
+
+@pytest.fixture
+def place(lmdb_shards: Path, parts: Path, tmp_path: Path) -> Callable[[str], Callable[..., Loader]]:
+    """What makes loaders of the records here, at a URL with little room, in parts, or by weight."""
+    small = {"cache": tmp_path / "c", "cache_limit": limit_of(lmdb_shards, 0.5)}
+    name = lmdb_shards.name
+
+    def loader_at(where: str) -> Callable[..., Loader]:
+        path, more = {
+            "here": (lmdb_shards, {}),
+            "at a URL": (lmdb_shards.as_uri(), small),
+            "in parts": (parts, {}),
+            "here by weight": (lmdb_shards, {"weights": {name: 2}}),
+            "at a URL by weight": (lmdb_shards.as_uri(), small | {"weights": {name: 2}}),
+            "in parts by weight": (parts, {"weights": {"part-0": 1, "part-1": 4}}),
+        }[where]
+        options = {"shuffle": WINDOW, "transform": TrainTransform(16), **more}
+        return lambda **others: loader_on(path, **(options | others))
+
+    return loader_at
+
+
+PLACES = ["here", "at a URL", "in parts", "here by weight", "at a URL by weight", "in parts by weight"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"records": range(50, 204, 2), "rank": 1, "world_size": 2},
+        {"shuffle": LocalShuffle(30, partitions=2)},
+    ],
+    ids=["all", "a rank's subset", "partitions"],
+)
+def test_each_step_is_replayed_bit_for_bit_while_the_loader_is_open_and_after(
+    place: Callable[[str], Callable[..., Loader]], where: str, options: dict[str, Any]
+) -> None:
+    with place(where)(**options) as loader:
+        loader.set_epoch(3)
+        delivered = []
+        for step, batch in enumerate(loader):
+            delivered.append(kept(batch))
+            assert_same([kept(loader.replay(3, step).batch)], delivered[-1:])
+        state, receipt = json.loads(json.dumps(loader.state_dict())), loader.receipt()
+        assert receipt.is_complete or options
+    steps = [0, len(delivered) - 1]
+    assert_same([kept(loader.replay(3, step).batch) for step in steps], [delivered[step] for step in steps])
+    with place(where)(**options) as again:
+        again.load_state_dict(state)
+        assert_same(epoch_of(again, 1), [kept(loader.replay(4, 0).batch)])
+
+
+def test_a_replay_of_a_closed_loader_leaves_nothing_open(
+    place: Callable[[str], Callable[..., Loader]], tmp_path: Path
+) -> None:
+    with place("at a URL")() as loader:
+        first = epoch_of(loader, 1)
+    before = active_count()
+    assert_same([kept(loader.replay(0, 0).batch)], first)
+
+    assert active_count() == before
+    assert not list((tmp_path / "c" / "readers").iterdir())
+
+
+@pytest.mark.parametrize("ways", [("here by weight", "at a URL by weight"), ("at a URL", "here")])
+def test_states_and_identities_of_a_url_are_those_of_the_folder(
+    place: Callable[[str], Callable[..., Loader]], ways: tuple[str, str]
+) -> None:
+    one, other = map(place, ways)
+    with one() as begun, other() as resumed:
+        assert begun.identity == resumed.identity
+        epoch_of(begun, 4)
+        resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+        begun.load_state_dict(begun.state_dict())
+        assert_same(epoch_of(resumed), epoch_of(begun))
+
+
+def code_of_copy(call: Callable[[], None], folder: Path) -> int:
+    """Call in a forked copy that has opened files with the numbers of all descriptors that it had closed."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for number in range(40):
+                os.write(os.open(folder / f"own-{number}", os.O_RDWR | os.O_CREAT), b"x" * 40)
+            call()
+            code = 0
+        except UsageError as error:
+            code = 2 if "forked" in str(error) else 3
+        except OSError:
+            code = 4
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert {path.read_bytes() for path in folder.glob("own-*")} == {b"x" * 40}
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_forked_copy_of_an_iteration_is_refused(
+    place: Callable[[str], Callable[..., Loader]], tmp_path: Path
+) -> None:
+    with place("at a URL")(shuffle=None, read_ahead=0) as loader:
+        batches = iter(loader)
+        first = kept(next(batches))
+        assert code_of_copy(lambda: list(map(kept, batches)) and None, tmp_path) == 2
+        assert sorted(numbers_in([first, *epoch_of(batches)])) == list(range(204))
+
+
+def test_a_forked_copy_of_a_lock_is_no_other_file(lmdb_shards: Path, tmp_path: Path) -> None:
+    with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c") as dataset:
+        assert code_of_copy(lambda: dataset.cache.used(3), tmp_path) == 4  # type: ignore[attr-defined]
