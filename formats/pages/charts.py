@@ -39,6 +39,8 @@ def histogram(
     text = f"{sum(counts):,} {counted} from {show(edges[0])} to {show(edges[-1])}; at most {most:,} in a bar."
     if edges[0] == edges[-1]:
         text = f"{sum(counts):,} {counted}, all with {show(edges[0])}."
+        middle, width = LEFT + step / 2, step / 16
+        drawn, ticks = [_bar(middle - width / 2, width, 1.0)], [(middle, show(edges[0]))]
     return chart_figure(
         title, text, [*drawn, *ticks_across(ticks), *_up(most), axis_name(axis)], (axis, counted), rows
     )
