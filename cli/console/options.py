@@ -68,8 +68,6 @@ class Folder(click.ParamType[Path]):
         try:
             mode = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
-            if "://" in str(value):
-                self.fail(f"{value} is a URL; prep fetch brings a dataset into a folder", param, ctx)
             self.fail(f"{path} does not exist", param, ctx)
         if not stat.S_ISDIR(mode):
             self.fail(f"{path} is not a folder", param, ctx)

@@ -33,10 +33,14 @@ def histogram(
     drawn = [_bar(LEFT + number * step, step, count / most) for number, count in enumerate(counts) if count]
     ticks = [(LEFT + at * step, show(edges[at])) for at in _spread(len(counts))]
     rows = [
-        (f"{show(low)} to {show(high)}", f"{count:,}")
+        (f"{show(low)} to {show(high)}" if low < high else show(low), f"{count:,}")
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
     ]
     text = f"{sum(counts):,} {counted} from {show(edges[0])} to {show(edges[-1])}; at most {most:,} in a bar."
+    if edges[0] == edges[-1]:
+        text = f"{sum(counts):,} {counted}, all with {show(edges[0])}."
+        middle, width = LEFT + step / 2, step / 16
+        drawn, ticks = [_bar(middle - width / 2, width, 1.0)], [(middle, show(edges[0]))]
     return chart_figure(
         title, text, [*drawn, *ticks_across(ticks), *_up(most), axis_name(axis)], (axis, counted), rows
     )

@@ -97,14 +97,6 @@ def test_a_collection_has_no_page_of_its_own(folder: Path) -> None:
         assert not (folder / "both.html").exists()
 
 
-@pytest.mark.parametrize("words", [("report",), ("replay", "--step", 0)], ids=["report", "replay"])
-def test_a_url_in_the_place_of_a_folder_is_named_as_such(words: tuple[object, ...]) -> None:
-    done = prep_here(*words, "s3://bucket/train")
-
-    assert done.returncode == 2
-    assert "s3://bucket/train is a URL; prep fetch brings a dataset into a folder" in done.stderr
-
-
 def test_the_custody_of_a_record_leads_from_its_bytes_to_the_root(folder: Path) -> None:
     with open_dataset(folder / "shards/train") as opened:
         last, manifest = opened[len(opened) - 1], opened.manifest

@@ -27,12 +27,17 @@ class Histogram:
 
     @classmethod
     def of(cls, values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> Histogram:
-        """Return the histogram of positive numbers; the edges of a logarithmic one have equal ratios."""
+        """Return the histogram of positive numbers; the edges of a logarithmic one have equal ratios.
+
+        Of values that are all the same it is one bar.
+        """
         if not len(values):
             return cls([0.0, 1.0], [0])
         low, high = float(values.min()), float(values.max())
-        high = max(high, low * 1.01 + (0 if is_logarithmic else 1))
+        if low == high:
+            return cls([round(low, 3)] * 2, [len(values)])
         edges = np.geomspace(low, high, BINS + 1) if is_logarithmic else np.linspace(low, high, BINS + 1)
+        edges = np.maximum.accumulate(np.clip(edges, low, high))  # not so where they are rounded
         edges[0], edges[-1] = low, high
         return cls([round(edge, 3) for edge in edges.tolist()], np.histogram(values, edges)[0].tolist())
 

@@ -97,6 +97,7 @@ def test_a_histogram_counts_each_value(values: list[int], is_logarithmic: bool) 
     made = Histogram.of(np.array(values), is_logarithmic=is_logarithmic)
 
     assert sum(made.counts) == len(values)
+    assert (made.edges[0], made.edges[-1]) == (min(values), max(values))
     assert len(made.edges) == len(made.counts) + 1
 
 
