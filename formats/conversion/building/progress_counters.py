@@ -68,6 +68,7 @@ class ShardCounter(Owned):
     def __init__(self, path: Path, number: int) -> None:
         self._is_far = not is_of_this_host(path.parent)
         flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._path = path
         self._file = Descriptor(os.open(path, flags | os.O_DSYNC if self._is_far else flags))
         self._at = 8 * number
         self._count = self._written = 0
@@ -89,6 +90,7 @@ class ShardCounter(Owned):
             self._file.close()
 
     def _write(self) -> None:
-        os.pwrite(self._file.fileno(), self._count.to_bytes(8, "little"), self._at)
+        with naming(self._path):
+            os.pwrite(self._file.fileno(), self._count.to_bytes(8, "little"), self._at)
         self._written = self._count
         self._next = monotonic() + FAR_INTERVAL_S

@@ -156,7 +156,7 @@ def bad_tree(folder: Path, photographs: Path) -> Path:
 
 @pytest.fixture
 def photographs() -> Path:
-    return ROOT / "formats" / "sample" / "photographs"
+    return ROOT / "formats" / "sources" / "sample" / "photographs"
 
 
 @pytest.mark.slow
