@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 from datasets import converted
@@ -47,6 +48,8 @@ def pytest_sessionstart() -> None:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to jobs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+COLLECTED_END_S = 5.0  # for the thread in which an object ends that was dropped without being closed
+
 _modules_frozen = 0
 
 
@@ -73,6 +76,9 @@ def nothing_outlives_a_test() -> Iterator[None]:
     yield
     gc.collect()
     assert children() <= processes_before, "a process outlived the test"
+    end = monotonic() + COLLECTED_END_S
+    while not threads() <= threads_before and monotonic() < end:
+        sleep(0.01)
     assert threads() <= threads_before, "a thread outlived the test"
 
 

@@ -123,6 +123,7 @@ def copied(folder: Path, page: Path) -> Path:
     return Path(shutil.copytree(folder / "demo", folder / page.stem, copy_function=os.link))
 
 
+@pytest.mark.timeout(900)  # the first one waits for the programs of all pages
 @pytest.mark.parametrize("block", [parameter(block) for block in BLOCKS if block in PROGRAMS + SHELL])
 def test_a_program_in_the_documents_runs(block: Block, endings: dict[Block, Ending]) -> None:
     assert endings[block] == (0, ""), block.text

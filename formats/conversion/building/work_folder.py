@@ -198,7 +198,7 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
         return
     begun = _parsed(path)
     if differing := differences(begun, guard):
-        here = "" if begun.get("writer") == guard.get("writer") else f" on the machine {socket.gethostname()}"
+        here = f" on the machine {socket.gethostname()}" if "writer was" in differing else ""
         raise PlanMismatch(
             f"holds an unfinished {work}: {differing}{here}; repeat the command that began it, choose another folder"
             + (RESTART if work == "conversion" else ""),

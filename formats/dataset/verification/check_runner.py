@@ -16,6 +16,7 @@ from shardprep.formats.processes.executors.other_machine import OtherMachine
 from shardprep.formats.processes.thread_start import starting_thread
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.formats.progress import Progress
+from shardprep.formats.system.owned import Owned
 
 from .seen_dataset import SeenDataset
 
@@ -28,7 +29,7 @@ Outcome = Callable[[], T]
 
 
 @dataclass(frozen=True)
-class CheckRunner:
+class CheckRunner(Owned):
     """Runs calls that read one file each: in threads, or ``elsewhere`` if that is given.
 
     ``elsewhere`` is an executor, and the dataset as this machine sees it. ``workers`` is the number of calls

@@ -11,6 +11,8 @@ from functools import partial
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
+from shardprep.formats.system.owned import Owned
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -21,7 +23,7 @@ HEAD_INTERVAL_S = 2.0
 HEAD_SILENT_S = 20.0
 
 
-class RayExecutor(Executor):
+class RayExecutor(Owned, Executor):
     """Runs each call as a task of the Ray cluster that this process is connected to by ``ray.init``.
 
     ``options`` are those of ``ray.remote``, such as ``num_cpus`` and ``resources``. A task runs again if its

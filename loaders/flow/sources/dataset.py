@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from shardprep.formats.dataset.collecting.collection import open_records
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.record_set import RecordSet
 from shardprep.formats.errors import UsageError
+from shardprep.formats.processes.collected_end import CollectedEnd
 from shardprep.formats.records.labels import SPACES
 from shardprep.loaders.flow.core.checks import seed_of, within
 from shardprep.loaders.flow.core.length import Length, exact
@@ -82,7 +82,7 @@ class FromDataset(Fetched):
             drop_last=False,
         )
         made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
-        weakref.finalize(made, dataset.close)
+        CollectedEnd(made, dataset.close)
         return made
 
     @property

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from shardprep.formats.dataset.remote.caching.held import Held
 from shardprep.formats.processes.thread_start import starting_thread
+from shardprep.formats.system.owned import Owned
 
 
 class HeldShards:
@@ -35,7 +36,7 @@ class HeldShards:
             self._held.release()
 
 
-class HoldThreads:
+class HoldThreads(Owned):
     """Threads that each wait until some files are held. Daemons: the cache's end ends them."""
 
     def __init__(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 from shardprep.formats.dataset.remote.caching.cached_dataset import CachedDataset
 from shardprep.formats.dataset.remote.caching.held import Held
 from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
+from shardprep.formats.processes.collected_end import CollectedEnd
 from shardprep.formats.system.owned import Owned
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.shard_uses import ShardUses, Steps, shard_uses
@@ -42,7 +42,7 @@ class ShardFeed(LocalShards, Owned):
         self._waited_s = self._waited_first_s = 0.0
         self._check_limit(_bytes_kept(dataset))
         self._prefetcher = Prefetcher(self._cache, ahead=self._ahead() * files.per_shard)
-        self._end = weakref.finalize(self, _end, dataset, self._prefetcher, self._threads)
+        self._end = CollectedEnd(self, partial(_end_downloads, dataset, self._prefetcher, self._threads))
 
     def _check_limit(self, kept: int) -> None:
         if self._files.total + kept <= self._cache.limit_bytes:
@@ -104,7 +104,7 @@ class ShardFeed(LocalShards, Owned):
             with self._dataset.cache.hold(self._files.of(shards)) as held:
                 yield held
         finally:
-            if not self._end.alive:
+            if self._end.is_over:
                 self._dataset.close()
 
     def _hold(self, shards: Iterable[int]) -> Future[Held]:
@@ -131,7 +131,7 @@ class ShardFeed(LocalShards, Owned):
         self._end()
 
 
-def _end(dataset: CachedDataset, prefetcher: Prefetcher, threads: HoldThreads) -> None:
+def _end_downloads(dataset: CachedDataset, prefetcher: Prefetcher, threads: HoldThreads) -> None:
     """End the downloads, and then the threads that wait for them."""
     dataset.close()
     prefetcher.close()

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from shardprep.formats.printable import printable
 from shardprep.formats.progress import bar_class
+from shardprep.formats.system.owned import Owned
 
 from .last_minute import LastMinute, Stats, Watchable
 from .status_text import queue_line, rate_line, stages_line
@@ -36,7 +37,7 @@ class ShownStatus(Protocol):
         """Remove what is shown. Idempotent."""
 
 
-class StatusLines:
+class StatusLines(Owned):
     """Lines on a terminal: how far the epoch is, the rate and the limit, the stages, and the queue."""
 
     def __init__(self, loader: Watchable[Stats], *, total: int | None, title: str) -> None:
@@ -93,7 +94,7 @@ class StatusLines:
         )
 
 
-class StatusBar:
+class StatusBar(Owned):
     """A bar of one line, which a notebook shows below the cell."""
 
     def __init__(self, loader: Watchable[Stats], *, total: int | None, title: str) -> None:

@@ -91,6 +91,8 @@ NOT_OWNED = {
     "FakeData": MEMORY,
     "FakeDataset": MEMORY,
     "EpochLoader": "is the base of FakeData, which has memory only, and of Loader, which is owned",
+    "ReplayableLoader": "is the base of Loader, which is owned",
+    "LocalShards": "has nothing; ShardFeed, which is made of it, is owned",
     "Passes": "has its source, which answers for itself",
     "_Pass": ITERATOR,
     "OpenPart": ITERATOR,
