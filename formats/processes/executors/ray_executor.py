@@ -45,6 +45,7 @@ class RayExecutor(Owned, Executor):
             threading.Thread(target=self._watch, args=(head,), name="shardprep-ray", daemon=True).start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a call as a task of the cluster. Raises ConnectionError, and RuntimeError after the end."""
         if self._end.is_set():
             raise RuntimeError("cannot schedule new futures after shutdown")
         self._refuse_unconnected()
@@ -56,6 +57,7 @@ class RayExecutor(Owned, Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the executor; ``wait`` for what runs. The connection stays open. Idempotent."""
         self._end.set()
         pending = list(self._pending)
         for future in pending if cancel_futures else ():
