@@ -174,9 +174,10 @@ def test_from_the_second_batch_on_no_result_is_sent(lmdb_shards: Path) -> None:
     """The workers write the rows: the batches lie in the slots' memory, at multiples of 64 bytes."""
     with loader_on(lmdb_shards, transform=parts, workers=1) as loader:
         list(loader)
-        for batch in loader._requests.run(loader.engine, iter([np.arange(10)]), iter([0]), 0):
-            assert not batch.payloads
-            assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
+        with loader._requests.run(loader.engine, iter([np.arange(10)]), iter([0]), 0) as batches:
+            for batch in batches:
+                assert not batch.payloads
+                assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
 
 
 @pytest.mark.slow
