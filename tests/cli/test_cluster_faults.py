@@ -94,6 +94,9 @@ def test_two_interruptions_each_with_an_immediate_rerun(archives: Path, tmp_path
             begun(tmp_path, shards)
             running.send_signal(signal.SIGINT)
             said = running.communicate()[1]
+            if running.returncode == -signal.SIGINT:  # it had just begun: workers of the run before go on
+                assert not said
+                continue
             assert running.returncode == 130, said
             assert said.startswith("prep: interrupted; "), said
         prep(*words(archives), cwd=tmp_path, check=True)  # here, while workers may still write
