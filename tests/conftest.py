@@ -7,15 +7,16 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 from datasets import converted
 from hypothesis import settings
 from process_table import children, threads
+from waiting import until
 
 from shardprep import cli, formats, loaders
 from shardprep.formats import make_sample
+from shardprep.formats.processes.collected_end import running_ends
 
 NEEDS_TENSORFLOW = [
     "tf_inputs",
@@ -48,8 +49,6 @@ def pytest_sessionstart() -> None:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to jobs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-COLLECTED_END_S = 5.0  # for the thread in which an object ends that was dropped without being closed
-
 _modules_frozen = 0
 
 
@@ -76,9 +75,7 @@ def nothing_outlives_a_test() -> Iterator[None]:
     yield
     gc.collect()
     assert children() <= processes_before, "a process outlived the test"
-    end = monotonic() + COLLECTED_END_S
-    while not threads() <= threads_before and monotonic() < end:
-        sleep(0.01)
+    until(lambda: not running_ends())  # of what was dropped without being closed
     assert threads() <= threads_before, "a thread outlived the test"
 
 

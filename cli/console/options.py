@@ -192,6 +192,44 @@ def cache_options(command: Command) -> Command:
     return with_cache
 
 
+def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Callable[[Command], Command]:
+    """Return what adds ``--at-once``, ``--retries`` and ``--timeout``, with these defaults, to a command.
+
+    A request has failed after ``timeout_s`` seconds ``without`` what it waits for.
+    """
+
+    def with_transfer(command: Command) -> Command:
+        for option in (
+            click.option(
+                "--timeout",
+                "timeout_s",
+                type=click.FloatRange(0, 3600, min_open=True),
+                default=timeout_s,
+                show_default=True,
+                metavar="SECONDS",
+                help=f"Without {without}, after which a request has failed.",
+            ),
+            click.option(
+                "--retries",
+                type=click.IntRange(0, 1000),
+                default=10,
+                show_default=True,
+                help="How often a request that failed is sent again.",
+            ),
+            click.option(
+                "--at-once",
+                type=click.IntRange(1, 256),
+                default=at_once,
+                show_default=True,
+                help="Files at the same time.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return with_transfer
+
+
 def check_writable(file: Path | None) -> None:
     """Raise OperationError, before the work begins, if its result cannot be written to the file."""
     if file and not os.access(file if file.exists() else file.parent, os.W_OK):

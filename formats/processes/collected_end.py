@@ -13,6 +13,7 @@ from shardprep.formats.system.owned import Owned
 End = Callable[[], object]
 
 _exits = False
+_running: list[End] = []
 
 
 class CollectedEnd(Owned):
@@ -41,7 +42,20 @@ def _collected(end: End) -> None:
     if _exits:  # in the main thread, after its program
         end()
     else:
-        _thread.start_new_thread(end, ())  # without the locks that threading.Thread takes
+        _running.append(end)
+        _thread.start_new_thread(_end, (end,))  # without the locks that threading.Thread takes
+
+
+def _end(end: End) -> None:
+    try:
+        end()
+    finally:
+        _running.remove(end)
+
+
+def running_ends() -> int:
+    """Return how many ends run now, each in a thread of its own."""
+    return len(_running)
 
 
 @cache

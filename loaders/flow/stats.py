@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from shardprep.formats.processes.worker_pool import usable_cpus
 from shardprep.loaders.flow.core.meter import GroupTimes, NodePlace, PassMeter
@@ -19,6 +18,7 @@ from shardprep.loaders.loader.bottleneck import (
     loads_to_list,
     rate_of,
 )
+from shardprep.loaders.loader.shown_stats import ShownStats
 
 HAND_OVER = "hand-over"
 STEP_ADVICE = "your step is slower than the data; there is nothing to gain in the flow"
@@ -36,7 +36,7 @@ COUNTS = ("passes", "items", "rows", "timed", "elapsed", "warming", "drawing")
 
 
 @dataclass(frozen=True)
-class FlowStats:
+class FlowStats(ShownStats):
     """Counts and seconds of a flow's passes since it was made, or since other stats of it (:meth:`since`).
 
     ``items`` were delivered in ``passes`` passes; ``rows`` are those of batches, where the flow makes batches
@@ -46,6 +46,8 @@ class FlowStats:
     by the thread, the threads or the processes that run them. ``cpus`` is the number of CPUs that this
     process may use.
     """
+
+    kind: ClassVar[str] = "flow"
 
     has_rows: bool
     passes: int = 0
@@ -198,23 +200,6 @@ class FlowStats:
             "loads": loads_to_list(self.loads),
             "verdict": verdict.to_dict() if verdict else None,
         }
-
-    def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str = "flow") -> str:
-        """Return a page that shows the stages, what limits, and the course; also write it to ``path``.
-
-        The page is one file without a script. ``name`` is in its title. Raises OSError.
-        """
-        from shardprep.loaders.measuring.pages.run_page import run_page, save_page  # start-up time
-
-        text = run_page(self.to_dict(), name=name)
-        if path is not None:
-            save_page(text, path)
-        return text
-
-    def _repr_html_(self) -> str:
-        from shardprep.loaders.measuring.pages.load_chart import load_chart  # start-up time
-
-        return load_chart(self.to_dict())
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from shardprep.loaders.engine.course import CoursePoint
 from shardprep.loaders.engine.stats import EngineStats
 
 from .bottleneck import PipelineTimes, StageLoad, Verdict, loads_to_list
 from .shards_ahead.local_shards import StorageCounts
+from .shown_stats import ShownStats
 
 
 @dataclass(frozen=True, repr=False)
-class LoaderStats(EngineStats):
+class LoaderStats(EngineStats, ShownStats):
     """Stats of a loader: those of its engine, and what they depend on.
 
     ``workers`` is the number of worker processes, ``cpus`` the number of CPUs that this process may use,
@@ -23,6 +23,8 @@ class LoaderStats(EngineStats):
     over the time, in at most 240 parts of equal length, since the loader's first batch; also in the stats of
     a part of the time.
     """
+
+    kind: ClassVar[str] = "loader"
 
     workers: int
     cpus: int
@@ -76,23 +78,6 @@ class LoaderStats(EngineStats):
             "loads": loads_to_list(self.loads),
             "verdict": verdict.to_dict() if verdict else None,
         }
-
-    def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str = "loader") -> str:
-        """Return a page that shows the stages, what limits, and the course; also write it to ``path``.
-
-        The page is one file without a script. ``name`` is in its title. Raises OSError.
-        """
-        from shardprep.loaders.measuring.pages.run_page import run_page, save_page  # start-up time
-
-        text = run_page(self.to_dict(), name=name)
-        if path is not None:
-            save_page(text, path)
-        return text
-
-    def _repr_html_(self) -> str:
-        from shardprep.loaders.measuring.pages.load_chart import load_chart  # start-up time
-
-        return load_chart(self.to_dict())
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""

@@ -29,6 +29,11 @@ def begun(folder: Path, shards: int = 1) -> None:
     until(lambda: len([*(folder / "out").glob("shard-*")]) >= shards)
 
 
+def at_work(folder: Path, pid: int) -> None:
+    """Wait for the folder of a process's run."""
+    until(lambda: [*(folder / "out" / ".prep").glob(f"run-*-{pid}-*")])
+
+
 def whole(archives: Path, folder: Path) -> None:
     """Check that the output is that of a conversion here, without any other file."""
     converted(archives, folder / "whole", shard_size=1)
@@ -91,12 +96,10 @@ def test_two_interruptions_each_with_an_immediate_rerun(archives: Path, tmp_path
         for shards in (2, 8):
             command = [sys.executable, "-m", "shardprep.cli", *words(archives, "--cluster", cluster.address)]
             running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+            at_work(tmp_path, running.pid)  # workers of the run before it may publish shards until then
             begun(tmp_path, shards)
             running.send_signal(signal.SIGINT)
             said = running.communicate()[1]
-            if running.returncode == -signal.SIGINT:  # it had just begun: workers of the run before go on
-                assert not said
-                continue
             assert running.returncode == 130, said
             assert said.startswith("prep: interrupted; "), said
         prep(*words(archives), cwd=tmp_path, check=True)  # here, while workers may still write

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, examples, json_option, progress_option
+from shardprep.cli.console.options import ANY_PATH, examples, json_option, progress_option, transfer_options
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import FetchedDataset
@@ -50,25 +50,7 @@ def _range_of(text: str) -> range:
 @click.argument("url")
 @click.argument("folder", type=ANY_PATH)
 @click.option("--shards", type=ShardNumbers(), metavar="NUMBERS", help="Only these, such as 0-9 or 3,5,7.")
-@click.option(
-    "--at-once", type=click.IntRange(1, 256), default=8, show_default=True, help="Files at the same time."
-)
-@click.option(
-    "--retries",
-    type=click.IntRange(0, 1000),
-    default=10,
-    show_default=True,
-    help="How often a request that failed is sent again.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(0, 3600, min_open=True),
-    default=30,
-    show_default=True,
-    metavar="SECONDS",
-    help="Without a byte, after which a request has failed.",
-)
+@transfer_options(at_once=8, timeout_s=30, without="a byte")
 @progress_option
 @json_option
 def fetch(url: str, folder: Path, form: Form, as_json: bool, **chosen: Any) -> None:

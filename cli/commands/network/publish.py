@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option
+from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, transfer_options
 from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import PublishedDataset
@@ -23,25 +23,7 @@ from shardprep.formats import publish as publish_datasets
 )
 @click.argument("folder", type=FOLDER)
 @click.argument("url")
-@click.option(
-    "--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="Files at the same time."
-)
-@click.option(
-    "--retries",
-    type=click.IntRange(0, 1000),
-    default=10,
-    show_default=True,
-    help="How often a request that failed is sent again.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(0, 3600, min_open=True),
-    default=120,
-    show_default=True,
-    metavar="SECONDS",
-    help="Without an answer, after which a request has failed.",
-)
+@transfer_options(at_once=4, timeout_s=120, without="an answer")
 @progress_option
 @json_option
 def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from shardprep.loaders.loader.bottleneck import (
     MAX_WAITING_SHARE,
@@ -16,6 +15,7 @@ from shardprep.loaders.loader.bottleneck import (
     loads_to_list,
     rate_of,
 )
+from shardprep.loaders.loader.shown_stats import ShownStats
 from shardprep.loaders.loader.stats import LoaderStats
 
 STARVED_SHARE = 0.5  # share of batches put into an empty queue, above which a graph's steps count as starved
@@ -106,7 +106,7 @@ def _rows(stats: InputStats) -> float:
 
 
 @dataclass(frozen=True)
-class InputStats:
+class InputStats(ShownStats):
     """Counts and times of an input since it was made. All times are seconds.
 
     ``name`` is the input's class. ``capacity`` is how many batches it holds at most; 0 for an input that
@@ -122,6 +122,8 @@ class InputStats:
     ``unseen`` says that a graph dequeues. Its waits cannot be measured: then ``starved`` is the share of
     batches that were put into an empty queue, and the times of steps are 0.
     """
+
+    kind: ClassVar[str] = "input"
 
     name: str
     capacity: int
@@ -177,23 +179,6 @@ class InputStats:
             "load": loads_to_list([load])[0] if load else None,
             "verdict": verdict.to_dict() if verdict else None,
         }
-
-    def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str = "input") -> str:
-        """Return a page that shows the stages, what limits, and the course; also write it to ``path``.
-
-        The page is one file without a script. ``name`` is in its title. Raises OSError.
-        """
-        from shardprep.loaders.measuring.pages.run_page import run_page, save_page  # start-up time
-
-        text = run_page(self.to_dict(), name=name)
-        if path is not None:
-            save_page(text, path)
-        return text
-
-    def _repr_html_(self) -> str:
-        from shardprep.loaders.measuring.pages.load_chart import load_chart  # start-up time
-
-        return load_chart(self.to_dict())
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from column_datasets import write_columns
+from waiting import until
 
 from shardprep.formats import read_manifest
+from shardprep.formats.processes.collected_end import running_ends
 from shardprep.loaders import Flow, LocalShuffle
 
 
@@ -27,6 +29,7 @@ def test_a_flow_reads_through_a_cache_that_is_smaller_than_the_dataset(
     assert found == expected
     files = (tmp_path / "c" / "files").rglob("*")
     assert sum(path.stat().st_size for path in files if path.is_file()) <= limit
+    until(lambda: not running_ends())  # of the flow, which nothing closes
     assert not list((tmp_path / "c" / "readers").iterdir())
 
 

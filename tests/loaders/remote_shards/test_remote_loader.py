@@ -18,6 +18,7 @@ from waiting import until
 
 from shardprep.formats import ShardprepError, UsageError, read_manifest
 from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
+from shardprep.formats.processes.collected_end import running_ends
 from shardprep.formats.system.storage.failures import RemoteMissing
 from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
 
@@ -204,6 +205,7 @@ def test_a_loader_that_is_dropped_ends_its_downloads(lmdb_shards: Path, tmp_path
     loader = loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c")
     next(iter(loader))
     del loader
+    until(lambda: not running_ends())
     assert not list((tmp_path / "c" / "readers").iterdir())
 
 
