@@ -130,7 +130,7 @@ class _DrawnBatches:
             recorded = stack.enter_context(tracing(loader)) if trace else None
             bar = stack.enter_context(LoaderBar(loader, shown=watched))
             batches = stack.enter_context(closing(_endless(loader)))
-            self.arrivals = Arrivals(map(bar.passed, batches), _images_in)
+            self.arrivals = Arrivals(bar.over(batches), _images_in)
             self.arrivals.draw()
             self._before, cpu = loader.stats(), time.process_time()
             self.arrivals.draw_for(seconds)

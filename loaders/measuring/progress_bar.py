@@ -14,9 +14,8 @@ from shardprep.formats.progress import in_notebook
 from shardprep.formats.system.owned import Owned
 
 from .watching.last_minute import Stats, Watchable
-from .watching.status import ShownStatus, StatusBar, StatusLines
-
-WINDOW_S = 1.0  # between two measurements
+from .watching.status import WINDOW_S, ShownStatus, StatusBar, StatusLines
+from .watching.waiting import Waiting
 
 
 def watched(loader: Watchable[Stats], *, title: str = "loading") -> Iterator[Any]:
@@ -29,7 +28,7 @@ def watched(loader: Watchable[Stats], *, title: str = "loading") -> Iterator[Any
     last second; elsewhere nothing is shown. It takes some microseconds per batch.
     """
     with LoaderBar(loader, total=_length(loader), title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
-        yield from map(bar.passed, batches)  # a loop variable would hold one longer
+        yield from bar.over(batches)
 
 
 def _length(loader: Any) -> int | None:
@@ -53,21 +52,25 @@ class LoaderBar(Owned):
     ) -> None:
         self._loader = loader
         self._status = status_of(loader, total=total, title=title) if shown else None
+        self._waiting = Waiting(self._measure) if self._status and self._status.may_move_alone else None
         self._next = perf_counter() + WINDOW_S
 
-    def passed(self, batch: Any) -> Any:
-        """Count a batch and return it."""
-        self.saw()
+    def over(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator of the batches that counts them; it holds none."""
+        awaited = batches if self._waiting is None else self._waiting.over(batches)
+        return map(self._passed, awaited)
+
+    def _passed(self, batch: Any) -> Any:
+        if self._status is not None:
+            self._status.saw()
+            if perf_counter() >= self._next:
+                self._measure()
         return batch
 
-    def saw(self) -> None:
-        """Count one more batch."""
-        if self._status is None:
-            return
-        self._status.saw()
-        if perf_counter() >= self._next:
-            self._status.measured(self._loader.stats())
+    def _measure(self) -> None:
+        if self._status is not None:
             self._next = perf_counter() + WINDOW_S
+            self._status.measured(self._loader.stats())
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +78,8 @@ class LoaderBar(Owned):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._waiting is not None:
+            self._waiting.close()
         if self._status is not None:
             self._status.close()
 

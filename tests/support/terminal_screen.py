@@ -13,6 +13,7 @@ import sys
 import termios
 from pathlib import Path
 
+UNFINISHED = re.compile(r"\x1b(\[\d*)?\Z")  # a sequence of which the rest is not read yet
 PART = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|(.)", re.DOTALL)
 
 
@@ -23,10 +24,13 @@ class Screen:
         self.columns = columns
         self.rows: list[str] = [""]
         self._row = self._column = 0
+        self._unfinished = ""
 
     def write(self, text: str) -> None:
         """Handle the text's characters, line ends and control sequences."""
-        for amount, command, control, character in PART.findall(text):
+        text = self._unfinished + text
+        self._unfinished = found[0] if (found := UNFINISHED.search(text)) else ""
+        for amount, command, control, character in PART.findall(text.removesuffix(self._unfinished)):
             if command:
                 self._command(command, int(amount or 1))
             elif control == "\r":

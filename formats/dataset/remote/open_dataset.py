@@ -83,6 +83,9 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
 
 def limit_bytes(limit: int | str | None) -> int | None:
     """Return the bytes of a limit. Raises UsageError."""
-    if isinstance(limit, int) and limit <= 0:
+    if limit is None:
+        return None
+    found = limit if type(limit) is int else byte_count(limit, of="cache_limit")
+    if found <= 0:
         raise UsageError(f"cache_limit is more than 0 bytes, not {limit}")
-    return limit if limit is None or isinstance(limit, int) else byte_count(limit, of="cache_limit")
+    return found

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from shardprep.loaders.engine.run import BatchRequest, Plan
 
 
 @dataclass(frozen=True)
+class ShardLevels:
+    """Where an epoch is: of its ``total`` shards ``begun`` are or were used, ``ahead`` more are there."""
+
+    total: int = 0
+    begun: int = 0
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
 class StorageCounts:
     """What came from a remote dataset since the loader was made; all 0 for a dataset on this machine.
 
-    ``downloaded`` files with ``downloaded_bytes`` were downloaded by this process; ``hits`` were in the cache
-    already, or came by another process. ``waited`` are the seconds in which no batch could be begun because
-    its shards were not there; ``waited_first`` are those before the first batches of epochs.
+    ``downloaded`` files with ``downloaded_bytes`` were downloaded by this process; ``received_bytes`` also
+    count what is on its way, and what had to be asked for again. ``hits`` were in the cache already, or came
+    by another process. ``waited`` are the seconds in which no batch could be begun because its shards were
+    not there; ``waited_first`` are those before the first batches of epochs. ``shards`` says where the
+    downloads are now.
     """
 
     downloaded: int = 0
     downloaded_bytes: int = 0
+    received_bytes: int = 0
     hits: int = 0
     waited: float = 0.0
     waited_first: float = 0.0
+    shards: ShardLevels = field(default_factory=ShardLevels)
 
     @property
     def limiting(self) -> float:
@@ -32,8 +45,10 @@ class StorageCounts:
 
     def since(self, before: StorageCounts) -> StorageCounts:
         """Return what was counted after ``before``."""
-        past = vars(before)
-        return StorageCounts(**{name: count - past[name] for name, count in vars(self).items()})
+        counts = {
+            name: count - getattr(before, name) for name, count in vars(self).items() if name != "shards"
+        }
+        return replace(self, **counts)
 
 
 class BatchFeed(Protocol):

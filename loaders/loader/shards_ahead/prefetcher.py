@@ -35,6 +35,7 @@ class Prefetcher(Owned):
         self._files: Sequence[FileEntry] = ()
         self._next = 0
         self._put_back: list[int] = []
+        self._there: set[int] = set()
         self._changed = threading.Condition()
         self._progress = 0
         self._is_closed = False
@@ -48,7 +49,7 @@ class Prefetcher(Owned):
     def follow(self, files: Sequence[FileEntry]) -> None:
         """Download these files, instead of what was to come."""
         with self._changed:
-            self._files, self._next, self._put_back = files, 0, []
+            self._files, self._next, self._put_back, self._there = files, 0, [], set()
             self._begun, self._has_room = 0, True
             self._progressed()
 
@@ -60,7 +61,13 @@ class Prefetcher(Owned):
             self._begun, self._over = begun, over
             self._next = max(self._next, begun)
             self._put_back = [number for number in self._put_back if number >= begun]
+            self._there = {number for number in self._there if number >= begun}
             self._progressed()
+
+    @property
+    def ahead(self) -> int:
+        """The number of files that were brought, and are not in use yet."""
+        return len(self._there)
 
     def _progressed(self) -> None:
         self._progress += 1
@@ -85,7 +92,9 @@ class Prefetcher(Owned):
                 is_there = self._cache.prefetch(files[number], evict=is_near)
             except (ShardprepError, OSError):
                 is_there = False
-            if not is_there:
+            if is_there:
+                self._note(files, number)
+            else:
                 self._wait(files, number, progress)
 
     def _take(self) -> tuple[Sequence[FileEntry], int, int] | None:
@@ -109,6 +118,11 @@ class Prefetcher(Owned):
             self._next += 1
         else:
             heapq.heappop(self._put_back)
+
+    def _note(self, files: Sequence[FileEntry], number: int) -> None:
+        with self._changed:
+            if files is self._files and number >= self._begun:
+                self._there.add(number)
 
     def _wait(self, files: Sequence[FileEntry], number: int, progress: int) -> None:
         """Put a file back, and wait until others were used."""

@@ -19,7 +19,7 @@ from shardprep.loaders.order.shard_uses import ShardUses, Steps, shard_uses
 
 from .epoch_feed import EpochFeed
 from .held_shards import HoldThreads
-from .local_shards import LocalShards, StorageCounts
+from .local_shards import LocalShards, ShardLevels, StorageCounts
 from .prefetcher import JOIN_TIMEOUT_S, MOST_AHEAD, Prefetcher
 from .shard_files import ShardFiles
 
@@ -40,21 +40,28 @@ class ShardFeed(LocalShards, Owned):
         self._known: dict[int, ShardUses] = {}
         self._threads = HoldThreads()
         self._waited_s = self._waited_first_s = 0.0
+        self._begun = self._total = 0
         self._check_limit(_bytes_kept(dataset))
         self._prefetcher = Prefetcher(self._cache, ahead=self._ahead() * files.per_shard)
         self._end = CollectedEnd(self, partial(_end_downloads, dataset, self._prefetcher, self._threads))
 
     def _check_limit(self, kept: int) -> None:
-        if self._files.total + kept <= self._cache.limit_bytes:
+        room = self._cache.room_bytes
+        if self._files.total + kept <= room:
             return
         least = kept + self._files.least([self._uses(0), self._uses(1)])
-        if least > self._cache.limit_bytes:
-            raise CacheTooSmall(
-                f"cache_limit is {self._cache.limit_bytes:,} bytes, and the batches in this order need {least:,} at "
-                f"once; give at least cache_limit={least}, or {self._instead()}",
-                path=self._cache.folder.path,
-                needed=least,
-            )
+        if least > room:
+            raise self._too_small(room, least)
+
+    def _too_small(self, room: int, least: int) -> CacheTooSmall:
+        is_full = room < self._cache.limit_bytes
+        has = f"the disk has room for {room:,} bytes" if is_full else f"cache_limit is {room:,} bytes"
+        advice = "make room on it, choose another disk" if is_full else f"give at least cache_limit={least}"
+        return CacheTooSmall(
+            f"{has}, and the batches in this order need {least:,} at once; {advice}, or {self._instead()}",
+            path=self._cache.folder.path,
+            needed=least,
+        )
 
     def _instead(self) -> str:
         """Say which order needs fewer shards at once."""
@@ -83,6 +90,7 @@ class ShardFeed(LocalShards, Owned):
         """The context of the batches of an epoch that continues at ``start``."""
         uses = shard_uses(self._plan, number, start=start) if start else self._uses(number)
         self._foresee(uses, self._uses(number + 1))
+        self._begun, self._total = 0, len(uses.shards)
         over = partial(self._used, uses.firsts, uses.turns()[0])
         with closing(EpochFeed(uses, hold=self._hold, waited=self._waited, over=over)) as feed:
             yield feed
@@ -118,12 +126,23 @@ class ShardFeed(LocalShards, Owned):
     def counts(self) -> StorageCounts:
         found = self._cache.counts
         return StorageCounts(
-            found.downloaded, found.downloaded_bytes, found.hits, self._waited_s, self._waited_first_s
+            found.downloaded,
+            found.downloaded_bytes,
+            found.received_bytes,
+            found.hits,
+            self._waited_s,
+            self._waited_first_s,
+            self._levels(),
         )
+
+    def _levels(self) -> ShardLevels:
+        ahead = self._prefetcher.ahead // max(1, self._files.per_shard)
+        return ShardLevels(self._total, self._begun, min(ahead, self._total - self._begun))
 
     def _used(self, firsts: Steps, turns: Steps, step: int) -> None:
         """Note that a step has ended, of an epoch with such first uses, and such uses."""
         begun, over = (int(np.searchsorted(steps, step, side="right")) for steps in (firsts, turns))
+        self._begun = begun
         self._cache.used(over * self._files.per_shard)
         self._prefetcher.skip_to(begun * self._files.per_shard, over)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from time import perf_counter
 from typing import Any, Protocol
@@ -13,9 +14,10 @@ from shardprep.formats.progress import bar_class
 from shardprep.formats.system.owned import Owned
 
 from .last_minute import LastMinute, Stats, Watchable
-from .status_text import queue_line, rate_line, stages_line
+from .status_text import queue_line, rate_line, stages_line, storage_line
 from .terminal_block import TerminalBlock
 
+WINDOW_S = 1.0  # between two measurements
 REDRAWN_S = 0.2  # between two states on a terminal
 KEPT_LEVELS = 60  # of the queue, one for each second
 KNOWN = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} batches, {elapsed}<{remaining}{postfix}"
@@ -33,12 +35,21 @@ class ShownStatus(Protocol):
     def measured(self, stats: Stats) -> None:
         """Show what was counted until now; called once in a second."""
 
+    @property
+    def may_move_alone(self) -> bool:
+        """Whether :meth:`measured` may be called by another thread, while a batch is waited for."""
+
     def close(self) -> None:
         """Remove what is shown. Idempotent."""
 
 
 class StatusLines(Owned):
-    """Lines on a terminal: how far the epoch is, the rate and the limit, the stages, and the queue."""
+    """Lines on a terminal: how far the epoch is, rate and limit, the stages, the queue, and the downloads.
+
+    Thread-safe.
+    """
+
+    may_move_alone = True
 
     def __init__(self, loader: Watchable[Stats], *, total: int | None, title: str) -> None:
         self._engine: Any = getattr(loader, "engine", None)
@@ -47,6 +58,7 @@ class StatusLines(Owned):
         self._minute = LastMinute(self._began, loader.stats())
         self._levels: deque[int] = deque(maxlen=KEPT_LEVELS)
         self._block = TerminalBlock()
+        self._lock = threading.Lock()
         self._next = 0.0
         self._draw()
 
@@ -54,14 +66,16 @@ class StatusLines(Owned):
         """Count a batch, and draw if it is time for it."""
         self._count += 1
         if perf_counter() >= self._next:
-            self._draw()
+            with self._lock:
+                self._draw()
 
     def measured(self, stats: Stats) -> None:
         """Draw the lines with these stats."""
-        self._minute.add(perf_counter(), stats)
-        if self._engine is not None:
-            self._levels.append(self._engine.ready)
-        self._draw()
+        with self._lock:
+            self._minute.add(perf_counter(), stats)
+            if self._engine is not None:
+                self._levels.append(self._engine.ready)
+            self._draw()
 
     def close(self) -> None:
         """Remove the lines."""
@@ -79,6 +93,10 @@ class StatusLines(Owned):
             waiting = known.loads[-1].starved if known.loads else 0.0
             levels = list(self._levels)
             parts.append(queue_line(levels, self._engine.slots, waiting, room, sparkline=sparkline))
+        storage = getattr(known, "storage", None)
+        if storage is not None and storage.received_bytes:
+            rate = storage.received_bytes / max(self._minute.seconds, WINDOW_S)
+            parts.append(storage_line(storage.shards, rate, room, sparkline=sparkline))
         return [self._bar(width), *(f"  {part}" for part in parts if part)]
 
     def _bar(self, width: int) -> str:
@@ -96,6 +114,8 @@ class StatusLines(Owned):
 
 class StatusBar(Owned):
     """A bar of one line, which a notebook shows below the cell."""
+
+    may_move_alone = False  # a notebook shows what another thread draws below another cell
 
     def __init__(self, loader: Watchable[Stats], *, total: int | None, title: str) -> None:
         self._before = loader.stats()

@@ -12,6 +12,7 @@ from .last_minute import LastMinute
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.bottleneck import StageLoad
+    from shardprep.loaders.loader.shards_ahead.local_shards import ShardLevels
 
 LEVELS = "▁▂▃▄▅▆▇█"
 LEAST_SHARE = 0.005  # of the time; a stage below it is not shown
@@ -47,6 +48,26 @@ def queue_line(levels: Sequence[int], capacity: int, waiting: float, width: int,
     course = f" {curve(levels, 12, most=capacity)}" if sparkline and len(levels) > 1 else ""
     waited = f", the step waits {waiting:.0%}"
     return longest((now + course + waited, now + waited), width) or now
+
+
+def storage_line(shards: ShardLevels, rate: float, width: int, *, sparkline: bool) -> str:
+    """Return how far downloads are beside the epoch, and how many bytes come in a second.
+
+    >>> from shardprep.loaders.loader.shards_ahead.local_shards import ShardLevels
+    >>> storage_line(ShardLevels(total=40, begun=10, ahead=20), 118e6, 80, sparkline=True)
+    'storage ███▒▒▒▒▒▒░░░ 10 of 40 shards begun, 20 ahead, 118.0 MB/s'
+    """
+    name, count = "storage ", f"{shards.begun} of {shards.total} shards begun, {shards.ahead} ahead"
+    bar = f"{_bar(shards, 12)} " if sparkline and shards.total else ""
+    speed = f", {rate / 1e6:,.1f} MB/s"
+    texts = (name + bar + count + speed, name + count + speed, name + count)
+    return longest(texts, width) or f"{name}{shards.begun} of {shards.total}"
+
+
+def _bar(shards: ShardLevels, width: int) -> str:
+    begun = width * shards.begun // shards.total
+    there = width * (shards.begun + shards.ahead) // shards.total
+    return "█" * begun + "▒" * (there - begun) + "░" * (width - there)
 
 
 def longest(texts: Iterable[str], width: int) -> str:

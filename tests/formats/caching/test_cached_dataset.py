@@ -80,6 +80,16 @@ def test_a_closed_dataset_reads_again_and_is_closed_again(remote: CachedDataset)
     assert remote[0] == first
 
 
+def test_a_cache_that_is_deleted_while_its_dataset_is_closed_is_made_again(
+    remote: CachedDataset, tmp_path: Path
+) -> None:
+    first = remote[0]
+    remote.close()
+    shutil.rmtree(tmp_path / "cache")
+
+    assert remote[0] == first
+
+
 def test_nothing_in_the_cache_shows_a_secret(remote: CachedDataset, tmp_path: Path) -> None:
     assert len([*remote]) == len(remote)
     for path in (tmp_path / "cache").rglob("*"):
@@ -105,6 +115,7 @@ def test_an_evicted_shard_that_is_open_is_closed_when_another_is_opened(remote: 
         ("here", {"cache_limit": 1}, "is no URL"),
         (TRAIN, {"cache": "cache", "cache_limit": "200"}, "cache_limit"),
         (TRAIN, {"cache": "cache", "cache_limit": 0}, "cache_limit"),
+        (TRAIN, {"cache": "cache", "cache_limit": True}, "cache_limit"),
         ("s3://bucket/splits", {"cache": "cache"}, "give one of them, as s3://bucket/splits/train"),
         ("s3://key:hunter2@bucket/train", {"cache": "cache"}, "has a user"),
         ("s3://key:hunter2@bucket/train", {}, "is a URL"),

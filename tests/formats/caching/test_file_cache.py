@@ -28,6 +28,7 @@ from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RetryPolicy
 
 URL = "s3://bucket/splits/train"
+PATIENT = RetryPolicy(retries=5, timeout_s=30.0)
 SOON = RetryPolicy(retries=5, timeout_s=0.5)
 
 
@@ -36,8 +37,10 @@ def shards(bucket: Path) -> tuple[FileEntry, ...]:
     return read_manifest(bucket / "splits/train").shards
 
 
-def opened(folder: Path, limit: int | None = None, patience_s: float = 60.0) -> FileCache:
-    return FileCache(folder, limit, Location.parse(URL), policy=SOON, patience_s=patience_s)
+def opened(
+    folder: Path, limit: int | None = None, patience_s: float = 60.0, policy: RetryPolicy = PATIENT
+) -> FileCache:
+    return FileCache(folder, limit, Location.parse(URL), policy=policy, patience_s=patience_s)
 
 
 def files_in(cache: Path) -> set[str]:
@@ -96,7 +99,7 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
 ) -> None:
     proxy.fault = lambda path, count: fault if count == 1 else None
 
-    with opened(tmp_path / "cache") as cache, cache.hold(shards[:1]):
+    with opened(tmp_path / "cache", policy=SOON) as cache, cache.hold(shards[:1]):
         assert files_in(tmp_path / "cache") == names(shards[:1])
 
 

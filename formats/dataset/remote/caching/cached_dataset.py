@@ -43,15 +43,16 @@ class CachedDataset(Dataset):
         self.url = place.url
         self._opening = place, user_path(cache).absolute(), limit, policy
         self._cache: FileCache | None = None
+        self._root: str | None = None  # known when it is open
         self._pins = ShardPins(lambda: self.cache)
         self._bring = self._pins.bring
         try:
             folder = self.cache.folder
-            manifest = known_dataset(folder, root) if root else None
-            manifest = manifest or _asked(place, folder, root, policy)
+            manifest = self._manifest_in(folder, root)
             columns = manifest.columns.entries if manifest.columns else ()
             self.cache.keep([*manifest.tables, *(column.table for column in columns)])
             super().__init__(folder_of(folder, manifest.root), labels=labels)
+            self._root = manifest.root
         except BaseException:
             self._end()
             raise
@@ -61,8 +62,20 @@ class CachedDataset(Dataset):
         """The cache of this dataset's files, with the tables as long as the dataset is open."""
         if self._cache is None:
             place, folder, limit, policy = self._opening
-            self._cache = FileCache(folder, limit, place, policy=policy)
+            cache = FileCache(folder, limit, place, policy=policy)
+            try:
+                if self._root is not None:  # the folder may have been deleted since it was closed
+                    self._manifest_in(cache.folder, self._root)
+            except BaseException:
+                cache.close()
+                raise
+            self._cache = cache
         return self._cache
+
+    def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
+        """Return the manifest with that root which the cache knows, else the one at the place."""
+        known = known_dataset(folder, root) if root else None
+        return known or _asked(self._opening[0], folder, root, self._opening[3])
 
     @property
     def location(self) -> str:

@@ -21,9 +21,10 @@ from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
 
 from .cached_dataset import remote_dataset
+from .cached_download import AT_ONCE
 from .dataset_folder import folder_of, publish_folder
 from .eviction import hex_of
-from .file_cache import AT_ONCE, PATIENT, FileCache
+from .file_cache import PATIENT, FileCache
 
 
 def verify_cached(
@@ -57,7 +58,8 @@ class CachedFiles(DatasetFiles):
         return found.manifest
 
     def look(self, entries: Sequence[FileEntry], level: str) -> None:
-        if level != "quick":  # else the files come, which shows more
+        if level != "quick":  # then the files come, which shows more
+            self._cache.check_fits(entries)
             return
         remote = RemoteFolder(self._cache.place, self._policy)
         self._looks = {entry.name: _Look(remote, entry) for entry in entries}

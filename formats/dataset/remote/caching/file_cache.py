@@ -6,32 +6,30 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.errors import UsageError
-from shardprep.formats.processes.loop_thread import LoopThread, in_thread, run_all
+from shardprep.formats.system.full_disk import no_space
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
+from shardprep.formats.system.storage.remote_folder import RetryPolicy
 from shardprep.formats.system.user_path import user_path
 
 from .cache_folder import CacheFolder
-from .cached_download import CachedDownload
+from .cached_download import Downloads
 from .eviction import hex_of, identity_of
 from .held import Held
 from .patience import Patience, Pause
 from .reader_file import ReaderFile
-from .room import CacheTooSmall, Evict, NoRoom, Taken, take_room
+from .room import CacheTooSmall, Evict, NoRoom, room_on_disk, take_room
 
-AT_ONCE = 8
 PATIENT = RetryPolicy(retries=10, timeout_s=30.0)
-PATIENCE_S = 300.0
+PATIENCE_S = 300.0  # for other readers, which may stand still while their training does something else
+FULL_DISK_PATIENCE_S = 30.0
 UNLIMITED = 1 << 62
 
 
@@ -39,12 +37,14 @@ UNLIMITED = 1 << 62
 class CacheCounts:
     """What a cache did for this object since it was opened.
 
-    ``downloaded`` files with ``downloaded_bytes`` were downloaded here, ``hits`` were there already when they
+    ``downloaded`` files with ``downloaded_bytes`` were downloaded here; ``received_bytes`` also count what is
+    on its way, and what had to be asked for again. ``hits`` were there already when they
     were to be held, or came by another process; ``waited_s`` is the time until what was not there was.
     """
 
     downloaded: int = 0
     downloaded_bytes: int = 0
+    received_bytes: int = 0
     hits: int = 0
     waited_s: float = 0.0
 
@@ -73,12 +73,10 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self.folder = CacheFolder(user_path(folder).absolute())
         self.limit_bytes = min(UNLIMITED, UNLIMITED if limit_bytes is None else limit_bytes)
         self.place = place
-        self._policy, self._patience_s = policy, patience_s
+        self._patience_s = patience_s
         self._lock = threading.RLock()
-        self._kept, self._counts = Held(), CacheCounts()
-        self._is_closed = False
-        self._loop: LoopThread | None = None
-        self._remote: RemoteFolder | None = None
+        self._kept, self._hits, self._waited_s = Held(), 0, 0.0
+        self._downloads = Downloads(self.folder, place, policy)
         self.folder.make()
         with self.folder.turn():
             name = f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -88,7 +86,18 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     @property
     def counts(self) -> CacheCounts:
         """What was downloaded, found and waited for so far."""
-        return self._counts
+        arrived = self._downloads
+        return CacheCounts(arrived.files, arrived.bytes, arrived.received_bytes, self._hits, self._waited_s)
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that all its files could have now: the limit, or what the disk has."""
+        return min(self.limit_bytes, room_on_disk(self.folder))
+
+    def check_fits(self, entries: Iterable[FileEntry]) -> None:
+        """Raise CacheTooSmall if one of these files can never be in the cache."""
+        for entry in entries:
+            self._fitting([entry])
 
     def hold(self, entries: Iterable[FileEntry]) -> Held:
         """Download what is missing of some files, and hold all of them; waits until there is room.
@@ -97,13 +106,17 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         half a set each. Release a set before you wait for one that has no room beside it.
 
         Raises CacheTooSmall if the limit is less than the files and what this process keeps, or if nothing
-        moved in the cache for ``patience_s`` seconds; RemoteDamaged, RemoteMissing, RemoteFailed; NoSpace;
-        UsageError in a forked process, for what is missing; OSError.
+        moved in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
+        RemoteDamaged, RemoteMissing, RemoteFailed; UsageError in a forked process, for what is missing;
+        OSError.
         """
         wanted, began = self._fitting(entries), perf_counter()
-        found, patience = self._held(wanted), Patience(self._patience_s)
+        found, patience = self._held(wanted), Patience()
         while isinstance(found, NoRoom):
-            if self._needed(wanted) > found.limit or patience.is_over(found.state):
+            still_s = patience.still_s(found.state)
+            if found.is_full and still_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
+                raise no_space(self.folder.path)
+            if self._needed(wanted) > found.limit or still_s >= self._patience_s:
                 raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
             patience.wait()
             found = self._held(wanted)
@@ -156,15 +169,11 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def close(self) -> None:
         """Let go what is kept, and end what runs in other threads. Idempotent; not reusable afterwards."""
-        if not self.made_here or self._is_closed:
+        if not self.made_here or self._downloads.is_closed:
             return
+        self._downloads.close()
         with self._lock:
-            self._is_closed = True
             self._kept.release()
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.cancel()
-            loop.__exit__()
         with self.folder.turn():
             self._reader.remove()
 
@@ -206,7 +215,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                     held.release()
                     return found
                 held.came = True
-                self._download(found, held)
+                self._downloads.run(found, held)
                 hits += self._await(held, found.coming)
         except BaseException:
             held.release()
@@ -228,66 +237,17 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         count = self._pin(held, coming)
         pause = Pause()
         while any(self.folder.is_coming(entry) for entry in held.lacks(coming)):
-            if self._is_closed:
-                raise self._closed()
+            if self._downloads.is_closed:
+                raise self._downloads.closed()
             pause.wait()
             count += self._pin(held, held.lacks(coming))
         return count
 
-    def _download(self, taken: Taken, held: Held) -> None:
-        """Download the parts, and hold the files that they become. If one fails, all are let go."""
-        if not taken.parts:
-            return
-        try:
-            loop, remote = self._running()
-        except BaseException:
-            with self.folder.turn():
-                taken.give_up()
-            raise
-        works = [CachedDownload(remote, part.entry, part, self.folder) for part in taken.parts]
-        try:
-            loop.run(self._run(works))
-        except CancelledError as error:
-            raise self._closed() from error
-        for work in works:
-            held.add(work.entry, work.part.lock)
-
-    async def _run(self, works: Sequence[CachedDownload]) -> None:
-        try:
-            await run_all(works, AT_ONCE)
-        except BaseException:
-            await in_thread(self._give_up, works)  # here, where no other thread uses the parts any more
-            raise
-        self._count(downloaded=len(works), downloaded_bytes=sum(work.entry.size for work in works))
-
-    def _give_up(self, works: Sequence[CachedDownload]) -> None:
-        with self.folder.turn():
-            for work in works:
-                work.give_up()
-
-    def _running(self) -> tuple[LoopThread, RemoteFolder]:
-        """Return the thread for downloads, and the place that they come from."""
-        if not self.made_here:
-            raise UsageError(
-                "cannot download in a process that was forked from the one that opened it; start this one by "
-                "multiprocessing's 'spawn'",
-                path=self.folder.path,
-            )
-        with self._lock:
-            if self._is_closed:
-                raise self._closed()
-            self._remote = self._remote or RemoteFolder(self.place, self._policy)
-            self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
-            return self._loop, self._remote
-
-    def _closed(self) -> UsageError:
-        return UsageError("the cache is closed", path=self.folder.path)
-
-    def _count(self, **more: float) -> None:
+    def _count(self, *, hits: int = 0, waited_s: float = 0.0) -> None:
         if self.made_here:  # else the lock can be held by a thread that was not copied
             with self._lock:
-                known = {name: getattr(self._counts, name) + count for name, count in more.items()}
-                self._counts = replace(self._counts, **known)
+                self._hits += hits
+                self._waited_s += waited_s
 
 
 def _room(limit: int) -> str:

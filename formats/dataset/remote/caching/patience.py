@@ -20,16 +20,15 @@ class Pause:
 
 
 class Patience(Pause):
-    """Pauses while others move on, and for ``seconds`` after the last of them did."""
+    """Pauses while others move on, and the time since the last of them did."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._seconds = seconds
         self._state: object = None
         self._since = time.monotonic()
 
-    def is_over(self, state: object) -> bool:
-        """Whether the state of the others has been the same for too long."""
+    def still_s(self, state: object) -> float:
+        """Return for how many seconds the others have been in this state."""
         if state != self._state:
             self._state, self._since = state, time.monotonic()
-        return time.monotonic() - self._since >= self._seconds
+        return time.monotonic() - self._since

@@ -50,11 +50,13 @@ class Taken:
 class NoRoom:
     """That there was no room: the ``least`` limit that would have done now, and how the cache was.
 
-    ``state`` is another one as soon as any reader has moved on.
+    ``is_full`` says that the disk is, by what is not the cache's. ``state`` is another one as soon as any
+    reader has moved on.
     """
 
     least: int
     limit: int
+    is_full: bool
     state: tuple[object, ...]
 
 
@@ -81,6 +83,13 @@ def take_room(
             raise
         taken.give_up()
         return missing
+
+
+def room_on_disk(folder: CacheFolder) -> int:
+    """Return the bytes that the files of a cache have, with what is free on its disk."""
+    with folder.turn():
+        cached = sum(file.size for file in folder.cached()) + folder.remove_leftovers()
+        return cached + shutil.disk_usage(folder.path).free
 
 
 class _Account:
@@ -117,7 +126,10 @@ class _Account:
         others = [f for f in self._files if f.name not in keep and self._distance(f.name) > bound]
         others = [] if evict == "none" else others
         freed = _evict(eviction_order(others, self._distances), lacking)
-        return None if freed >= lacking else NoRoom(used + wanted - freed, self._limit, self._state())
+        if freed >= lacking:
+            return None
+        is_full = self._disk.free + freed < wanted and used + wanted - freed <= self._limit
+        return NoRoom(used + wanted - freed, self._limit, is_full, self._state())
 
     def _distance(self, name: str) -> float:
         return self._distances.get(identity_of(name), math.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -24,11 +25,15 @@ class RemoteDamaged(DataError):
 
 @dataclass
 class Transfer:
-    """The receiving of one file into a part. ``done`` are its bytes that are there."""
+    """The receiving of one file into a part. ``done`` are its bytes that are there.
+
+    ``arrived`` is called with the number of bytes of each piece, also of those that are not kept.
+    """
 
     remote: RemoteFolder
     entry: FileEntry
     done: int = field(default=0, kw_only=True)
+    arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
 
     async def fill(self, part: PartFile) -> None:
         """Download what is missing, until the part is the whole file; anew at most TRIES times.
@@ -83,6 +88,7 @@ class Transfer:
             return
         async with aclosing(self.remote.read(self.entry.name, part.size)) as chunks:
             async for chunk in chunks:
+                self.arrived(len(chunk))
                 await in_thread(part.append, chunk[: self.entry.size + 1 - part.size])
                 self.done = min(part.size, self.entry.size)
                 if part.size > self.entry.size:
