@@ -149,7 +149,7 @@ def test_without_workers_there_is_no_memory_of_theirs(dataset: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_finds_the_fastest(dataset: Path) -> None:
-    make = partial(Loader, dataset, batch_size=8, transform=Sleeping(0.004))
+    make = partial(Loader, dataset, batch_size=8, transform=Sleeping(0.015))
 
     found = sweep(make, "workers", (1, 3), seconds=1)
 
