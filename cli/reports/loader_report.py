@@ -24,7 +24,8 @@ def print_report(dataset: Path | str, found: LoaderBench, *, explain: bool) -> N
     speed = found.speed
     if found.sweep:
         _print_lines(sweep_lines(found.sweep))
-    say(f"{dataset}: {speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s")
+    rate = f"{speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s"
+    say(f"{dataset}: {rate} (median of half seconds)")
     print_fields(_fields(speed))
     if explain and speed.verdict:
         _print_lines(("", *load_lines(speed.stats.loads)))
@@ -48,7 +49,7 @@ def _print_lines(lines: Sequence[str] | Iterator[str]) -> None:
 def _fields(speed: LoaderSpeed) -> dict[str, object]:
     stages = ", ".join(f"{name} {seconds * 1e6:,.0f} µs" for name, seconds in speed.stages.items())
     fields: dict[str, object] = {
-        "measured": f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s",
+        "measured": f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s, {speed.images / speed.seconds:,.0f}/s",
         "first batch": f"after {speed.first_batch:.2f} s",
         "between batches": f"p50 {speed.gap_p50 * 1e3:,.1f} ms, p99 {speed.gap_p99 * 1e3:,.1f} ms",
         "worker, per image": stages,
