@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from conditions import conditions
+from measuring.conditions import conditions
 
 from shardprep import LocalShuffle
 from shardprep.formats.dataset.remote.caching.eviction import CachedFile, eviction_order, identity_of

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
-from conditions import conditions
+from measuring.conditions import conditions
 
 
 def copy(files: list[Path], target: Path) -> str:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from conditions import conditions
+from measuring.conditions import conditions
 
 from shardprep.loaders.measuring.disk.page_cache import COLD, drop
 from shardprep.loaders.measuring.disk.read_plans import Cursor, Forward, ReadPlan, Scattered

@@ -21,10 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from conditions import conditions
-from data import Data, prepare
-from feed_sources import ROWS, Batch, Ring, decoding, filling
-from rates import Rate, measure
+from contenders.feed_sources import ROWS, Batch, Ring, decoding, filling
+from measuring.conditions import conditions
+from measuring.data import Data, prepare
+from measuring.rates import Rate, measure
 
 PACE = 2500  # images/s
 ROUND_TIMEOUT_S = 300.0

@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from conditions import conditions
+from measuring.conditions import conditions
 
 SHAPE = (50, 1000, 3)
 ITEM = np.arange(np.prod(SHAPE), dtype=np.uint8).reshape(SHAPE)

@@ -15,8 +15,8 @@ import warnings
 from itertools import product
 from pathlib import Path
 
-from conditions import conditions
-from reading import START, lay
+from measuring.conditions import conditions
+from measuring.reading import START, lay
 
 from shardprep.formats import PlanOptions, convert, make_sample, open_dataset
 from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, SortedByClass, TrainTransform

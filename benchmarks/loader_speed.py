@@ -20,31 +20,30 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import costs
-import reading
-from conditions import conditions
-from data import Data, prepare
-from rates import Rate, measure
+from measuring import costs, reading
+from measuring.conditions import conditions
+from measuring.data import Data, prepare
+from measuring.rates import Rate, measure
 
 CONTENDERS = {
-    "one core, plain loop": "own_contenders.one_core",
-    "Loader, LMDB": "own_contenders.loader_lmdb",
-    "Loader, crop-ready": "own_contenders.loader_crop_ready",
-    "Loader, LMDB as in 0.1": "own_contenders.loader_whole",
-    "Loader, HDF5": "own_contenders.loader_hdf5",
-    "torch DataLoader, files": "peer_torch.files",
-    "torch DataLoader, LMDB": "peer_torch.shards",
-    "tensorpack MapDataZMQ": "peer_tensorpack.files",
-    "tf.data, TFRecord": "peer_tf_data.records",
-    "tf.data, INTEGER_FAST": "peer_tf_data.records_fast",
-    "FFCV, longer side 500": "peer_ffcv.longer_side",
-    "Loader, shorter side 256": "own_contenders.loader_small",
-    "tf.data, shorter side 256": "peer_tf_data.records_small",
-    "FFCV, shorter side 256": "peer_ffcv.small",
-    "read + constant, one core": "own_contenders.read_and_fill",
-    "Loader, constant": "own_contenders.loader_constant",
-    "eval: Loader, LMDB": "own_contenders.eval_lmdb",
-    "eval: Loader, crop-ready": "own_contenders.eval_crop_ready",
+    "one core, plain loop": "contenders.own_contenders.one_core",
+    "Loader, LMDB": "contenders.own_contenders.loader_lmdb",
+    "Loader, crop-ready": "contenders.own_contenders.loader_crop_ready",
+    "Loader, LMDB as in 0.1": "contenders.own_contenders.loader_whole",
+    "Loader, HDF5": "contenders.own_contenders.loader_hdf5",
+    "torch DataLoader, files": "contenders.peer_torch.files",
+    "torch DataLoader, LMDB": "contenders.peer_torch.shards",
+    "tensorpack MapDataZMQ": "contenders.peer_tensorpack.files",
+    "tf.data, TFRecord": "contenders.peer_tf_data.records",
+    "tf.data, INTEGER_FAST": "contenders.peer_tf_data.records_fast",
+    "FFCV, longer side 500": "contenders.peer_ffcv.longer_side",
+    "Loader, shorter side 256": "contenders.own_contenders.loader_small",
+    "tf.data, shorter side 256": "contenders.peer_tf_data.records_small",
+    "FFCV, shorter side 256": "contenders.peer_ffcv.small",
+    "read + constant, one core": "contenders.own_contenders.read_and_fill",
+    "Loader, constant": "contenders.own_contenders.loader_constant",
+    "eval: Loader, LMDB": "contenders.own_contenders.eval_lmdb",
+    "eval: Loader, crop-ready": "contenders.own_contenders.eval_crop_ready",
 }
 CORE, LOADER = "one core, plain loop", "Loader, LMDB"
 NO_TRANSPORT, TRANSPORT = "read + constant, one core", "Loader, constant"
@@ -55,7 +54,7 @@ Rounds = dict[str, list[Rate]]
 
 def run_here(place: str, data: Data, seconds: float) -> None:
     """Run one round of a contender, print its rate, and exit without waiting for threads."""
-    module, name = place.split(".")
+    module, _, name = place.rpartition(".")
     batches = getattr(importlib.import_module(module), name)(data)
     print(json.dumps(asdict(measure(batches, seconds=seconds, warm_up=1))), flush=True)
     batches.close()

@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-from conditions import conditions
-from unmeasured import MeasuredWork, UnmeasuredWork
+from contenders.unmeasured import MeasuredWork, UnmeasuredWork
+from measuring.conditions import conditions
 
 from shardprep.loaders import Loader, TrainTransform, Transform
 from shardprep.loaders.engine.protocol.status_table import CpuClock

@@ -22,18 +22,27 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from conditions import conditions
-from counted_server import Counted, counted_server
-from remote_child import EPOCHS, Settings
+from measuring.conditions import conditions
+from measuring.counted_server import Counted, counted_server
+from measuring.remote_child import EPOCHS, Settings
 
 from shardprep import PlanOptions, convert, make_sample, open_dataset
 
+HERE = Path(__file__).resolve().parent
 CLASSES = 20
 SHARD_BYTES = 4 << 20
 ROUND_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
-MODULES = {"`Loader`": "own_remote", "MosaicML Streaming": "peer_streaming", "litData": "peer_litdata"}
-FOLDERS = {"own_remote": "train", "peer_streaming": "mds", "peer_litdata": "litdata"}
+MODULES = {
+    "`Loader`": "contenders.own_remote",
+    "MosaicML Streaming": "contenders.peer_streaming",
+    "litData": "contenders.peer_litdata",
+}
+FOLDERS = {
+    "contenders.own_remote": "train",
+    "contenders.peer_streaming": "mds",
+    "contenders.peer_litdata": "litdata",
+}
 
 
 @dataclass(frozen=True)
@@ -90,12 +99,12 @@ def write_peer(python: str, module: str, images: Path, folder: Path) -> None:
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     command = child(python, module, "write", str(images), str(partial), str(SHARD_BYTES))
-    if not folder.exists() and subprocess.run(command, capture_output=True).returncode == 0:
+    if not folder.exists() and subprocess.run(command, cwd=HERE, capture_output=True).returncode == 0:
         partial.rename(folder)
 
 
 def child(python: str, *values: str) -> list[str]:
-    return [python, str(Path(__file__).with_name("remote_child.py")), *values]
+    return [python, "-m", "measuring.remote_child", *values]
 
 
 def run(python: str, contender: Contender, cache: Path, window: int, counted: Counted) -> Round | str:
@@ -105,7 +114,10 @@ def run(python: str, contender: Contender, cache: Path, window: int, counted: Co
     command = ["timeout", str(ROUND_TIMEOUT_S), *child(python, contender.module, "read", settings.dumped())]
     lines, came = [], [counted.sent]
     log = cache.with_name("stderr")
-    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as reader:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, stderr=errors) as reader,
+    ):
         for line in reader.stdout or ():
             if line.startswith(b"["):  # libraries print, too
                 lines.append(json.loads(line))
@@ -137,7 +149,7 @@ def failure(text: str) -> str:
 
 
 def contenders(bucket: Path, room: float, sizes: dict[str, int]) -> list[Contender]:
-    found = [Contender("`Loader`, local copy", "own_remote", str(bucket / "train"), 0)]
+    found = [Contender("`Loader`, local copy", "contenders.own_remote", str(bucket / "train"), 0)]
     for share in (1.2, room):
         for name, module in MODULES.items():
             text = "room for all" if share > 1 else f"room for {share:.0%}"
@@ -159,10 +171,11 @@ def main() -> None:
     parser.add_argument("--peer-python", default=sys.executable)
     options = parser.parse_args()
     scratch = options.scratch.resolve()
+    peer_python = str(Path(shutil.which(options.peer_python) or options.peer_python).absolute())
     bucket = scratch / "server" / "bucket"
     images = write_own(scratch, bucket, options.images)
-    pythons = dict.fromkeys(FOLDERS, options.peer_python) | {"own_remote": sys.executable}
-    for module in ("peer_streaming", "peer_litdata"):
+    pythons = dict.fromkeys(FOLDERS, peer_python) | {"contenders.own_remote": sys.executable}
+    for module in ("contenders.peer_streaming", "contenders.peer_litdata"):
         write_peer(pythons[module], module, images, bucket / FOLDERS[module])
     sizes = {module: size_of(bucket / folder) for module, folder in FOLDERS.items()}
     print(conditions("numpy", "obstore"))

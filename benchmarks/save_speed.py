@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from save_items import Items
+from contenders.save_items import Items
 
 Run = Callable[[Path, int], None]
 
@@ -122,7 +122,7 @@ def main() -> None:
     if chosen.one:
         one(chosen.one, chosen.part, chosen.scratch, chosen.items)
         return
-    from conditions import conditions
+    from measuring.conditions import conditions
 
     print(conditions("shardprep", "lmdb", "numpy"))
     report(rounds(chosen.scratch, chosen.peer, chosen.items, chosen.rounds), chosen.items)

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from conditions import conditions
+from measuring.conditions import conditions
 
 from shardprep import GlobalShuffle, LocalShuffle
 from shardprep.loaders.order.epoch_order import Shuffle, epoch_order

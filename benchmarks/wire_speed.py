@@ -30,8 +30,8 @@ from time import perf_counter
 from typing import Any
 
 import zmq
-from conditions import conditions
-from data import Data, prepare
+from measuring.conditions import conditions
+from measuring.data import Data, prepare
 
 from shardprep.loaders import FakeData, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.flow.flow import Flow

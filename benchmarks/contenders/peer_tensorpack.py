@@ -11,7 +11,7 @@ sys.modules["tensorflow"] = None  # type: ignore[assignment]  # its workers, for
 
 import cv2  # noqa: E402
 import numpy as np  # noqa: E402
-from data import Data  # noqa: E402
+from measuring.data import Data  # noqa: E402
 from tensorpack.dataflow import BatchData, DataFromList, MultiProcessMapDataZMQ  # noqa: E402
 
 from shardprep.formats.records.record import Record  # noqa: E402

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
-from processes import cpu_seconds, descendants, own_memory
+from measuring.processes import cpu_seconds, descendants, own_memory
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import numpy.typing as npt
-from data import Data, prepare_small
+from measuring.data import Data, prepare_small
 
 from shardprep.formats import open_dataset
 from shardprep.loaders import (

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from own_contenders import Constant
+from contenders.own_contenders import Constant
 
 from shardprep.loaders import Loader, TrainTransform
 from shardprep.loaders.buffers.memory import aligned

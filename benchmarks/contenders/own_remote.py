@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from remote_child import Settings
+from measuring.remote_child import Settings
 
 from shardprep import Loader, LocalShuffle
 

@@ -6,7 +6,7 @@ import statistics
 import time
 from pathlib import Path
 
-from data import Data, warm
+from measuring.data import Data, warm
 
 from shardprep.loaders import Loader
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES

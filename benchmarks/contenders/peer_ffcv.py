@@ -24,12 +24,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 import numpy.typing as npt
-from data import SHORTER_SIDE, Data, warm
 from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
 from ffcv.writer import DatasetWriter
+from measuring.data import SHORTER_SIDE, Data, warm
 
 LONGER_SIDE = 500  # pixels, of the recipe
 EPOCH = 1 << 20  # images: an epoch begins with new memory, which would count in the short ones of few images

@@ -9,7 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from data import Data
+from measuring.data import Data
 from torch.utils.data import DataLoader, Dataset
 
 from shardprep.formats import open_dataset

@@ -12,7 +12,7 @@ from typing import Any
 
 from litdata import StreamingDataLoader, StreamingDataset
 from litdata.streaming.cache import Cache
-from remote_child import Settings, images_in
+from measuring.remote_child import Settings, images_in
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
-from data import Data, prepare_small, warm
+from measuring.data import Data, prepare_small, warm
 
 from shardprep.formats import open_dataset
 

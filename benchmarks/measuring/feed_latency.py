@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import feed_ways
 import tensorflow as tf
-from feed_sources import Batch, Ring
+from contenders import feed_ways
+from contenders.feed_sources import Batch, Ring
 
 from shardprep.loaders.tf_inputs import QueueInput, StagingInput
 

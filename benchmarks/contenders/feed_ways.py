@@ -9,7 +9,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
-from feed_sources import ROWS, SHAPE, Batch, endless
+from contenders.feed_sources import ROWS, SHAPE, Batch, endless
 
 from shardprep.loaders.tf_inputs import Input, QueueInput, StagingInput
 
