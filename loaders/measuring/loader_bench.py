@@ -126,7 +126,7 @@ class LoaderBench:
         return self.speed.sentence
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types; docs/bench-loader.md lists the keys."""
+        """Return a value of JSON types; docs/reference/bench-loader.md lists the keys."""
         others = {
             "sweep": self.sweep,
             "probes": self.probes,

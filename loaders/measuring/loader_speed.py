@@ -87,7 +87,7 @@ class LoaderSpeed:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types; docs/bench-loader.md lists the keys."""
+        """Return a value of JSON types; docs/reference/bench-loader.md lists the keys."""
         names = [f.name for f in fields(self)]
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
         parts = {name: asdict(values[name]) for name in ("memory", "page_cache")}

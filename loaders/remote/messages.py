@@ -1,4 +1,4 @@
-"""The messages between a RemoteSource and its senders, as frames. docs/wire.md lists them."""
+"""The messages between a RemoteSource and its senders, as frames. docs/reference/wire.md lists them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from shardprep.loaders.measuring.disk import (
     SmallFileReads,
 )
 
-DOCUMENT = ROOT / "docs" / "bench-disk.md"
+DOCUMENT = ROOT / "docs" / "reference" / "bench-disk.md"
 
 
 def rate(median: float) -> Measurement:
@@ -63,7 +63,7 @@ def paths_of(value: Any, prefix: str = "") -> Iterator[str]:
 
 
 def documented_paths() -> set[str]:
-    """Every key that docs/bench-disk.md lists, without those of measurements."""
+    """Every key that docs/reference/bench-disk.md lists, without those of measurements."""
     objects, measurement = DOCUMENT.read_text().split("A measurement:")
     inside = [name for line in table(measurement) for name in names_in(line)]
     found: set[str] = set()

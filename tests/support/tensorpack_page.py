@@ -1,4 +1,4 @@
-"""The entries of docs/from-tensorpack.md: names of tensorpack, and their replacements."""
+"""The entries of docs/training/from-tensorpack.md: names of tensorpack, and their replacements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from repository import ROOT
 
-PAGE = (ROOT / "docs" / "from-tensorpack.md").read_text()
+PAGE = (ROOT / "docs" / "training" / "from-tensorpack.md").read_text()
 WHOLE, PREAMBLE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 

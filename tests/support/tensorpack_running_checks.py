@@ -1,4 +1,4 @@
-"""Facts about the rows of docs/from-tensorpack.md: where a flow runs, and to which consumer."""
+"""Facts about the rows of docs/training/from-tensorpack.md: where a flow runs, and to which consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/augmentation.md says to write instead of tensorpack's augmentors does what it says."""
+"""What docs/training/augmentation.md says to write instead of tensorpack's augmentors does what it says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorpack_page import entry_of, started
 from shardprep import ColorJitter, EvalTransform, TrainTransform
 from shardprep.formats.records.record import Record
 
-PAGE = (ROOT / "docs" / "augmentation.md").read_text()
+PAGE = (ROOT / "docs" / "training" / "augmentation.md").read_text()
 ROWS = [entry_of(row) for row in re.findall(r"^\| `.*$", PAGE, re.M)]
 Names = dict[str, Any]
 

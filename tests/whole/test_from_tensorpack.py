@@ -1,4 +1,4 @@
-"""What docs/from-tensorpack.md says to write instead of each of tensorpack's names does what it says."""
+"""What docs/training/from-tensorpack.md says to write instead of each of tensorpack's names does what it says."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_name_has_a_row_and_every_row_one_check() -> None:
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(((?!http).*?)\)", PAGE))))
 def test_every_link_leads_somewhere(link: str) -> None:
     path, _, anchor = link.partition("#")
-    file = ROOT / "docs" / (path or "from-tensorpack.md")
+    file = ROOT / "docs/training" / (path or "from-tensorpack.md")
     headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
     assert not anchor or anchor in map(anchor_of, headings)
 

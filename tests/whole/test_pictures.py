@@ -35,8 +35,8 @@ def test_every_picture_is_small_and_is_shown(maker: Any) -> None:
     names = {path.name for path in maker.PICTURES.iterdir()} - {maker.HASHES.name}
     shown = {
         found
-        for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
-        for found in re.findall(r"!\[[^\]]+\]\((?:docs/)?pictures/([\w.]+)\)", page.read_text())
+        for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+        for found in re.findall(r"!\[[^\]]+\]\((?:docs/|\.\./)?pictures/([\w.]+)\)", page.read_text())
     }
 
     assert names == shown == set(maker.INPUTS)

@@ -166,7 +166,7 @@ class DiskProfile:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types, with derived values; docs/bench-disk.md lists the keys."""
+        """Return a value of JSON types, with derived values; docs/reference/bench-disk.md lists the keys."""
         derived = {
             "images_per_second": self.images_per_second,
             "sequential_over_random": self.sequential_over_random,

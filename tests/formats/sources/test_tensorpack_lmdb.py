@@ -50,7 +50,7 @@ from shardprep.formats.sources.tensorpack.lmdb_file import LmdbRecords
 from shardprep.formats.sources.tensorpack.value import Array, ByteRange, Text, Value
 from shardprep.formats.system.regular_file import ArchiveFile
 
-DOCUMENT = (ROOT / "docs" / "tensorpack-lmdb.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "tensorpack-lmdb.md").read_text()
 KEYS = b"__keys__"
 
 

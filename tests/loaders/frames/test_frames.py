@@ -32,7 +32,7 @@ from shardprep.loaders.frames.codec import (
 )
 
 DTYPES = sorted(KNOWN_DTYPES)
-DOCUMENT = (ROOT / "docs" / "frames.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "frames.md").read_text()
 
 arrays = st.sampled_from(DTYPES).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
