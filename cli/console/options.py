@@ -256,7 +256,7 @@ class ShuffleType(click.ParamType["Shuffle | None"]):
                 return None
             case "global":
                 return GlobalShuffle()
-        return LocalShuffle(int(value) if value.isdigit() else value)
+        return LocalShuffle(int(value) if value.isdecimal() else value)
 
 
 OPTIONS = (

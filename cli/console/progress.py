@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from shardprep.formats.printable import printable
 from shardprep.formats.progress import NoProgress, Progress
 
 from .output import count_of, say
@@ -70,7 +71,7 @@ class BarProgress:
         """Show a bar during the work; clear it at the end."""
         self._pace = Pace(records, size)
         with new_bar(
-            total=self._pace.total, desc=title, bar_format=f"{title}: {{percentage:3.0f}}%|{{bar}}|"
+            total=self._pace.total, desc=printable(title), bar_format="{desc}: {percentage:3.0f}%|{bar}|"
         ) as bar:
             self._bar = bar
             yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -78,6 +78,12 @@ def given_options(ctx: click.Context, names: Iterable[str]) -> set[str]:
     return {name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
+def refuse_typed(names: Mapping[str, str], typed: Container[str], reason: str) -> None:
+    """Raise UsageError if one of these options, by parameter, was typed."""
+    if found := [option for name, option in names.items() if name in typed]:
+        raise click.UsageError(f"{', '.join(found)}: {reason}; leave it out")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """The options of a run on the ``dataset``: values by parameter, and which of them were ``typed``."""
@@ -95,7 +101,7 @@ class RunOptions:
 
         if card is None:
             return Loader(self.dataset, workers=0, **self._of_options())
-        self.refuse(OF_THE_CARD, "the card or state says that")
+        refuse_typed(OF_THE_CARD, self.typed, "the card or state says that")
         loader = Loader(self._place(card), workers=0, **self._of_card(card))
         try:
             self._check(card, loader.card())
@@ -123,11 +129,6 @@ class RunOptions:
     def _records(self) -> Any:
         subset: Path | None = self.values["subset"]
         return records_in(subset) if subset else None
-
-    def refuse(self, names: Mapping[str, str], reason: str) -> None:
-        """Raise UsageError if one of these was typed."""
-        if typed := [option for name, option in names.items() if name in self.typed]:
-            raise click.UsageError(f"{', '.join(typed)}: {reason}; leave it out")
 
     def _of_card(self, card: RunCard) -> dict[str, Any]:
         given: dict[str, Any] = {}

@@ -112,9 +112,9 @@ class DatasetWork(ABC, Generic[T]):
         )
         if as_json:
             found = [
-                {"dataset": str(places[name]), "ok": False, "error": end.to_json()}
+                {"dataset": str(places[name]), "path": str(places[name]), "ok": False, "error": end.to_json()}
                 if isinstance(end, Failure)
-                else self.to_json(end)
+                else {"ok": self.exit_code(end) == 0} | self.to_json(end)
                 for name, end in ends.items()
             ]
             print_json({"folder": str(folder), "ok": code == 0, "exit_code": code, named: found} | about)

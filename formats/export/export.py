@@ -90,7 +90,7 @@ def export(
     run: Callable[[Iterable[ExportJob], ProgressCounters], list[FileEntry]] = runner(
         executor, workers, progress
     )
-    work = _Exporting(run, progress, threads=workers or usable_cpus())
+    work = _Exporting(run, progress, threads=usable_cpus() if workers is None else max(1, workers))
     try:
         with noting_kept(work.kept):
             return [work.export(one) for one in planned]

@@ -38,4 +38,4 @@ def byte_count(text: object, *, of: str) -> int:
             return parse_bytes(text)
     except ValueError:
         pass
-    raise UsageError(f"{of} is a number or a size as '2GiB', not {text!r}")
+    raise UsageError(f"{of} is a whole number or a size as '2GiB', not {text!r}")

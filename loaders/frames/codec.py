@@ -1,4 +1,4 @@
-"""A batch as the buffers of a message: a header, then the raw bytes. docs/reference/frames.md defines the format."""
+"""A batch as the buffers of a message: a header, then the raw bytes; see docs/reference/frames.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFAULT_LIMIT = 256 << 20  # bytes of a batch
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame. docs/reference/frames.md and docs/reference/wire.md list which end sends which kind, and when."""
+    """The kind of a frame. docs/reference has which end sends which kind, and when: frames.md, wire.md."""
 
     DATA = 0
     END = 1

@@ -85,6 +85,10 @@ def test_an_error_in_one_split_does_not_hide_the_others(shards: Path) -> None:
     assert text.stderr.startswith(f"prep: {shards}/train: no manifest.json")
     assert found["splits"][0]["error"]["kind"] == "ManifestDamaged"
     assert found["splits"][1]["split"] == "val"
+    assert [split["ok"] for split in found["splits"]] == [False, True, True]
+    assert [split["path"] for split in found["splits"]] == [
+        f"{shards}/{name}" for name in ("train", "val", "test")
+    ]
 
 
 def test_inspect_sums_up_each_split(made: Path) -> None:

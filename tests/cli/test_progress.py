@@ -11,7 +11,7 @@ from terminals import on_terminal, states
 
 from shardprep.cli.app import cli
 from shardprep.cli.console.pace import Pace
-from shardprep.cli.console.progress import PlainProgress, fitting
+from shardprep.cli.console.progress import BarProgress, PlainProgress, fitting
 
 LINE = re.compile(
     r"\d\d:\d\d:\d\d convert train: (?P<share>\d+)%, (?P<done>\d+) of (?P<total>\d+) shards?"
@@ -78,6 +78,13 @@ def test_a_bar_at_60_columns_keeps_the_time_left(tmp_path: Path) -> None:
     assert all(len(state) < 60 for state in shown)
     assert all(state.endswith(" left") for state in shown[1:])
     assert not [state for state in shown if re.search(r"\d\.\d", state)]
+
+
+def test_a_title_is_text_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with BarProgress().task("{x} \x1b[31m", records=3, size=3):
+        pass
+
+    assert "{x} \\x1b[31m: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -177,6 +177,8 @@ def test_all_records_are_listed_on_request(folder: Path) -> None:
         (["--step", 0, "--sheet", "x.gif"], ".png or .html"),
         (["--step", 0, "--transform", "neither"], "package.module:name"),
         (["--diff", "run.json", "seed.json", "--step", 0], "--step: --diff compares"),
+        (["--diff", "run.json", "seed.json", "--sheet", "x.png", "--records"], "--records, --sheet: --diff"),
+        (["--step", 0, "--epochs", 2], "--epochs: it is for the two runs"),
         (["--step", 0, "--subset", "run.json"], "no array of NumPy"),
         (["--card", "mine.py", "--step", 0], "neither a run card nor a state"),
     ],

@@ -1,4 +1,4 @@
-"""The shared parts of the checks of docs/training/from-tensorpack.md: their names, and the values of its items."""
+"""The shared parts of the checks of from-tensorpack.md: their names, and the values of its items."""
 
 from __future__ import annotations
 

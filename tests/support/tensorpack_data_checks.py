@@ -1,4 +1,4 @@
-"""Facts about the rows of docs/training/from-tensorpack.md: sources, files, items, batches and their order."""
+"""Facts about the rows of from-tensorpack.md: sources, files, items, batches and their order."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_the_table_of_the_documents_has_every_page_once() -> None:
     listed = re.findall(r"^\| \[.*?\]\((.*?)\)", (ROOT / "docs" / "README.md").read_text(), re.M)
     there = {str(page.relative_to(ROOT / "docs")) for page in DOCS} - {"README.md"}
     assert sorted(listed) == sorted(there | {"api.rst"})
-    assert GUIDES | REFERENCES <= {Path(page).stem for page in there}
+    assert {Path(page).stem for page in there} >= GUIDES | REFERENCES
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))

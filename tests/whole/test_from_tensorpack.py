@@ -1,4 +1,4 @@
-"""What docs/training/from-tensorpack.md says to write instead of each of tensorpack's names does what it says."""
+"""What from-tensorpack.md says to write instead of each of tensorpack's names does what it says."""
 
 from __future__ import annotations
 

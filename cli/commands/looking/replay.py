@@ -19,7 +19,7 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import print_json
 from shardprep.cli.console.progress import Form
-from shardprep.cli.console.runs import RunOptions, TransformName, given_options
+from shardprep.cli.console.runs import RunOptions, TransformName, given_options, refuse_typed
 from shardprep.cli.reports.parting_report import RunComparison, print_parting
 from shardprep.cli.reports.replay_report import print_replayed, replayed_json
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders.loader.replaying.replayed import Replayed
 
 OF_ONE_STEP = {"epoch": "--epoch", "step": "--step", "start": "--start", "rank": "--rank"}
+OF_ONE_STEP |= {"listed": "--records", "sheet": "--sheet"}
+OF_TWO_RUNS = {"epochs": "--epochs", "by_pixels": "--pixels"}
 COUNT = click.IntRange(min=0)
 RUN_OPTIONS = (
     click.option("--card", type=ANY_PATH, metavar="FILE", help="The run's card, by loader.card().save."),
@@ -120,13 +122,15 @@ def replay(
 
     if sum(map(bool, (run["card"], run["state"], diff))) > 1:
         raise click.UsageError("give one of --card, --state and --diff")
-    options = RunOptions(dataset, run, given_options(ctx, run))
+    typed = given_options(ctx, ctx.params)
+    options = RunOptions(dataset, run, typed & run.keys())
     if diff:
-        options.refuse(OF_ONE_STEP, "--diff compares all steps of the ranks of two runs")
+        refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")
         cards = (RecordedRun.load(diff[0]).card, RecordedRun.load(diff[1]).card)
         comparison = RunComparison(options, cards, epochs, by_pixels)
         print_parting(comparison, comparison.parting(form), diff, as_json=as_json)
         return
+    refuse_typed(OF_TWO_RUNS, typed, "it is for the two runs that --diff compares")
     if sheet:
         _check_sheet(sheet)
     file = run["card"] or run["state"]

@@ -33,8 +33,8 @@ class ShardNumbers(click.ParamType[list[int]]):
 
 def _range_of(text: str) -> range:
     """Return the numbers from the first to the last, both included. Raises ValueError."""
-    first, _, last = text.partition("-")
-    numbers = range(int(first), int(last or first) + 1)
+    first, dash, last = text.partition("-")
+    numbers = range(int(first), int(last if dash else first) + 1)
     if not 0 < len(numbers) <= MOST_SHARDS:
         raise ValueError
     return numbers

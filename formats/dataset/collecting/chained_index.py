@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,8 @@ import numpy.typing as npt
 from shardprep.formats.containers.table import Rows
 from shardprep.formats.dataset.index import index_dtype
 from shardprep.formats.dataset.record_set import IndexRows
+
+from .row_numbers import row_numbers
 
 
 class ChainedIndex:
@@ -41,12 +42,8 @@ class ChainedIndex:
             return self._column(wanted)
         if isinstance(wanted, slice):
             return self._rows(np.arange(*wanted.indices(len(self))))
-        if isinstance(wanted, np.ndarray):
-            return self._rows(wanted)
-        number = operator.index(wanted)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)}")
-        return self._rows(np.array([number % len(self)]))[0]
+        rows = self._rows(row_numbers(wanted, len(self)))
+        return rows if isinstance(wanted, (np.ndarray, list)) else rows[0]
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         """Return a column of all rows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.system.positional import read_at, read_into
 from shardprep.formats.system.seal import Seal
+
+from .row_numbers import row_numbers
 
 HEADER_BYTES = 4096  # at the most
 ROWS_AT_ONCE = 1 << 16
@@ -74,9 +75,8 @@ class StoredIndex:
             return (
                 self._run(start, max(start, stop))[::step] if step > 0 else self[np.arange(start, stop, step)]
             )
-        if isinstance(wanted, np.ndarray):
-            return self._rows(wanted)
-        return self._rows(np.array([operator.index(wanted)]))[0]
+        rows = self._rows(row_numbers(wanted, self._records))
+        return rows if isinstance(wanted, (np.ndarray, list)) else rows[0]
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         """Return a column of all rows; the others are not in memory together."""

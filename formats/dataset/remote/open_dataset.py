@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from pathlib import Path
+from typing import SupportsIndex
 
 from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.dataset.splits import splits_of
@@ -85,7 +87,10 @@ def limit_bytes(limit: int | str | None) -> int | None:
     """Return the bytes of a limit. Raises UsageError."""
     if limit is None:
         return None
-    found = limit if type(limit) is int else byte_count(limit, of="cache_limit")
+    if isinstance(limit, SupportsIndex) and not isinstance(limit, bool):
+        found = operator.index(limit)
+    else:
+        found = byte_count(limit, of="cache_limit")
     if found <= 0:
         raise UsageError(f"cache_limit is more than 0 bytes, not {limit}")
     return found

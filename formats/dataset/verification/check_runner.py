@@ -71,7 +71,7 @@ class CheckRunner(Owned):
         return self._on(executor, enumerate(sent))
 
     def _in_threads(self, calls: Sequence[Callable[[], T]]) -> Generator[tuple[int, Outcome[T]]]:
-        with ThreadPoolExecutor(self.workers or usable_cpus()) as pool:
+        with ThreadPoolExecutor(usable_cpus() if self.workers is None else max(1, self.workers)) as pool:
             try:
                 with starting_thread():
                     futures = {pool.submit(call): place for place, call in enumerate(calls)}

@@ -84,7 +84,9 @@ class ContactSheet:
     def _shown(self) -> list[tuple[ReplayedRecord, Picture | None]]:
         """The records of the step with their pictures; None for one that was skipped."""
         if len(self.replayed.records) > MOST:
-            raise UsageError(f"a sheet has at most {MOST} pictures, and the step {len(self.replayed)}")
+            raise UsageError(
+                f"a sheet has at most {MOST} pictures, and the step {len(self.replayed.records)}"
+            )
         pictures = iter(pictures_of(self.replayed.batch, self.transform))
         return [
             (record, next(pictures) if record.skipped is None else None) for record in self.replayed.records

@@ -53,7 +53,7 @@ def run_page(
             disk=disk_part(bench, disk),
             timeline=_timeline(trace),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise DataError(f"these are not the values of a run: {type(error).__name__}: {error}") from error
 
 

@@ -66,6 +66,12 @@ def test_the_index_gives_rows_by_number_slice_array_and_column(records: RecordSe
     assert index[3:90:7].tobytes() == whole.index[3:90:7].tobytes()
     assert index[90:3:-7].tobytes() == whole.index[90:3:-7].tobytes()
     assert index[203] == whole.index[203]
+    assert index[-1] == whole.index[-1]
+    for chosen in (whole.index["label"] >= 5, numbers - 204, [203, -204, 7]):
+        assert index[chosen].tobytes() == whole.index[chosen].tobytes()
+    for wrong in (204, -205, np.array([0, 204]), np.ones(203, bool)):
+        with pytest.raises(IndexError):
+            index[wrong]
     for name in whole.index.dtype.names or ():
         assert index[name].tolist() == whole.index[name].tolist()
 

@@ -46,7 +46,7 @@ def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_remov
 def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_room_here(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scratch = tmp_path / "scratch"
+    scratch = tmp_path / "empty" / "scratch"
     proxy.sending = lambda path, count: "503" if "shard-00003" in path else None
     with pytest.raises(RemoteFailed) as caught:
         stored(archives, url, scratch, split="train")
@@ -62,6 +62,7 @@ def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_
 
     (done,) = stored(archives, url, scratch, split="train")
 
+    assert [*scratch.parent.iterdir()] == []
     assert {"shard-00000.h5", "shard-00001.h5", "shard-00002.h5"} <= there.keys()
     sent = [path.rpartition("/")[2] for path in proxy.sent[begun:]]
     assert not {"shard-00003.h5", *there} & set(built)

@@ -8,7 +8,7 @@ import pytest
 from datasets import flip, prep_here, tree
 from faulty_proxy import HIDDEN, Proxy
 
-from shardprep.formats import PlanMismatch, ShardprepError, fetch, publish, repair
+from shardprep.formats import PlanMismatch, ShardprepError, UsageError, fetch, publish, repair
 from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
 from shardprep.formats.dataset.remote.repairing import refetching
 from shardprep.formats.system.storage.failures import RemoteDenied
@@ -69,6 +69,8 @@ def test_a_copy_of_another_dataset_is_refused(copy: Path, url: str) -> None:
 
     with pytest.raises(PlanMismatch, match="no copy of this dataset"):
         repair(copy / "train", f"{url}/val")
+    with pytest.raises(UsageError, match="is the URL of a copy"):
+        repair(copy / "train", f"{url}/train", root=copy)
 
     assert tree(copy) == before
 

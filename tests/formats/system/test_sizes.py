@@ -37,5 +37,5 @@ def test_a_size_where_a_number_may_stand_too_has_its_unit(given: str) -> None:
 
 @pytest.mark.parametrize("given", ["4096", "2G", "2GiB ", "many B", "", 2048, None])
 def test_a_size_where_a_number_may_stand_too_is_refused_without_a_unit(given: object) -> None:
-    with pytest.raises(UsageError, match="a window is a number or a size"):
+    with pytest.raises(UsageError, match="a window is a whole number or a size"):
         byte_count(given, of="a window")

@@ -236,7 +236,7 @@ def test_what_was_not_asked_for_is_null(dataset: Path) -> None:
 
 
 def documented_keys() -> set[str]:
-    """The first column of the tables of docs/reference/bench-loader.md; the keys of a verdict wherever one is."""
+    """The first column of the tables of bench-loader.md; the keys of a verdict wherever one is."""
     text = (ROOT / "docs" / "reference" / "bench-loader.md").read_text()
     objects, verdict = text.split("## `--json`")[1].split("A verdict:")
     inside = [name for line in table(verdict) for name in names_in(line)]

@@ -69,7 +69,7 @@ def convert_to_url(
     refuse_server(place)
     from .storing import Storing  # start-up time: asyncio
 
-    storing = Storing(RetryPolicy(retries, timeout_s), request.options, workers, progress)
+    storing = Storing(request.output, RetryPolicy(retries, timeout_s), request.options, workers, progress)
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
     request.check_outputs(recognised)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from shardprep.formats.conversion.building.build_shard import ShardJob
 from shardprep.formats.conversion.building.built_shard import BuiltShard
@@ -37,8 +38,9 @@ TABLES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Storing:
-    """What is the same for every split."""
+    """What is the same for every split. ``scratch`` has the folders in which splits are built, or is one."""
 
+    scratch: Path
     policy: RetryPolicy
     options: ConvertOptions
     workers: int | None
@@ -127,5 +129,5 @@ class _StoredSplit:
 
     def _remove_scratch(self) -> None:
         with suppress(OSError):  # it is not empty, or never was
-            self.prepared.output.rmdir()
-            self.prepared.output.parent.rmdir()
+            for folder in dict.fromkeys((self.prepared.output, self.storing.scratch)):
+                folder.rmdir()

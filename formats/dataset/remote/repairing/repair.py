@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardprep.formats.conversion.repair import repair_from_source
 from shardprep.formats.dataset.verification.report import Report
+from shardprep.formats.errors import UsageError
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.system.storage.location import Location
 from shardprep.formats.system.user_path import user_path
@@ -45,6 +46,8 @@ def repair(
     :func:`~shardprep.formats.dataset.remote.fetching.fetch.fetch` raises.
     """
     if not isinstance(source, Path) and "://" in (url := os.fspath(source)):
+        if root is not None:
+            raise UsageError("is the URL of a copy; root is for a list of images", path=url)
         from .refetching import repair_from_url  # start-up time: asyncio
 
         return repair_from_url(
