@@ -14,6 +14,7 @@ from killing import killed
 from shardprep.formats import ConvertedTo, PlanMismatch, PlanOptions, UsageError, convert, convert_to_url
 from shardprep.formats.conversion.building import build_shard
 from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
+from shardprep.formats.dataset.remote.publishing.claim import CLAIM_NAME, Claim
 from shardprep.formats.system.storage.failures import RemoteFailed
 
 OPTIONS = PlanOptions(container="hdf5", shard_size=60_000)
@@ -41,6 +42,23 @@ def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_remov
     assert [one.already_complete for one in (*done, *again)] == [False] * len(done) + [True] * len(done)
     assert len(proxy.sent) == before
     assert not (tmp_path / "scratch").exists()
+
+
+async def undropped(claim: Claim) -> None:
+    """What a process does that is killed between the manifest and the end of its claim."""
+
+
+def test_a_claim_that_was_left_beside_the_manifest_goes_with_the_next_run(
+    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(Claim, "drop", undropped)
+        stored(archives, url, tmp_path / "scratch", split="val")
+    left = tree(bucket)
+
+    stored(archives, url, tmp_path / "scratch", split="val")
+
+    assert left.keys() - tree(bucket).keys() == {CLAIM_NAME}
 
 
 def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_room_here(

@@ -22,6 +22,7 @@ from shardprep.formats import (
     publish,
 )
 from shardprep.formats.dataset.remote.fetching.transfer import TRIES, RemoteDamaged
+from shardprep.formats.dataset.remote.publishing.claim import CLAIM_NAME, Claim
 from shardprep.formats.system.storage import writable_folder
 from shardprep.formats.system.storage.failures import RemoteDenied, RemoteFailed
 
@@ -56,6 +57,25 @@ def test_a_published_folder_of_splits_is_the_local_one(
         assert (set(other.kept), other.uploaded, other.already_complete) == (files, (), True)
     fetch(url, tmp_path / "copy")
     assert tree(tmp_path / "copy") == tree(local)
+
+
+async def undropped(claim: Claim) -> None:
+    """What a process does that is killed between the manifest and the end of its claim."""
+
+
+def test_a_claim_that_was_left_beside_the_manifest_goes_with_the_next_run(
+    local: Path, bucket: Path, url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(Claim, "drop", undropped)
+        published(local / "val", url)
+    left = tree(bucket).keys() - tree(local / "val").keys()
+
+    (again,) = published(local / "val", url)
+
+    assert left == {CLAIM_NAME}
+    assert again.already_complete
+    assert tree(bucket) == tree(local / "val")
 
 
 def test_columns_and_a_folder_of_this_machine_are_published_too(tmp_path: Path) -> None:

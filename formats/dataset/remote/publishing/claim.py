@@ -48,6 +48,12 @@ class Claim:
         with suppress(RemoteFailed):
             await self.remote.remove(CLAIM_NAME)
 
+    async def drop_leftover(self) -> None:
+        """Remove the claim that this work left when it ended before :meth:`drop`. Raises RemoteFailed."""
+        with suppress(PlanMismatch):  # that of other work, which will be refused
+            if await self.is_held():
+                await self.drop()
+
     def _mismatch(self) -> PlanMismatch:
         return PlanMismatch(
             f"another dataset is being uploaded there: finish that, or remove {CLAIM_NAME} there and the files "

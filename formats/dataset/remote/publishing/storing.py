@@ -120,6 +120,7 @@ class _StoredSplit:
         self.prepared.refuse_other(manifest, self._url)
         self.storing.progress.note(f"{self._url} is complete already")
         self.loop.run(self.place.check_sizes(manifest))
+        self.loop.run(self.place.claim.drop_leftover())
         if (self.prepared.output / WORK_FOLDER_NAME).exists():
             with WorkFolder(self.prepared.output) as work_folder:
                 work_folder.discard()

@@ -65,7 +65,9 @@ class _Publishing:
         files = sorted(self.manifest.files, key=lambda file: file in self.manifest.tables)  # these last
         uploads = [Upload(place.remote, file, self.folder / file.name) for file in files]
         self.transfers.run("publish", self.manifest, uploads)
-        if not already:
+        if already:
+            run(place.claim.drop_leftover())
+        else:
             proven = {each.entry.name: each.stored for each in uploads if each.stored}
             run(place.finish(self.manifest.to_bytes(), proven))
         names = {
