@@ -10,9 +10,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardprep.cli.console.options import ANY_PATH, check_writable, examples, json_option, progress_option
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
+from shardprep.cli.console.output import print_fields, print_json, say
 from shardprep.cli.console.progress import Form
 from shardprep.cli.console.status import SHARE, StatusLine
+from shardprep.formats.system.sizes import count_of, size
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders.measuring.disk import DiskProfile, Measurement, Reads

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from shardprep.cli.console.options import ANY_PATH, FOLDER, examples, json_option
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next
+from shardprep.cli.console.output import print_fields, print_json, say, say_next
 from shardprep.formats import Collection
 from shardprep.formats import collect as collect_parts
+from shardprep.formats.system.sizes import count_of
 
 
 @click.command(

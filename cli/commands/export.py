@@ -17,11 +17,12 @@ from shardprep.cli.console.options import (
     progress_option,
     workers_option,
 )
-from shardprep.cli.console.output import count_of, print_json, say, size
+from shardprep.cli.console.output import print_json, say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import Exported
 from shardprep.formats import export as export_dataset
 from shardprep.formats.export.registry import FORMATS
+from shardprep.formats.system.sizes import count_of, size
 
 
 @click.command(

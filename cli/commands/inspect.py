@@ -19,7 +19,7 @@ from shardprep.cli.console.options import (
     examples,
     json_option,
 )
-from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.output import print_fields, say
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Summary, open_dataset, summarise
 from shardprep.formats.dataset.column_summary import ColumnSummary
@@ -27,6 +27,7 @@ from shardprep.formats.dataset.splits import is_collection
 from shardprep.formats.dataset.summary import ClassCount, CropReadySummary, class_counts
 from shardprep.formats.printable import printable
 from shardprep.formats.records.stored_order import GIVEN, GIVEN_SHUFFLED
+from shardprep.formats.system.sizes import count_of, size
 
 
 @click.command(

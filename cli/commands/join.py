@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, workers_option
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next
+from shardprep.cli.console.output import print_fields, print_json, say, say_next
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import Joined, UsageError
 from shardprep.formats import join as join_columns
+from shardprep.formats.system.sizes import count_of
 
 
 @click.command(

@@ -19,11 +19,12 @@ from shardprep.cli.console.options import (
     progress_option,
     workers_option,
 )
-from shardprep.cli.console.output import count_of, say
+from shardprep.cli.console.output import say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Progress, Report
 from shardprep.formats import repair as repair_dataset
+from shardprep.formats.system.sizes import count_of
 
 from .verify import print_report, summary_of
 

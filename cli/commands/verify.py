@@ -21,12 +21,13 @@ from shardprep.cli.console.options import (
     progress_option,
     workers_option,
 )
-from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.output import print_fields, say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.splits import DatasetWork
 from shardprep.formats import Progress, Report
 from shardprep.formats import verify as verify_dataset
 from shardprep.formats.dataset.verification.verify import LEVELS
+from shardprep.formats.system.sizes import count_of, size
 
 
 @click.command(

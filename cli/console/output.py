@@ -15,29 +15,6 @@ from shardprep.formats.printable import MOST_CHARACTERS, printable
 MOST_IN_LINE = 4 * MOST_CHARACTERS  # an error has a path, a shard, a key and a message
 
 
-def size(count: float) -> str:
-    """Return a number of bytes in decimal units, as for disks and rates.
-
-    >>> size(999), size(123456), size(147.9e9)
-    ('999 B', '123.5 KB', '147.9 GB')
-    """
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 999.95 or unit == "GB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError  # pragma: no cover - the loop ends at GB
-
-
-def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> count_of(1, "shard"), count_of(1281167, "image"), count_of(2, "class")
-    ('1 shard', '1,281,167 images', '2 classes')
-    """
-    plural = noun + ("es" if noun.endswith("s") else "s")
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
 def say(text: str = "", *, err: bool = False) -> None:
     """Print one line of text, made printable, because it may quote names from files."""
     click.echo(printable(text, MOST_IN_LINE), err=err)

@@ -13,9 +13,10 @@ from tqdm import tqdm
 
 from shardprep.formats.printable import printable
 from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.system.sizes import count_of
+from shardprep.formats.system.sizes import size as size_of
 
-from .output import count_of, say
-from .output import size as size_of
+from .output import say
 from .pace import Pace
 
 Form = Literal["never", "plain", "bar"]

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
+from shardprep.cli.console.output import print_fields, print_json, say, say_next
 from shardprep.formats import Converted, ConvertedTo
+from shardprep.formats.system.sizes import count_of, size
 
 from .dry_run_report import ignored_text
 

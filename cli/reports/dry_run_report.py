@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.output import print_fields, say
 from shardprep.formats import DryRun, PlannedSplit
+from shardprep.formats.system.sizes import count_of, size
 
 
 def print_dry_run(planned: DryRun) -> None:

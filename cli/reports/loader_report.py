@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.output import print_fields, say
+from shardprep.formats.system.sizes import count_of, size
 
 if TYPE_CHECKING:
     from shardprep.loaders import ShuffleQuality, StageLoad

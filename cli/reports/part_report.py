@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from shardprep.cli.console.output import count_of, print_fields, say, size
+from shardprep.cli.console.output import print_fields, say
 from shardprep.formats import ConvertedPart
+from shardprep.formats.system.sizes import count_of, size
 
 
 def print_part(built: Sequence[ConvertedPart]) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardprep.cli.console.output import count_of, print_fields, say
+from shardprep.cli.console.output import print_fields, say
 from shardprep.formats.printable import printable
+from shardprep.formats.system.sizes import count_of
 
 if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders import Loader

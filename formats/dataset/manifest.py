@@ -8,6 +8,7 @@ every byte of the dataset, so it is the one string to pin.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -198,6 +199,11 @@ class Manifest:
                 "content_root": self.content_root,
             }
         )
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        """Return the sum of the sizes of these files."""
+        sizes = {file.name: file.size for file in self.files}
+        return sum(sizes[name] for name in names)
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes, such that ``Manifest.parse(m.to_bytes()) == m``."""

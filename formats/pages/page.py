@@ -12,25 +12,18 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from shardprep.formats.system.sizes import count_of, size
+
 from .charts import bars, histogram, scatter
-from .shown_text import (
-    finalized,
-    picture_uri,
-    shown_count,
-    shown_name,
-    shown_number,
-    shown_share,
-    shown_size,
-    shown_whole,
-)
+from .shown_text import finalized, picture_uri, shown_name, shown_number, shown_share, shown_whole
 
 FILTERS: dict[str, Callable[..., object]] = {
     "name": shown_name,
-    "size": shown_size,
+    "size": size,
     "number": shown_number,
     "whole": shown_whole,
     "share": shown_share,
-    "counted": shown_count,
+    "counted": count_of,
     "uri": picture_uri,
 }
 """What templates apply to values; as globals they are passed to charts."""

@@ -21,19 +21,6 @@ def shown_name(text: object, most: int = MOST_IN_NAME) -> Markup:
     return Markup("<bdi{}>{}</bdi>").format(tip, short)
 
 
-def shown_size(count: float) -> str:
-    """Return a number of bytes in decimal units.
-
-    >>> shown_size(999), shown_size(123456), shown_size(147.9e9)
-    ('999 B', '123.5 KB', '147.9 GB')
-    """
-    for unit in ("B", "KB", "MB"):
-        if count < 999.95:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
 def shown_number(value: float) -> str:
     """Return a number with separators, and with at most three significant digits after the point.
 
@@ -72,16 +59,6 @@ def shown_short(number: float) -> str:
         if number >= size:
             return f"{number / (1e3 if unit == 'k' else size):.3g}{unit}"
     return shown_number(number)
-
-
-def shown_count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> shown_count(1, "shard"), shown_count(1281167, "image"), shown_count(2, "class")
-    ('1 shard', '1,281,167 images', '2 classes')
-    """
-    plural = noun + ("es" if noun.endswith("s") else "s")
-    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def picture_uri(file: bytes) -> Markup:

@@ -1,4 +1,4 @@
-"""Sizes in bytes from text, such as "256MiB"."""
+"""Sizes in bytes from text, such as "256MiB", and as text; numbers of things as text."""
 
 from __future__ import annotations
 
@@ -39,3 +39,26 @@ def byte_count(text: object, *, of: str) -> int:
     except ValueError:
         pass
     raise UsageError(f"{of} is a whole number or a size as '2GiB', not {text!r}")
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in decimal units, as for disks and rates.
+
+    >>> size(999), size(123456), size(147.9e9)
+    ('999 B', '123.5 KB', '147.9 GB')
+    """
+    for unit in ("B", "KB", "MB"):
+        if count < 999.95:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count_of(1, "shard"), count_of(1281167, "image"), count_of(2, "class")
+    ('1 shard', '1,281,167 images', '2 classes')
+    """
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"

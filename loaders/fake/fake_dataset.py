@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.png_file import png_of
 from shardprep.formats.records.record import Record
 
 
@@ -31,7 +31,7 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
             raise IndexError(f"record {number} of {len(self)}")
         number %= len(self)
         image, label = self._made_by(number)
-        encoded = bytes(image) if isinstance(image, memoryview) else _png(image)
+        encoded = bytes(image) if isinstance(image, memoryview) else png_of(image)
         return Record(self.key(number), label, encoded)
 
     def __iter__(self) -> Iterator[Record]:
@@ -55,7 +55,3 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _png(pixels: Any) -> bytes:
-    return bytes(cv2.imencode(".png", pixels[..., ::-1])[1])

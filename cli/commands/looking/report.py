@@ -19,7 +19,7 @@ from shardprep.cli.console.options import (
     progress_option,
     workers_option,
 )
-from shardprep.cli.console.output import count_of, say
+from shardprep.cli.console.output import say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.runs import given_options
 from shardprep.cli.console.splits import DatasetWork
@@ -28,6 +28,7 @@ from shardprep.formats import report as report_dataset
 from shardprep.formats.dataset.examining.choice import PIXELS
 from shardprep.formats.dataset.splits import splits_of
 from shardprep.formats.progress import NoProgress
+from shardprep.formats.system.sizes import count_of
 
 OF_A_DATASET = {
     "against": "--against",

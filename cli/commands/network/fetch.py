@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from shardprep.cli.console.options import ANY_PATH, examples, json_option, progress_option, transfer_options
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
+from shardprep.cli.console.output import print_fields, print_json, say, say_next
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import FetchedDataset
 from shardprep.formats import fetch as fetch_dataset
+from shardprep.formats.system.sizes import count_of, size
 
 MOST_SHARDS = 1_000_000
 
@@ -72,14 +73,9 @@ def fetch(url: str, folder: Path, form: Form, as_json: bool, **chosen: Any) -> N
         say("next: the same command without --shards; it fetches what is missing, and makes it a dataset")
 
 
-def _bytes_of(done: FetchedDataset, names: tuple[str, ...]) -> int:
-    sizes = {file.name: file.size for file in done.manifest.files}
-    return sum(sizes[name] for name in names)
-
-
 def _print(done: FetchedDataset) -> None:
     manifest = done.manifest
-    fetched, kept = (size(_bytes_of(done, names)) for names in (done.fetched, done.kept))
+    fetched, kept = (size(done.manifest.bytes_of(names)) for names in (done.fetched, done.kept))
     state = f"{fetched} fetched" + (f", {kept} were there" if done.kept else "")
     if done.complete:
         shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
@@ -98,8 +94,8 @@ def _for_machines(done: FetchedDataset) -> dict[str, Any]:
         "records": done.manifest.records,
         "complete": done.complete,
         "fetched": list(done.fetched),
-        "fetched_bytes": _bytes_of(done, done.fetched),
+        "fetched_bytes": done.manifest.bytes_of(done.fetched),
         "kept": list(done.kept),
-        "kept_bytes": _bytes_of(done, done.kept),
+        "kept_bytes": done.manifest.bytes_of(done.kept),
         "root": done.manifest.root,
     }

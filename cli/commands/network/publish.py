@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from shardprep.cli.console.options import FOLDER, examples, json_option, progress_option, transfer_options
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, say_next, size
+from shardprep.cli.console.output import print_fields, print_json, say, say_next
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import PublishedDataset
 from shardprep.formats import publish as publish_datasets
+from shardprep.formats.system.sizes import count_of, size
 
 
 @click.command(
@@ -41,14 +42,9 @@ def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) ->
     say_next("fetch", url, "COPY")
 
 
-def _bytes_of(done: PublishedDataset, names: tuple[str, ...]) -> int:
-    sizes = {file.name: file.size for file in done.manifest.files}
-    return sum(sizes[name] for name in names)
-
-
 def _print(done: PublishedDataset) -> None:
     manifest = done.manifest
-    sent, kept = (size(_bytes_of(done, names)) for names in (done.uploaded, done.kept))
+    sent, kept = (size(done.manifest.bytes_of(names)) for names in (done.uploaded, done.kept))
     state = f"{sent} uploaded" + (f", {kept} were there" if done.kept else "")
     shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
     before = " (was complete)" if done.already_complete else ""
@@ -63,8 +59,8 @@ def _for_machines(done: PublishedDataset) -> dict[str, Any]:
         "records": done.manifest.records,
         "already_complete": done.already_complete,
         "uploaded": list(done.uploaded),
-        "uploaded_bytes": _bytes_of(done, done.uploaded),
+        "uploaded_bytes": done.manifest.bytes_of(done.uploaded),
         "kept": list(done.kept),
-        "kept_bytes": _bytes_of(done, done.kept),
+        "kept_bytes": done.manifest.bytes_of(done.kept),
         "root": done.manifest.root,
     }

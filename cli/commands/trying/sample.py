@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from shardprep.cli.console.options import ANY_PATH, examples, json_option, progress_option
-from shardprep.cli.console.output import count_of, print_fields, print_json, say, size
+from shardprep.cli.console.output import print_fields, print_json, say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.formats import make_sample
+from shardprep.formats.system.sizes import count_of, size
 
 
 @click.command(

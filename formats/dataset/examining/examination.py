@@ -45,12 +45,10 @@ class Examination:
 
     def _mean(self) -> bytes | None:
         """Return the mean image as a PNG file."""
-        from shardprep.formats.images.opencv import cv2  # start-up time: OpenCV
+        from shardprep.formats.images.png_file import png_of  # start-up time: OpenCV
 
         pixels = self.found["pixels"]["mean_image"]
-        if pixels is None:
-            return None
-        return cv2.imencode(".png", np.array(pixels, np.uint8)[:, :, ::-1])[1].tobytes()
+        return None if pixels is None else png_of(np.array(pixels, np.uint8))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file ``path``, which it replaces at once.

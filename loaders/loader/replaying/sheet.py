@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.errors import UsageError
 from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.png_file import png_of
 from shardprep.formats.system.atomic_write import save_bytes
 from shardprep.formats.system.user_path import user_path
 from shardprep.loaders.transforms.contract import Transform
@@ -60,7 +61,7 @@ class ContactSheet:
 
     def png(self) -> bytes:
         """Return the sheet as a PNG."""
-        return _png(self.drawn())
+        return png_of(self.drawn())
 
     def html(self) -> str:
         """Return the sheet as a page of HTML, with each picture as it is in the batch."""
@@ -68,7 +69,7 @@ class ContactSheet:
 
         made = self.replayed
         facts = {"records": len(made), "skipped": len(made.skipped), "digest": made.digest()}
-        records = [(record, picture is not None and _png(picture)) for record, picture in self._shown()]
+        records = [(record, picture is not None and png_of(picture)) for record, picture in self._shown()]
         return page("step", title=self._title, facts=facts, records=records)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -119,13 +120,6 @@ def check_suffix(path: Path) -> None:
     """Raise UsageError for the name of a sheet that ends neither in .png nor in .html."""
     if path.suffix.lower() not in (".png", ".html"):
         raise UsageError("a sheet is a .png or .html file; give such a name", path=path)
-
-
-def _png(pixels: Picture) -> bytes:
-    done, data = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
-    if not done:
-        raise OperationError("OpenCV could not write a PNG")
-    return data.tobytes()
 
 
 def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardprep.formats.images.gallery import MOST_SHOWN, Gallery, ShownImage
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.png_file import png_of
 from shardprep.loaders.transforms.contract import Transform
 
-from .pictures import Picture, pictures_of
+from .pictures import pictures_of
 from .replayed import Replayed
 
 
@@ -19,13 +19,11 @@ def shown_batch(
     count = max(0, min(most, MOST_SHOWN, len(made)))
     pictures = pictures_of(made.batch, transform)[:count]
     shown = [
-        ShownImage(_png(picture), f"{record.number:,}: {record.key}, {class_of(record.number)}".rstrip(", "))
+        ShownImage(
+            png_of(picture), f"{record.number:,}: {record.key}, {class_of(record.number)}".rstrip(", ")
+        )
         for record, picture in zip(made.delivered, pictures, strict=False)
     ]
     return Gallery(
         f"{title}: {count} of {len(made):,} images of step {made.step:,} of epoch {made.epoch:,}", shown
     )
-
-
-def _png(picture: Picture) -> bytes:
-    return bytes(cv2.imencode(".png", picture[..., ::-1])[1])

@@ -7,7 +7,8 @@ from typing import Any
 
 from shardprep.formats.pages.charts import bars
 from shardprep.formats.pages.line_chart import line_chart
-from shardprep.formats.pages.shown_text import shown_share, shown_size
+from shardprep.formats.pages.shown_text import shown_share
+from shardprep.formats.system.sizes import size
 
 from .run_values import list_in, number_in, text_in
 
@@ -28,7 +29,7 @@ def bench_facts(bench: Mapping[str, Any], stats: Mapping[str, Any]) -> list[tupl
         p50, p99 = (1e3 * number_in(bench[name]) for name in ("gap_p50", "gap_p99"))
         facts.append(("between batches", f"p50 {p50:,.1f} ms, p99 {p99:,.1f} ms"))
     if "bytes_per_second" in bench:
-        facts.append(("encoded images", f"{shown_size(number_in(bench['bytes_per_second']))}/s"))
+        facts.append(("encoded images", f"{size(number_in(bench['bytes_per_second']))}/s"))
     if "workers" in stats:
         cpus = number_in(stats["cpus"])
         facts.append(("workers", f"{number_in(stats['workers']):.0f} on {cpus:.0f} CPUs"))
@@ -88,4 +89,4 @@ def _by_depth(disk: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rate(value: float) -> str:
-    return f"{shown_size(value)}/s"
+    return f"{size(value)}/s"
