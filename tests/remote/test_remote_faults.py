@@ -497,7 +497,7 @@ def test_a_sender_that_reconnects_loses_its_earlier_leases() -> None:
     assert room.stats.rejected == 1, "a second HELLO on one connection is bad"
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_numbers_of_senders_and_of_remembered_addresses_are_bounded() -> None:
     room = Room()
     for number in range(300):
@@ -588,7 +588,7 @@ def test_an_oversized_buffer_ends_its_connection_only() -> None:
         assert len(list(source)) == 15
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_messages_of_very_many_buffers_are_dropped_and_their_memory_is_used_again() -> None:
     with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(Path()), source.endpoint), source:
         sizes = []

@@ -139,6 +139,7 @@ def test_the_plain_variant_of_a_dataset_that_is_gone_says_so() -> None:
         next(iter(tf.data.experimental.from_variant(variant, spec)))
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("replicas", torture_except([2, 3], 3))
 def test_a_strategy_distributes_it_exactly(replicas: int, lmdb_shards: Path) -> None:
     strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])

@@ -47,8 +47,14 @@ def preamble() -> dict[str, Any]:
     return started(PREAMBLE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", ENTRIES, ids=[entry.names[0] for entry in ENTRIES])
+def parameter(entry: Entry) -> Any:
+    """A row of the page; of those with processes, one is in the default suite."""
+    name = entry.names[0]
+    many = name.startswith("MultiProcess") and name != "MultiProcessMapData"
+    return pytest.param(entry, id=name, marks=pytest.mark.torture if many else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("entry", [parameter(entry) for entry in ENTRIES])
 def test_what_to_write_instead_does_what_the_page_says(
     entry: Entry, place: Path, preamble: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from crashing_decoder import crashing, install
 from image_files import JPEG
 from mutations import mutated
 from resealed import listed, reseal, with_header, with_rows
+from sampling import torture_except
 
 from shardprep.formats import Finding, PlanOptions, verify
 from shardprep.formats.columns.schema import Schema
@@ -20,7 +21,7 @@ NAMES = EVERY_KIND.names
 VARYING = [field.name for field in EVERY_KIND if not field.is_fixed]
 
 
-@pytest.fixture(scope="module", params=CONTAINERS)
+@pytest.fixture(scope="module", params=torture_except(CONTAINERS, "hdf5"))
 def intact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("intact") / request.param
     write_columns(folder, options=PlanOptions(container=request.param, shard_size=9000))
@@ -49,7 +50,7 @@ def of_column(dataset: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_images", [True, False])
+@pytest.mark.parametrize("has_images", torture_except([True, False], True))
 def test_an_intact_dataset_with_columns_has_no_findings(tmp_path: Path, has_images: bool) -> None:
     write_columns(tmp_path / "d", **({} if has_images else {"image": None}))
 
@@ -203,7 +204,7 @@ def test_a_value_that_is_none_of_its_kind_is_found_at_the_last_level(tmp_path: P
     assert {f.key for f in found(tmp_path / "d", "decode")} == {"k0003"}
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_mask_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", monkeypatch)
     write_columns(tmp_path / "d", instead={"mask": crashing(JPEG)})
@@ -214,7 +215,7 @@ def test_a_mask_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["full", "records", "decode"])
+@pytest.mark.parametrize("level", torture_except(["full", "records", "decode"], "records"))
 def test_mutated_files_under_a_right_root_never_end_verify(dataset: Path, level: str) -> None:
     rng = random.Random(level)
     for path in files(dataset):

@@ -67,7 +67,7 @@ def test_what_the_system_does_not_give_is_unchecked_and_the_rest_is_checked(
     assert (f"damaged: {other.name}: does not belong to the dataset" in said) == (name != ".")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @needs_strace
 def test_a_finding_stays_when_the_disk_fails_afterwards(dataset: Path) -> None:
     shard = dataset / "shard-00000.h5"
@@ -98,6 +98,7 @@ def interrupted(dataset: Path, rng: random.Random) -> tuple[int, str]:
     return process.returncode, complained
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.torture)])
 def test_ctrl_c_again_and_again_is_an_interruption(dataset: Path, times: int) -> None:
     rng = random.Random(times)
@@ -117,7 +118,7 @@ CLOSED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("closed", CLOSED)
 def test_a_program_without_standard_streams_can_verify(
     intact: Path, tmp_path: Path, closed: tuple[int, ...]

@@ -194,7 +194,7 @@ def running(intact: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_killed_with_its_workers_it_finishes_byte_identical(
     running: subprocess.Popen[str], intact: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:

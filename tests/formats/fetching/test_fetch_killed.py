@@ -85,6 +85,7 @@ def test_killed_at_random_moments_it_finishes_with_the_same_bytes(
     prep("verify", copy, check=True)
 
 
+@pytest.mark.torture
 @needs_mounts
 def test_a_disk_that_gets_full_is_an_error_and_a_run_with_more_room_finishes(
     bucket: Path, proxy: Proxy, tmp_path: Path

@@ -83,7 +83,7 @@ def test_going_on_in_the_middle_of_a_subset_equals_the_uninterrupted_run(
         assert loader.receipt() == receipt
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @settings(LAW, max_examples=2)
 @given(records=choices(), shuffle=SHUFFLES)
 def test_any_number_of_workers_delivers_the_same_subset(

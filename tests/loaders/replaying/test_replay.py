@@ -90,7 +90,7 @@ def test_a_replay_is_what_the_run_delivered(
     assert [part.tolist() for part in own] == [part.tolist() for part in delivered[-len(own) :]]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_replay_is_what_workers_delivered_and_disturbs_no_iteration(lmdb_shards: Path) -> None:
     colours = TrainTransform(24, color_jitter=ColorJitter(), lighting=0.1)
     with crops_on(lmdb_shards, transform=colours, workers=2) as loader:
