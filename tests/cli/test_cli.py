@@ -212,7 +212,7 @@ def is_of_group(pid: int, group: int) -> bool:
     return int(its_group) == group and state not in "ZX"
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_demo_does_all_of_it(tmp_path: Path) -> None:
     done = prep("demo", tmp_path / "demo", check=True)
 

@@ -34,6 +34,7 @@ def conversion(archives: Path, output: Path, *words: object) -> list[object]:
     return ["convert", archives, output, "--shard-size", 1, "--workers", 1, "--quiet", *words]
 
 
+@pytest.mark.torture
 def test_a_conversion_says_how_many_shards_are_kept(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out", "--split", "train")
 

@@ -259,7 +259,7 @@ def test_closing_ends_the_pass_though_everything_is_still_held(make: Made) -> No
         assert len(begun) == len(ended) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("steps", torture_except([None, 2], 2))
 def test_closing_input_and_flow_ends_the_workers_though_both_are_still_held(steps: int | None) -> None:
     before = children()

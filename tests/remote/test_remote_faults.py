@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import zmq
 from remote_ends import ANY_PORT, TIMEOUT_S, numbers, serving, slow_numbers
+from sampling import torture_except
 
 from shardprep.loaders.frames import codec
 from shardprep.loaders.frames.codec import FrameKind, pack_batch, pack_note, read_head
@@ -297,7 +298,9 @@ def attack(room: Room, codec: int, mutated: Callable[[Parts, random.Random], Par
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "mutate", torture_except(MUTATIONS, flip_a_bit, say_other_records), ids=lambda f: f.__name__
+)
 def test_no_mutated_frame_is_delivered_or_does_harm(mutate: Callable[[Parts, random.Random], Parts]) -> None:
     room = Room()
     attack(room, 1000, mutate)

@@ -76,6 +76,7 @@ def test_a_new_iterator_ends_the_one_before() -> None:
         next(old)
 
 
+@pytest.mark.torture
 def test_what_a_dataset_keeps_never_changes(lmdb_shards: Path) -> None:
     with Loader(
         lmdb_shards, batch_size=10, transform=TrainTransform(16), workers=1, slots=3, with_numbers=True

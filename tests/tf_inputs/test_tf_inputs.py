@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaded import assert_same, epoch_of
 from loader_workers import OwnError, Tagging, fail
+from sampling import torture_except
 from tf_devices import tf
 from tf_members import (
     FED,
@@ -102,7 +103,7 @@ def test_three_epochs_are_the_loaders_bit_for_bit_in_every_way(
                 assert sorted(numbers_of(got)) == list(range(204))
 
 
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("staged", torture_except([False, True], True))
 @pytest.mark.parametrize("length", [0, 3])
 def test_computed_batches_end_in_every_way(length: int, staged: bool) -> None:
     signature = (tf.TensorSpec([2], tf.float32),)
@@ -167,6 +168,7 @@ def test_after_leaving_at_any_step_the_next_epoch_is_whole(make: Made, data: st.
         first(each, 1)
 
 
+@pytest.mark.torture
 @members(FED)
 @settings(max_examples=8, deadline=None)
 @given(steps=st.lists(st.integers(0, 5), max_size=3))

@@ -19,9 +19,7 @@ from shardprep.loaders import Loader
 from shardprep.loaders.tf_inputs import QueueInput, ZMQInput
 
 
-@pytest.mark.parametrize(
-    "make", torture_except(WHOLE.values(), WHOLE["feed"], WHOLE["staging-1"]), ids=WHOLE.keys()
-)
+@pytest.mark.parametrize("make", torture_except(WHOLE.values(), WHOLE["staging-1"]), ids=WHOLE.keys())
 def test_an_input_refuses_to_be_copied_and_goes_on(make: Made, lmdb_shards: Path, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     with (

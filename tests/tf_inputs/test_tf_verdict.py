@@ -248,6 +248,7 @@ def test_a_v1_graph_is_told_that_its_own_time_is_unknown(name: str) -> None:
     assert UNKNOWN in str(stats)
 
 
+@pytest.mark.torture
 def test_stats_are_plain_json_with_every_stage(lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, Nothing()) as loader:
         found = next(runs_of(INPUTS["staged queue"], loader, fast_step)).to_dict()

@@ -89,6 +89,7 @@ def test_a_page_is_whole_and_asks_for_nothing(
             assert chromium.run("return [...document.images].every(one => one.complete && one.naturalWidth)")
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("scheme", torture_except(["light", "dark"], "light"))
 def test_a_page_is_accessible(scheme: str, pages: dict[str, Path], chromium: Browser) -> None:
     for name in ("dataset", "run"):
@@ -97,6 +98,7 @@ def test_a_page_is_accessible(scheme: str, pages: dict[str, Path], chromium: Bro
         assert chromium.faults() == []
 
 
+@pytest.mark.torture
 def test_hostile_names_stay_text(pages: dict[str, Path], chromium: Browser) -> None:
     chromium.show(pages["hostile"], width=360, scheme="light")
 

@@ -179,7 +179,7 @@ def test_a_forked_copy_reads_what_is_there_and_gets_an_error_for_the_rest(remote
 
 
 @pytest.mark.parametrize("level", ["quick", "full", pytest.param("decode", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [pytest.param("splits/train", marks=pytest.mark.slow), "columns"])
+@pytest.mark.parametrize("name", torture_except(["splits/train", "columns"], "columns"))
 def test_verify_passes_a_dataset_through_a_smaller_cache(
     bucket: Path, proxy: Proxy, tmp_path: Path, name: str, level: str
 ) -> None:
@@ -197,7 +197,7 @@ def test_verify_passes_a_dataset_through_a_smaller_cache(
     assert report.to_json() == local.to_json() | {"dataset": f"s3://bucket/{name}"}
 
 
-@pytest.mark.parametrize("level", ["quick", "full", pytest.param("records", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", torture_except(["quick", "full", "records"], "quick", "full"))
 def test_verify_finds_each_file_that_is_damaged_or_missing_in_the_bucket(
     bucket: Path, tmp_path: Path, level: str
 ) -> None:

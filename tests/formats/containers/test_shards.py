@@ -103,7 +103,7 @@ def test_a_record_comes_as_text_label_and_bytes(reader: ShardReader) -> None:
 
 
 @pytest.mark.parametrize("kind", torture_except(ALL_CONTAINERS, "lmdb"), indirect=True)
-@pytest.mark.slow
+@pytest.mark.torture
 def test_equal_records_are_equal_bytes_in_any_process(kind: str, tmp_path: Path) -> None:
     first = write(tmp_path / "first", kind, MANY).read_bytes()
     again = write(tmp_path / "again", kind, MANY).read_bytes()

@@ -286,7 +286,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("way", torture_except(["numbered", "stream"], "stream"))
 def test_killed_at_any_time_it_finishes_with_the_same_bytes(whole: Path, tmp_path: Path, way: str) -> None:
     script, output = tmp_path / "save.py", tmp_path / "out"

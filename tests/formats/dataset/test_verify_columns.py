@@ -193,7 +193,7 @@ BAD_VALUES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_value_that_is_none_of_its_kind_is_found_at_the_last_level(tmp_path: Path) -> None:
     write_columns(tmp_path / "d", instead=BAD_VALUES)
 
@@ -204,7 +204,7 @@ def test_a_value_that_is_none_of_its_kind_is_found_at_the_last_level(tmp_path: P
     assert {f.key for f in found(tmp_path / "d", "decode")} == {"k0003"}
 
 
-@pytest.mark.torture
+@pytest.mark.slow
 def test_a_mask_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", monkeypatch)
     write_columns(tmp_path / "d", instead={"mask": crashing(JPEG)})
@@ -215,7 +215,7 @@ def test_a_mask_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", torture_except(["full", "records", "decode"], "records"))
+@pytest.mark.parametrize("level", torture_except(["full", "records", "decode"], "full"))
 def test_mutated_files_under_a_right_root_never_end_verify(dataset: Path, level: str) -> None:
     rng = random.Random(level)
     for path in files(dataset):

@@ -46,7 +46,7 @@ def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path)
     }
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("workers", torture_except([0, 2], 2))
 @pytest.mark.parametrize(
     "number", torture_except([signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE], signal.SIGSEGV)

@@ -318,7 +318,7 @@ def test_an_exception_comes_as_itself_with_its_traceback_and_row_after_the_batch
     assert count == 0 or "in refuse" in caught.value.__notes__[0]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_an_exception_does_not_wait_for_rows_that_take_for_ever() -> None:
     work = Writing({0: engine_workers.sleep_for_ever, 3: engine_workers.refuse})
     with Engine(work, layout(4), workers=2) as engine, pytest.raises(KeyError):
@@ -668,7 +668,7 @@ def named_files(pid: int) -> Iterator[str]:
                 yield fields[7]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("moment", torture_except(["starting", "working"], "starting"))
 @pytest.mark.parametrize("forked", torture_except([False, True], True))
 def test_a_killed_process_leaves_no_worker_and_no_file(moment: str, forked: bool) -> None:

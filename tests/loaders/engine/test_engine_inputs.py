@@ -73,7 +73,7 @@ def test_results_that_are_held_are_copied_one_by_one_and_stay_as_they_were() -> 
     assert all(value.base.nbytes < 100_000 for value in held[-4:])
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_killed_worker_s_cargo_is_worked_on_by_another() -> None:
     slot = SlotLayout(8, (), spare=MIB, inputs=MIB, sparse=True)
     with Engine(Receiving(), slot, workers=2, slots=4) as engine:

@@ -529,7 +529,7 @@ def test_ctrl_c_ends_a_receiver_that_waits() -> None:
     assert "KeyboardInterrupt" in errors
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("iterating", torture_except([False, True], False))
 def test_ctrl_c_ends_a_sender_that_waits(receiver: FrameReceiver, iterating: bool) -> None:
     with sender(receiver.endpoint, count=100) as process:

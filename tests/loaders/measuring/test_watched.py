@@ -88,7 +88,7 @@ def test_the_state_stays_in_place_in_a_terminal_that_is_resized(columns: int, th
     assert terminal.screen.text == ""
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_loader_shows_its_stages_and_its_queue(lmdb_shards: Path) -> None:
     terminal = Terminal(LOADER, lmdb_shards, columns=80)
     terminal.until("13/20.*the step waits .*%")
