@@ -221,6 +221,6 @@ def test_the_demo_does_all_of_it(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "hdf5" / "val" / "manifest.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_prep_alone_lists_the_commands() -> None:
     assert prep().stdout.startswith("Usage: prep")

@@ -113,7 +113,7 @@ def test_without_cloudpickle_a_lambda_is_refused_with_what_to_do(monkeypatch: py
         assert list(flow) == [0, 1, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_an_item_that_kills_every_worker_is_named() -> None:
     with numbers(20).map(lambda x: os._exit(3) if x == 7 else x, processes=1) as flow:
         items = iter(flow)
@@ -492,7 +492,7 @@ def test_closing_a_flow_ends_its_workers_and_another_pass_begins_new_ones() -> N
         assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_copy_of_a_flow_runs_as_it_did() -> None:
     flow = numbers(30).map(noisy, processes=1, random=True).batch(4)
     with pickle.loads(pickle.dumps(flow)) as copy:  # noqa: S301

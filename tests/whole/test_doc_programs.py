@@ -34,7 +34,7 @@ PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .*\n", re.M)
 # The programs of other pages are run by `pytest -m torture`.
 MAIN_PAGES = {
     README,
-    *(ROOT / "docs" / f"{name}.md" for name in ("training", "converting", "flow", "storage")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("training", "flow", "storage")),
 }
 
 Ending = tuple[int, str]

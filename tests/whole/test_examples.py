@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from repository import ROOT
-from sampling import torture_except
 from scripts import session_of
 from tensorflow_log import without_tensorflow_log
 
@@ -73,9 +72,8 @@ def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return EXAMPLES_OF_TENSORFLOW[request.param](tmp_path_factory.mktemp("example"))
 
 
-@pytest.mark.parametrize(
-    "printed", torture_except(EXAMPLES_OF_TENSORFLOW, "train_keras.py"), indirect=True, scope="module"
-)
+@pytest.mark.torture
+@pytest.mark.parametrize("printed", EXAMPLES_OF_TENSORFLOW, indirect=True, scope="module")
 def test_the_loss_falls(printed: str) -> None:
     losses = [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed)]
 

@@ -48,10 +48,10 @@ def preamble() -> dict[str, Any]:
 
 
 def parameter(entry: Entry) -> Any:
-    """A row of the page; of those with processes, one is in the default suite."""
+    """A row of the page; those with processes take long."""
     name = entry.names[0]
-    many = name.startswith("MultiProcess") and name != "MultiProcessMapData"
-    return pytest.param(entry, id=name, marks=pytest.mark.torture if many else pytest.mark.slow)
+    processes = name.startswith("MultiProcess")
+    return pytest.param(entry, id=name, marks=pytest.mark.torture if processes else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("entry", [parameter(entry) for entry in ENTRIES])

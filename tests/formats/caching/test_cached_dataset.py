@@ -178,7 +178,7 @@ def test_a_forked_copy_reads_what_is_there_and_gets_an_error_for_the_rest(remote
     assert remote[0].key == key
 
 
-@pytest.mark.parametrize("level", ["quick", "full", pytest.param("decode", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", torture_except(["quick", "full", "decode"], "quick", "full"))
 @pytest.mark.parametrize("name", torture_except(["splits/train", "columns"], "columns"))
 def test_verify_passes_a_dataset_through_a_smaller_cache(
     bucket: Path, proxy: Proxy, tmp_path: Path, name: str, level: str

@@ -138,7 +138,7 @@ def test_heic_is_named_and_may_be_left_out(tmp_path: Path) -> None:
     assert converted(source, tmp_path / "skipped", on_bad_image="skip").skipped == 1
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_webp_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crashing_decoder.install(tmp_path / "site", monkeypatch)
     crashing = extended_webp(chunk_of_riff(b"XMP ", crashing_decoder.CRASH + b"11"), features=0)

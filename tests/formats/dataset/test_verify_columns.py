@@ -113,7 +113,7 @@ def swap_first_two(rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["caption", "colour"])
+@pytest.mark.parametrize("name", torture_except(["caption", "colour"], "caption"))
 def test_another_value_under_right_checksums_is_not_that_of_the_content_root(
     tmp_path: Path, name: str
 ) -> None:

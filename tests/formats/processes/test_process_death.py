@@ -412,7 +412,7 @@ time.sleep(3600)
     until(lambda: not is_running(worker))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_main_script_without_a_guard_is_an_error_that_says_what_to_do(start: Start) -> None:
     code, said = outcome(
         start(

@@ -186,6 +186,7 @@ def test_of_two_datasets_published_at_once_one_wins_and_the_other_gets_an_error(
         assert tree(bucket) == tree(local / winner)
 
 
+@pytest.mark.torture
 def test_one_dataset_published_by_two_processes_at_once_is_published(
     local: Path, bucket: Path, url: str, proxy: Proxy
 ) -> None:

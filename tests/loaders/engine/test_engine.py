@@ -304,7 +304,7 @@ def test_a_worker_killed_at_random_while_it_starts_is_started_again() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("count", torture_except([0, 2], 0))
 def test_an_exception_comes_as_itself_with_its_traceback_and_row_after_the_batches_before(count: int) -> None:
     work = Writing({25: engine_workers.refuse})
     with Engine(work, layout(10), workers=count, describe="record {}".format) as engine:
@@ -334,7 +334,7 @@ def test_an_exception_that_cannot_be_pickled_comes_as_text() -> None:
         next(engine.run(plans_of(4, 4)))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_after_an_error_another_run_of_the_same_engine_is_exact(tmp_path: Path) -> None:
     work = Writing({25: Once(tmp_path / "once", engine_workers.refuse)})
     with Engine(work, layout(10), workers=2) as engine:
@@ -344,7 +344,7 @@ def test_after_an_error_another_run_of_the_same_engine_is_exact(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("count", torture_except([0, 2], 0))
 def test_work_that_cannot_be_opened_raises_why_at_the_first_batch(count: int) -> None:
     with (
         Engine(Writing(at_opening=engine_workers.refuse), layout(4), workers=count) as engine,
@@ -360,7 +360,7 @@ def test_work_that_cannot_be_pickled_is_an_error_at_the_start() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", torture_except([-1, 1], -1))
-@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("count", torture_except([0, 1], 0))
 def test_a_fill_that_yields_too_few_or_too_many_outcomes_is_an_error(by: int, count: int) -> None:
     with (
         Engine(Uneven(by), layout(4), workers=count) as engine,
@@ -382,7 +382,7 @@ def test_what_cannot_be_meant_is_an_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("count", torture_except([0, 2], 0))
 def test_an_error_of_the_plans_comes_after_the_batches_before_it(count: int) -> None:
     def plans() -> Iterator[Items]:
         yield np.arange(4)
@@ -397,7 +397,7 @@ def test_an_error_of_the_plans_comes_after_the_batches_before_it(count: int) -> 
             next(run)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("after", torture_except([0, 1, 7], 1))
 def test_a_full_pass_after_an_early_break_is_exact(after: int) -> None:
     plans = plans_of(300, 10)
@@ -420,7 +420,7 @@ def test_a_break_does_not_wait_for_what_was_leased_before() -> None:
         assert engine.stats().stages["write"] < 20 * 0.2  # two leases of ten rows, after each of three breaks
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_second_run_ends_the_first_which_says_so() -> None:
     with Engine(Writing(), layout(10), workers=2, slots=3) as engine:
         first = engine.run(plans_of(100, 10))
@@ -431,7 +431,7 @@ def test_a_second_run_ends_the_first_which_says_so() -> None:
             list(first)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_consumer_that_holds_every_batch_never_sees_one_change() -> None:
     plans = plans_of(120, 10)
     with Engine(Writing(), layout(10), workers=2, slots=4) as engine:
@@ -515,7 +515,7 @@ def test_an_error_that_is_kept_keeps_no_slot() -> None:
         check_all(engine, [np.arange(4) + 1] * 20)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_an_engine_that_is_dropped_in_the_middle_of_a_run_leaves_nothing() -> None:
     engine = Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2)
     run = engine.run(plans_of(1000, 10))
@@ -565,7 +565,7 @@ assert engine.stats().restarts == 0
     assert run_script(script) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_script_without_a_main_guard_works_and_workers_import_neither_it_nor_tensorflow() -> None:
     script = """
 sys.modules["tensorflow"] = sys
@@ -592,7 +592,7 @@ if __name__ == "__main__":
 IN_A_CYCLE = "cycle = [run]; cycle.append(cycle)"
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize(
     "ending",
     torture_except(["", "sys.exit()", "del engine", "import multiprocessing.util", IN_A_CYCLE], IN_A_CYCLE),
@@ -694,7 +694,7 @@ if os.getpid() == os.getsid(0):
     assert named == set()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("moment", torture_except(["starting", "waiting"], "starting"))
 def test_ctrl_c_ends_a_run_quietly(moment: str) -> None:
     process = start_script(f"""

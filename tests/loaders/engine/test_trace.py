@@ -118,7 +118,7 @@ def test_batches_that_lie_ready_are_counted(events: Mapping[int, list[Event]]) -
     assert max(counts) >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_rows_that_a_dead_worker_held_appear_once(lmdb_shards: Path, tmp_path: Path) -> None:
     action = Once(tmp_path / "died", loader_workers.die)
     events = traced(

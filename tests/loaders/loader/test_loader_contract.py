@@ -24,7 +24,7 @@ OWN = OF_WORKERS | OF_REPLAYS
 Make = Callable[[], Any]
 
 
-@pytest.fixture(params=["Loader", "FakeData", pytest.param("encoded FakeData", marks=pytest.mark.slow)])
+@pytest.fixture(params=["Loader", "FakeData", pytest.param("encoded FakeData", marks=pytest.mark.torture)])
 def make(request: pytest.FixtureRequest, lmdb_shards: Path) -> Make:
     """Make a source of 8 batches of 20 records; the Loader's dataset has 204."""
     if request.param == "Loader":

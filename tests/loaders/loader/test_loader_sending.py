@@ -59,7 +59,7 @@ def run(how: str, path: Path, folder: Path, program: str) -> subprocess.Complete
     )
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize(
     "how", torture_except(["a script", "standard input", "an interactive session"], "an interactive session")
 )
