@@ -160,7 +160,7 @@ def test_a_file_size_limit_is_3_and_resumable(archives: Path, tmp_path: Path) ->
     prep(*words, check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("number", "code"), torture_except([(signal.SIGINT, 130), (signal.SIGTERM, 143)], (signal.SIGINT, 130))
 )

@@ -222,7 +222,7 @@ except NoSpace as error:
     assert "the disk is full" in done.stdout, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @needs_mounts
 def test_workers_need_no_shared_memory(archives: Path, tmp_path: Path) -> None:
     line = 'mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm; exec "$@"'

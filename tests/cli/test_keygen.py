@@ -40,7 +40,7 @@ def test_neither_key_is_printed(tmp_path: Path) -> None:
         assert secret.public.decode() not in done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     done = prep("keygen", tmp_path / "data1", "--json", check=True)
 

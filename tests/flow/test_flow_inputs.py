@@ -283,7 +283,7 @@ def test_to_dataset_has_the_flows_length_and_form() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_keras_model_trains_on_a_flow() -> None:
     flow = shuffled.map(pair, random=True).batch(SIZE).map(lambda batch: (batch[0], batch[1] % 2))
     model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])

@@ -28,7 +28,7 @@ def test_a_transformed_dataset_is_what_the_loader_delivers(lmdb_shards: Path, op
         np.testing.assert_equal(list(flow), list(loader))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_random_crops_are_the_same_wherever_they_are_made(lmdb_shards: Path) -> None:
     source = Flow.from_dataset(lmdb_shards).take(40)
     with source.transform(TrainTransform(32), processes=2, seed=5) as flow:

@@ -704,7 +704,7 @@ def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> 
         assert other.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_ctrl_c_ends_a_sender_that_waits_for_a_receiver() -> None:
     with program("serve", "numbers", "-", "tcp://127.0.0.1:9") as process:
         line_of(process)

@@ -55,6 +55,7 @@ def runs_of(
             yield batches.stats()
 
 
+@pytest.mark.torture
 @often
 @pytest.mark.parametrize("name", torture_except(["queue", "staged queue"], "queue"))
 def test_a_slow_step_is_named_in_every_run(name: str, runs: int, lmdb_shards: Path) -> None:

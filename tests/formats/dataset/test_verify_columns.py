@@ -144,7 +144,7 @@ def test_a_table_of_other_lengths_is_found_under_a_right_root(dataset: Path) -> 
     assert "lengths that no value has" in finding.problem
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_length_that_is_not_the_values_is_found(dataset: Path) -> None:
     with_rows(dataset, "column-sound.npy", one_byte_more)
 
@@ -169,7 +169,7 @@ def test_a_table_with_another_header_is_found_under_a_right_root(dataset: Path, 
     assert [f.file for f in found(dataset)] == [f"column-{name}.npy"]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_damaged_index_leaves_the_columns_checked_by_what_they_hold(dataset: Path) -> None:
     (dataset / "index.npy").write_bytes(b"")
     caption = of_column(dataset, "caption")

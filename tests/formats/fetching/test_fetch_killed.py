@@ -52,7 +52,8 @@ def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy
 @pytest.mark.parametrize(
     ("url", "kills"),
     [
-        ("shards", 5),
+        ("shards", 2),
+        pytest.param("shards", 5, marks=pytest.mark.torture),
         pytest.param("shards", 60, marks=pytest.mark.torture),
         pytest.param("lmdb", 60, marks=pytest.mark.torture),
         pytest.param("columns", 60, marks=pytest.mark.torture),

@@ -289,7 +289,7 @@ engine.close()
     assert outcome(start(script)) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_forked_copy_that_exits_ends_no_process_of_the_original(start: Start) -> None:
     script = """
 with Child() as child:
@@ -303,7 +303,7 @@ with Child() as child:
     assert outcome(start(script)) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_killed_conversion_ends_and_frees_its_output_while_a_process_lives_that_its_program_forked(
     start: Start, archives: Path, tmp_path: Path
 ) -> None:

@@ -226,7 +226,7 @@ class StopsAfterTwoShards(NoProgress):
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_any_number_of_workers_and_an_interruption_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
     for name, workers in {"whole": 0, "two": 2}.items():
         converted(source, tmp_path / name, workers=workers, shard_size=5_000)

@@ -718,7 +718,7 @@ next(engine.run(plans))
     until(lambda: session_of(process.pid) == [])
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_consumer_can_tell_where_time_went() -> None:
     with Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2, slots=3) as engine:
         for _ in engine.run(plans_of(200, 10)):

@@ -287,6 +287,7 @@ def test_batches_never_change_however_many_are_held_and_outlive_the_loader(lmdb_
     assert numbers_in(fresh) != numbers_in(again)
 
 
+@pytest.mark.torture
 def test_held_bytes_never_change_either(dataset: Dataset) -> None:
     with loader_on(dataset.path, workers=1, slots=4) as loader, pytest.warns(SlotsHeld):
         held = list(loader)

@@ -86,7 +86,7 @@ def test_without_cloudpickle_the_error_says_how_to_install_it(lmdb_shards: Path,
     assert "pip install 'shardprep[cloudpickle]'" in said
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_lambda_and_a_closure_go_to_the_workers(lmdb_shards: Path) -> None:
     scale = np.float32(0.5)
 

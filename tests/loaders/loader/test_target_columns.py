@@ -83,6 +83,7 @@ def assert_around(mask: np.ndarray, box: np.ndarray, count: int) -> None:
         )
 
 
+@pytest.mark.torture
 def test_a_flow_of_a_dataset_is_transformed_as_a_loader_does_it(dataset: Path) -> None:
     transform = EvalTransform(32, **TARGETS, resize=40)
     expected = list(Loader(dataset, batch_size=5, transform=transform, workers=0, drop_last=False))

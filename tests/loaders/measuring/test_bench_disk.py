@@ -460,6 +460,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     assert one_line(folder.stderr) == f"prep: {tmp_path}: Permission denied\n"
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("during", "times"),
     [

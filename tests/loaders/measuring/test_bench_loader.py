@@ -249,7 +249,7 @@ def documented_keys() -> set[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_without_explaining_the_verdict_is_last_as_well(dataset: Path) -> None:
     text = prep(
         "bench-loader", dataset, "--seconds", "0.1", "--batch-size", "4", "--workers", "1", check=True
