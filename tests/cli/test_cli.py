@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from datasets import converted, flip, prep, prep_here, tree
 from image_files import encoded, pixels
+from sampling import torture_except
 from source_builders import write
 
 from shardprep.cli.app import cli
@@ -63,7 +64,7 @@ def test_inspect_prints_the_same_figures_as_text_and_json(archives: Path, tmp_pa
     assert summary["oddities"]["CMYK"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_inspect_counts_images_of_extreme_aspect(tmp_path: Path) -> None:
     for at, shape in enumerate([(40, 640, 3), (40, 641, 3), (641, 40, 3)]):
         write(tmp_path / "source" / "class" / f"{at}.jpg", encoded(pixels(*shape)))
@@ -147,7 +148,7 @@ def test_what_cannot_be_written_is_3(archives: Path, tmp_path: Path) -> None:
     assert_one_line(done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_file_size_limit_is_3_and_resumable(archives: Path, tmp_path: Path) -> None:
     words = ["convert", archives, tmp_path / "out", "--split", "val", "--shard-size", "100K", "--quiet"]
 
@@ -159,8 +160,10 @@ def test_a_file_size_limit_is_3_and_resumable(archives: Path, tmp_path: Path) ->
     prep(*words, check=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.torture
+@pytest.mark.parametrize(
+    ("number", "code"), torture_except([(signal.SIGINT, 130), (signal.SIGTERM, 143)], (signal.SIGINT, 130))
+)
 def test_an_interruption_ends_all_at_once_and_is_resumable(
     archives: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -209,7 +212,7 @@ def is_of_group(pid: int, group: int) -> bool:
     return int(its_group) == group and state not in "ZX"
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_demo_does_all_of_it(tmp_path: Path) -> None:
     done = prep("demo", tmp_path / "demo", check=True)
 
@@ -218,6 +221,6 @@ def test_the_demo_does_all_of_it(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "hdf5" / "val" / "manifest.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_prep_alone_lists_the_commands() -> None:
     assert prep().stdout.startswith("Usage: prep")

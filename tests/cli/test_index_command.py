@@ -33,7 +33,7 @@ def test_the_commands_say_where_the_images_are_and_what_to_do(own: Path, tmp_pat
     assert "no archive" in mended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_damaged_table_is_mended_by_the_command_that_verify_names(own: Path, tmp_path: Path) -> None:
     prep("index", own, "out", "--split", "val", "--quiet", cwd=tmp_path, check=True)
     root = read_manifest(tmp_path / "out").root

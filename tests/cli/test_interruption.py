@@ -34,6 +34,7 @@ def conversion(archives: Path, output: Path, *words: object) -> list[object]:
     return ["convert", archives, output, "--shard-size", 1, "--workers", 1, "--quiet", *words]
 
 
+@pytest.mark.torture
 def test_a_conversion_says_how_many_shards_are_kept(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out", "--split", "train")
 
@@ -49,6 +50,7 @@ def test_a_conversion_says_how_many_shards_are_kept(archives: Path, tmp_path: Pa
     prep(*words, check=True)
 
 
+@pytest.mark.torture
 def test_the_run_after_it_says_what_it_found(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out", "--split", "train")
     interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
@@ -59,6 +61,7 @@ def test_the_run_after_it_says_what_it_found(archives: Path, tmp_path: Path) -> 
     assert re.search(rf"^\S+ {kept} of \d+ shards are done already$", again.stderr, re.M)
 
 
+@pytest.mark.torture
 def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out")
 
@@ -70,6 +73,7 @@ def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> 
     assert int(match[3]) == len(finished_shards(tmp_path / "out" / "val"))
 
 
+@pytest.mark.torture
 def test_after_restart_the_command_without_it_goes_on(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out", "--split", "train", "--restart")
 
@@ -78,6 +82,7 @@ def test_after_restart_the_command_without_it_goes_on(archives: Path, tmp_path: 
     assert complained.endswith("shards are done; the same command without --restart goes on from there\n")
 
 
+@pytest.mark.torture
 def test_nothing_is_said_of_nothing(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out", "--split", "train", "--shard-size", "1G", "--decode-check")
 
@@ -86,6 +91,7 @@ def test_nothing_is_said_of_nothing(archives: Path, tmp_path: Path) -> None:
     assert complained == "prep: interrupted\n"
 
 
+@pytest.mark.torture
 def test_a_verification_has_nothing_to_go_on_from(archives: Path, tmp_path: Path) -> None:
     convert(archives, tmp_path / "out", split="train", plan_options=PlanOptions(shard_size=1), workers=0)
     begun = time.monotonic()
@@ -107,6 +113,7 @@ def test_an_interruption_is_json_where_results_are(archives: Path, tmp_path: Pat
     assert "shards are done" in error["message"]
 
 
+@pytest.mark.torture
 def test_a_repair_says_how_many_shards_are_rebuilt(archives: Path, tmp_path: Path) -> None:
     converted(archives, tmp_path / "out", shard_size=1)
     for shard in (tmp_path / "out").glob("shard-*"):

@@ -55,6 +55,7 @@ def test_a_conversion_ends_with_its_verification(archives: Path, tmp_path: Path)
     assert run_next(done.stdout, tmp_path)[0] == 0
 
 
+@pytest.mark.torture
 def test_what_was_complete_and_intact_is_measured_next(made: Path) -> None:
     words = ["convert", "the archives", "my shards", "--workers", 0, "--shard-size", "200K"]
 

@@ -70,7 +70,7 @@ def test_every_command_with_a_bar_takes_the_options(command: str) -> None:
     assert {"shown", "quiet"} <= {parameter.name for parameter in cli.commands[command].params}
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_bar_at_60_columns_keeps_the_time_left(tmp_path: Path) -> None:
     shown = states(on_terminal("sample", tmp_path / "small", "--train-per-class", 40, columns=60))
 
@@ -96,7 +96,7 @@ def test_a_bar_in_a_wide_terminal_has_all_figures(archives: Path, tmp_path: Path
     assert re.search(r"\d images, \d+ images/s, \d+ MB/s, \d+:\d\d left$", shown[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_lines_on_a_terminal_if_asked_for(archives: Path, tmp_path: Path) -> None:
     written = on_terminal(*convert(archives, tmp_path / "out", "--progress", "plain"), columns=60)
 

@@ -211,7 +211,7 @@ def test_equal_runs_and_those_without_their_transform_are_compared(folder: Path)
     assert (pixels["parting"]["kind"], pixels["parting"]["step"]) == ("pixels", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_it_works_in_a_process_of_its_own(folder: Path) -> None:
     done = prep("replay", "shards/train", "--state", "state.json", cwd=folder, check=True)
 

@@ -46,6 +46,7 @@ def test_each_split_of_a_folder_has_a_page_and_its_json(folder: Path) -> None:
     assert [one["dataset"]["records"] for one in found["splits"]] == [24, 10, 3]
 
 
+@pytest.mark.torture
 def test_inspect_writes_the_same_page(folder: Path) -> None:
     prep_here("report", "shards/val", "-o", "one.html", "--quiet", cwd=folder)
     done = prep_here("inspect", "shards/val", "--html", "two.html", cwd=folder)

@@ -12,8 +12,10 @@ import pytest
 from flow_functions import OUTPUTS, named, pair, pair_but_17
 from loader_workers import OwnError
 from process_table import children
+from sampling import torture_except
 from tf_devices import tf
 from tf_members import WAYS, WHOLE, Made, arrays, first, gather
+from tf_members import members as members_of
 
 from shardprep.loaders import Flow
 from shardprep.loaders.buffers.memory import aligned
@@ -35,12 +37,13 @@ def batch_queue(items: Flow, **options: Any) -> Input:
     return BatchQueueInput(items, SIZE, **options)
 
 
-MEMBERS: dict[str, Made] = {
+OF_BATCHES: dict[str, Made] = {
     name: WHOLE[name] for name in ("feed", "queue", "staging-2", "staging-over-queue", "dataset")
-} | {"batch-queue": batch_queue}
+}
+MEMBERS = OF_BATCHES | {"batch-queue": batch_queue}
 
-members = pytest.mark.parametrize("make", MEMBERS.values(), ids=list(MEMBERS))
-whole_batches = pytest.mark.parametrize("make", list(MEMBERS.values())[:-1], ids=list(MEMBERS)[:-1])
+members = members_of(MEMBERS, quick=("queue", "batch-queue"))
+whole_batches = members_of(OF_BATCHES, quick=("dataset",))
 
 numbers = Flow.from_iterable(range(COUNT))
 shuffled = numbers.shuffle(9, seed=1)
@@ -55,7 +58,7 @@ ELSEWHERE: dict[str, Callable[[], Flow]] = {
     "processes with outputs": lambda: shuffled.map(pair, random=True, processes=2, outputs=OUTPUTS),
     "process": lambda: shuffled.map(pair, random=True).in_process(),
 }
-QUICK = {"queue": "processes with outputs", "dataset": "processes", "batch-queue": "process"}
+QUICK = {"queue": "processes with outputs"}
 
 
 def source_for(make: Made, items: Flow) -> Flow:
@@ -86,7 +89,7 @@ def test_two_epochs_are_the_flows_first_two_passes_bit_for_bit(make: Made) -> No
 
 
 def from_elsewhere() -> Iterator[Any]:
-    """Members with kinds of flows; all but one kind for some members are torture tests."""
+    """Members with kinds of flows; all but one are torture tests."""
     for member, kind in product(MEMBERS, ELSEWHERE):
         marks = () if QUICK.get(member) == kind else pytest.mark.torture
         yield pytest.param(MEMBERS[member], ELSEWHERE[kind], id=f"{member}, {kind}", marks=marks)
@@ -157,7 +160,7 @@ def test_an_error_of_a_map_comes_as_itself_and_tells_the_item(make: Made) -> Non
                 list(each.as_dataset())
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_an_error_of_a_map_in_a_process_comes_as_itself_and_tells_the_item() -> None:
     flow = numbers.map(pair_but_17, processes=1).batch(SIZE)
     with flow, QueueInput(flow) as each, pytest.raises(OwnError, match="this one not") as caught:
@@ -209,7 +212,7 @@ def test_batches_that_may_change_are_copied(make: Made) -> None:
 
 @pytest.mark.slow
 @whole_batches
-@pytest.mark.parametrize("function", [pair, named])
+@pytest.mark.parametrize("function", torture_except([pair, named], named))
 def test_the_mask_of_a_padded_flow_arrives(make: Made, function: Callable[..., Any]) -> None:
     flow = numbers.map(function, random=True).batch(SIZE, remainder="pad")
     with make(flow) as each:
@@ -256,8 +259,8 @@ def test_closing_ends_the_pass_though_everything_is_still_held(make: Made) -> No
         assert len(begun) == len(ended) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.torture
+@pytest.mark.parametrize("steps", torture_except([None, 2], 2))
 def test_closing_input_and_flow_ends_the_workers_though_both_are_still_held(steps: int | None) -> None:
     before = children()
     flow = numbers.map(pair_but_17, processes=1).batch(SIZE)
@@ -280,7 +283,7 @@ def test_to_dataset_has_the_flows_length_and_form() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_keras_model_trains_on_a_flow() -> None:
     flow = shuffled.map(pair, random=True).batch(SIZE).map(lambda batch: (batch[0], batch[1] % 2))
     model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])

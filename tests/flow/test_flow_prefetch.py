@@ -210,7 +210,7 @@ def test_also_while_its_source_is_blocked(start: Start) -> None:
     assert program.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_program_that_waits_hears_ctrl_c(start: Start) -> None:
     program = start("for item in Flow.from_callable(blocked).prefetch(2): pass\n")
     assert program.stdout is not None

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sampling import torture_except
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.engine.protocol.worker_errors import WorkFailed
@@ -63,7 +64,7 @@ def drawn(flow: Flow) -> tuple[list[Any], Exception | None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", torture_except([1, 4], 4))
 def test_any_number_of_workers_gives_the_same_items_in_order(workers: int) -> None:
     with numbers(300).map(noisy, processes=workers, random=True, seed=3) as flow:
         assert [list(flow.at_pass(n)) for n in (0, 1)] == [
@@ -102,7 +103,7 @@ def test_lambdas_closures_and_any_values_go_both_ways() -> None:
     assert [type(x) for x in found[len(values) :]] == [type(x) for x in values[1:]]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_without_cloudpickle_a_lambda_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_function, "can_dump_by_value", lambda: False)
 
@@ -112,7 +113,7 @@ def test_without_cloudpickle_a_lambda_is_refused_with_what_to_do(monkeypatch: py
         assert list(flow) == [0, 1, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_an_item_that_kills_every_worker_is_named() -> None:
     with numbers(20).map(lambda x: os._exit(3) if x == 7 else x, processes=1) as flow:
         items = iter(flow)
@@ -165,7 +166,7 @@ def test_whatever_a_function_does_comes_after_the_results_before_it_and_names_it
             assert "at map(" in told
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_none_is_refused_unless_it_is_to_be_dropped() -> None:
     with (
         numbers(100).map(lambda x: x if x % 3 else None, processes=1) as flow,
@@ -177,6 +178,7 @@ def test_none_is_refused_unless_it_is_to_be_dropped() -> None:
         assert str(flow.length) == "at most 100"
 
 
+@pytest.mark.torture
 @slow_examples
 @given(cuts=st.lists(st.integers(0, 150), max_size=4), ordered=st.booleans())
 def test_a_full_pass_after_any_that_were_left_early_is_exact(
@@ -200,7 +202,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[dict[bool, Flow]]:
         flow.close()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_several_passes_at_once_do_not_disturb_each_other() -> None:
     with numbers(100).map(square, processes=1) as flow:
         first, second = iter(flow), iter(flow)
@@ -209,14 +211,14 @@ def test_several_passes_at_once_do_not_disturb_each_other() -> None:
     assert pairs == [(x * x, x * x) for x in range(100)]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_flow_that_is_zipped_with_itself_has_workers_of_its_own() -> None:
     mapped = numbers(40).map(square, processes=1)
     with mapped.zip(mapped) as flow:
         assert list(flow) == [(x * x, x * x) for x in range(40)]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_picked_items_are_those_of_the_pass() -> None:
     """Picking uses other slots than a whole pass that makes batches, before or after it."""
     with numbers(300).map(noisy, processes=1, random=True).batch(100) as flow:
@@ -230,7 +232,7 @@ def test_picked_items_are_those_of_the_pass() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outputs", [IMAGE, (IMAGE, NUMBER)])
+@pytest.mark.parametrize("outputs", [IMAGE, pytest.param((IMAGE, NUMBER), marks=pytest.mark.torture)])
 def test_declared_outputs_arrive_in_batches(outputs: Any) -> None:
     single = outputs is IMAGE
 
@@ -262,7 +264,7 @@ def made(item: tuple[int, int]) -> Any:
     return MAKERS[item[0]](item[1])
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_workers_learn_the_form_of_batches_and_write_them_as_stacking_would() -> None:
     """Each maker's results twice, with workers that know the form of the maker before."""
     makers: list[int] = []
@@ -276,7 +278,7 @@ def test_workers_learn_the_form_of_batches_and_write_them_as_stacking_would() ->
         assert flow.batches_never_change
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_results_that_change_form_are_batched_until_two_meet_in_one_batch() -> None:
     with numbers(1000).map(MAKERS[6], processes=1).batch(21) as flow:
         found, raised = drawn(flow)
@@ -286,13 +288,13 @@ def test_results_that_change_form_are_batched_until_two_meet_in_one_batch() -> N
     assert "different shapes" in str(raised)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_rows_that_are_dropped_need_not_fit_together() -> None:
     with numbers(610).map(MAKERS[6], processes=1).batch(599, remainder="drop") as flow:
         assert [batch.shape for batch in flow] == [(599, 3)]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_declared_outputs_arrive_alone() -> None:
     with numbers(103).map(image_of, processes=1, outputs=(IMAGE, NUMBER)) as flow:
         assert [(item[0][0, 0], int(item[1])) for item in flow] == [(x, x) for x in range(103)]
@@ -335,7 +337,7 @@ def test_a_killed_worker_loses_and_repeats_nothing_and_another_sees_the_item_as_
         assert list(flow) == list(range(40))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_slow_items_do_not_pile_up_on_one_worker() -> None:
     def uneven(x: int) -> int:
         time.sleep(0.02 if x % 4 == 0 else 0.0)
@@ -355,7 +357,7 @@ def test_slow_items_do_not_pile_up_on_one_worker() -> None:
     assert min(ratios) <= 1.3
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_slow_source_is_not_waited_for_by_what_it_has_given() -> None:
     def slow() -> Iterator[int]:
         yield from range(3)
@@ -427,7 +429,7 @@ def test_a_cache_cannot_end_with_another_process() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ahead", [4, 64])
+@pytest.mark.parametrize("ahead", torture_except([4, 64], 4))
 def test_a_process_is_at_most_so_many_items_ahead(tmp_path: Path, ahead: int) -> None:
     def source() -> Iterator[int]:
         with (tmp_path / "drawn").open("wb", buffering=0) as file:
@@ -445,7 +447,7 @@ def test_a_process_is_at_most_so_many_items_ahead(tmp_path: Path, ahead: int) ->
 # What is left
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_forked_copy_of_a_flow_has_workers_of_its_own() -> None:
     with numbers(30).map(square, processes=1) as flow:
         list(flow)
@@ -457,7 +459,7 @@ def test_a_forked_copy_of_a_flow_has_workers_of_its_own() -> None:
         assert len(list(flow)) == 30
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_large_results_take_memory_for_a_group_not_for_all_that_could_be_large() -> None:
     """Results of any size pass through shared memory, and groups of them stay small."""
     size = 6 << 20
@@ -480,7 +482,7 @@ def test_too_little_address_space_is_said_to_be_that() -> None:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_closing_a_flow_ends_its_workers_and_another_pass_begins_new_ones() -> None:
     flow = numbers(30).map(square, processes=1)
     for _ in range(2):
@@ -490,7 +492,7 @@ def test_closing_a_flow_ends_its_workers_and_another_pass_begins_new_ones() -> N
         assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_copy_of_a_flow_runs_as_it_did() -> None:
     flow = numbers(30).map(noisy, processes=1, random=True).batch(4)
     with pickle.loads(pickle.dumps(flow)) as copy:  # noqa: S301
@@ -512,7 +514,7 @@ print([point.x for point in flow])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["a script", "standard input"])
+@pytest.mark.parametrize("how", torture_except(["a script", "standard input"], "standard input"))
 def test_a_script_without_a_main_guard_needs_none(tmp_path: Path, how: str) -> None:
     """Functions and classes of the script are sent by value, so no worker runs the script again."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -12,6 +12,7 @@ import pytest
 from flow_members import all_of
 from hypothesis import given
 from hypothesis import strategies as st
+from sampling import torture_except
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
@@ -267,7 +268,7 @@ def test_what_is_shared_by_passes_is_closed_with_the_flow() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("encoded", torture_except([False, True], False))
 def test_fake_items_are_those_of_fake_batches(encoded: bool) -> None:
     data = FakeData(7, batch_size=1, size=(4, 6), encoded=encoded, seed=3)
     node = FromFakeData(data)

@@ -15,6 +15,7 @@ from flow_functions import named, pair
 from flow_members import plain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sampling import torture_except
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow, GlobalShuffle, TrainTransform
@@ -62,6 +63,7 @@ def passes(flow: Flow, count: int) -> list[Any]:
     return [plain(item) for _ in range(count) for item in flow]
 
 
+@pytest.mark.torture
 @settings(max_examples=60)
 @given(steps=pipelines, stop=st.integers(0, 3 * ITEMS), again=st.integers(0, 5))
 @example(steps=["batch", "batch", "batch"], stop=0, again=5)
@@ -124,7 +126,7 @@ def test_a_state_holds_for_other_numbers_of_threads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize("size", torture_except([None, 8], 8))
 def test_a_map_in_processes_goes_on(size: int | None) -> None:
     def flow(processes: int) -> Flow:
         items = Flow.from_iterable(range(100)).shuffle(100)

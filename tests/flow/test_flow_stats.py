@@ -81,7 +81,7 @@ def test_a_slow_consumer_is_named() -> None:
     assert "nothing to gain in the flow" in str(verdict)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("batch", [False, True], ids=["items", "batches"])
 def test_the_stages_of_worker_processes_are_named(batch: bool) -> None:
     flow = Flow.fake(120, size=(8, 8)).map(slow, processes=2)

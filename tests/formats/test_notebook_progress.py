@@ -68,7 +68,7 @@ def test_in_a_notebook_there_are_widgets(lmdb_shards: Path, tmp_path: Path) -> N
     assert "%" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_without_ipywidgets_there_are_lines_of_text(lmdb_shards: Path, tmp_path: Path) -> None:
     _, err = in_kernel(lmdb_shards, "none", tmp_path / "val")
 

@@ -109,7 +109,7 @@ def test_unordered_batches_come_each_once_and_resume(name: str, lmdb_shards: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 5, "all", "all and more"])
+@pytest.mark.parametrize("steps", torture_except([1, 5, "all", "all and more"], 5))
 @pytest.mark.parametrize("name", ["loader", "joined", "odd_ones"])
 def test_a_state_goes_on_where_it_was_taken(name: str, steps: int | str, lmdb_shards: Path) -> None:
     expected = locally(name, lmdb_shards, passes=2)
@@ -197,7 +197,7 @@ def test_a_pass_that_is_left_is_followed_by_the_next_one(lmdb_shards: Path) -> N
         assert same(list(source), expected[2])
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_arrays_lie_where_tensorflow_takes_them_and_never_change(lmdb_shards: Path) -> None:
     def make() -> Flow:
         return Flow.from_iterable(range(8)).map(large_row)
@@ -282,7 +282,7 @@ def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
         assert source.stats().leases_given_again > 0
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_sender_killed_in_the_middle_of_a_batch_loses_none(lmdb_shards: Path) -> None:
     with (
         RemoteSource(ANY_PORT) as source,
@@ -297,6 +297,7 @@ def test_a_sender_killed_in_the_middle_of_a_batch_loses_none(lmdb_shards: Path) 
         assert source.stats().rejected == 0
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("name", torture_except(["slow_numbers", "slow_odd_ones"], "slow_numbers"))
 def test_a_stopped_sender_is_replaced_and_may_continue(name: str, lmdb_shards: Path) -> None:
     (expected,) = locally(name, lmdb_shards)
@@ -385,7 +386,7 @@ def test_a_sender_goes_on_after_damage_on_the_way(keys: KeyFolder) -> None:
         assert sent.result(TIMEOUT_S).connections > 1
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_connections_that_break_lose_no_batch() -> None:
     (expected,) = locally("middling_ones", Path())
     with (
@@ -439,9 +440,7 @@ def test_a_sender_that_comes_later_takes_part(lmdb_shards: Path) -> None:
             assert {s.name: s.batches > 5 for s in source.stats().senders}["late"]
 
 
-@pytest.mark.parametrize(
-    "name", torture_except(["slow_numbers", "slow_odd_ones", "loader"], "slow_numbers", "loader")
-)
+@pytest.mark.parametrize("name", torture_except(["slow_numbers", "slow_odd_ones", "loader"], "slow_numbers"))
 def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_shards: Path) -> None:
     expected = locally(name, lmdb_shards, passes=2)
     with RemoteSource(ANY_PORT) as first:
@@ -685,7 +684,7 @@ def test_a_batch_that_cannot_be_sent_raises_on_both_sides(lmdb_shards: Path) -> 
 # Closing
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> None:
     with (
         RemoteSource(ANY_PORT, lease_seconds=3600) as source,
@@ -705,7 +704,7 @@ def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> 
         assert other.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_ctrl_c_ends_a_sender_that_waits_for_a_receiver() -> None:
     with program("serve", "numbers", "-", "tcp://127.0.0.1:9") as process:
         line_of(process)

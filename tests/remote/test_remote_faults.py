@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import zmq
 from remote_ends import ANY_PORT, TIMEOUT_S, numbers, serving, slow_numbers
+from sampling import torture_except
 
 from shardprep.loaders.frames import codec
 from shardprep.loaders.frames.codec import FrameKind, pack_batch, pack_note, read_head
@@ -297,7 +298,7 @@ def attack(room: Room, codec: int, mutated: Callable[[Parts, random.Random], Par
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("mutate", torture_except(MUTATIONS, flip_a_bit), ids=lambda f: f.__name__)
 def test_no_mutated_frame_is_delivered_or_does_harm(mutate: Callable[[Parts, random.Random], Parts]) -> None:
     room = Room()
     attack(room, 1000, mutate)
@@ -497,7 +498,7 @@ def test_a_sender_that_reconnects_loses_its_earlier_leases() -> None:
     assert room.stats.rejected == 1, "a second HELLO on one connection is bad"
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_numbers_of_senders_and_of_remembered_addresses_are_bounded() -> None:
     room = Room()
     for number in range(300):
@@ -588,7 +589,7 @@ def test_an_oversized_buffer_ends_its_connection_only() -> None:
         assert len(list(source)) == 15
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_messages_of_very_many_buffers_are_dropped_and_their_memory_is_used_again() -> None:
     with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(Path()), source.endpoint), source:
         sizes = []

@@ -29,7 +29,7 @@ def test_the_items_are_those_of_local_passes(name: str, senders: int) -> None:
     assert all(same(*each) for each in zip(found, locally(name, HERE, passes=2), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_two_processes_make_a_pass_together() -> None:
     with (
         RemoteSource(ANY_PORT) as source,

@@ -18,6 +18,7 @@ import pytest
 import zmq
 from key_files import KeyFolder
 from repository import SUPPORT
+from sampling import torture_except
 from secured_ends import ANY_PORT, MAX_BYTES, TIMEOUT_S, Receiver, receiving, sending, until
 
 from shardprep.formats.errors import OperationError, UsageError
@@ -211,7 +212,7 @@ def say_nothing(connection: socket.socket) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", [hang_up, reset, say_nothing])
+@pytest.mark.parametrize("answer", torture_except([hang_up, reset, say_nothing], hang_up))
 @pytest.mark.parametrize("with_keys", [True, False])
 def test_a_tunnel_without_a_receiver_behind_it_is_not_an_error(
     keys: KeyFolder, answer: Callable[[socket.socket], None], with_keys: bool

@@ -61,7 +61,7 @@ def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path,
     assert told["bytes"] >= sum(images.nbytes for images, _ in served)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_ctrl_c_ends_it_at_once_and_gives_back_what_was_asked_for(lmdb_shards: Path) -> None:
     with RemoteSource("tcp://127.0.0.1:*") as source:
         with serving(lmdb_shards, "--to", source.endpoint, *OPTIONS) as process:
@@ -106,7 +106,7 @@ def test_without_a_receiver_it_ends_with_an_error(lmdb_shards: Path) -> None:
     assert "no receiver was there for 0.1 s" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_another_dataset_than_the_first_sender_s_is_refused_with_what_differs(lmdb_shards: Path) -> None:
     with (
         RemoteSource("tcp://127.0.0.1:*") as source,

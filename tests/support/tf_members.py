@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -70,13 +70,13 @@ MEMBERS = WHOLE | {"batch-queue": batch_queue}
 FED = {name: make for name, make in MEMBERS.items() if name not in ("feed", "dataset")}
 
 
-QUICK = ("queue", "staging-over-queue", "dataset")  # the others share most of their code with these
+QUICK = ("staging-over-queue", "dataset")  # the others share most of their code with these
 
 
-def members(names: Mapping[str, Made] = MEMBERS) -> pytest.MarkDecorator:
+def members(names: Mapping[str, Made] = MEMBERS, quick: Collection[str] = QUICK) -> pytest.MarkDecorator:
     """Give a test its ``make``: the quick ones always, the others in the torture."""
     made = [
-        pytest.param(make, id=name, marks=() if name in QUICK else pytest.mark.torture)
+        pytest.param(make, id=name, marks=() if name in quick else pytest.mark.torture)
         for name, make in names.items()
     ]
     return pytest.mark.parametrize("make", made)

@@ -76,6 +76,7 @@ def test_a_new_iterator_ends_the_one_before() -> None:
         next(old)
 
 
+@pytest.mark.torture
 def test_what_a_dataset_keeps_never_changes(lmdb_shards: Path) -> None:
     with Loader(
         lmdb_shards, batch_size=10, transform=TrainTransform(16), workers=1, slots=3, with_numbers=True
@@ -104,7 +105,7 @@ KEEPERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("keeper", KEEPERS)
+@pytest.mark.parametrize("keeper", torture_except(KEEPERS, "an input"))
 def test_a_dataset_lives_as_long_as_what_was_made_of_it_and_no_longer(keeper: str) -> None:
     ended: list[bool] = []
 
@@ -139,6 +140,7 @@ def test_the_plain_variant_of_a_dataset_that_is_gone_says_so() -> None:
         next(iter(tf.data.experimental.from_variant(variant, spec)))
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("replicas", torture_except([2, 3], 3))
 def test_a_strategy_distributes_it_exactly(replicas: int, lmdb_shards: Path) -> None:
     strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaded import assert_same, epoch_of
 from loader_workers import OwnError, Tagging, fail
+from sampling import torture_except
 from tf_devices import tf
 from tf_members import (
     FED,
@@ -59,10 +60,6 @@ from shardprep.loaders.tf_inputs import (
 Pair = namedtuple("Pair", ["image", "label"])
 
 
-def all_members() -> Any:
-    return pytest.mark.parametrize("make", MEMBERS.values(), ids=MEMBERS.keys())
-
-
 def made(make: Made, source: Any, *, rows: int = 3, **options: Any) -> Input:
     """The input over a source of batches; an input that makes batches gets ``rows``."""
     return make(source, **({"rows": rows} if make is MEMBERS["batch-queue"] else {}), **options)
@@ -91,7 +88,7 @@ def epochs(loader: Loader) -> list[list[Any]]:
     return [epoch_of(loader) for _ in range(3)]
 
 
-@all_members()
+@members(quick=("queue", "staging-2", "dataset"))
 def test_three_epochs_are_the_loaders_bit_for_bit_in_every_way(
     make: Made, loader: Loader, epochs: list[Any]
 ) -> None:
@@ -106,7 +103,7 @@ def test_three_epochs_are_the_loaders_bit_for_bit_in_every_way(
                 assert sorted(numbers_of(got)) == list(range(204))
 
 
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("staged", torture_except([False, True], True))
 @pytest.mark.parametrize("length", [0, 3])
 def test_computed_batches_end_in_every_way(length: int, staged: bool) -> None:
     signature = (tf.TensorSpec([2], tf.float32),)
@@ -156,7 +153,7 @@ def test_a_dataset_gives_the_loaders_epochs(loader: Loader, epochs: list[Any]) -
         loader.receipt().check(204)
 
 
-@all_members()
+@members(quick=("batch-queue", "staging-over-queue"))
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_after_leaving_at_any_step_the_next_epoch_is_whole(make: Made, data: st.DataObject) -> None:
@@ -171,6 +168,7 @@ def test_after_leaving_at_any_step_the_next_epoch_is_whole(make: Made, data: st.
         first(each, 1)
 
 
+@pytest.mark.torture
 @members(FED)
 @settings(max_examples=8, deadline=None)
 @given(steps=st.lists(st.integers(0, 5), max_size=3))
@@ -185,7 +183,7 @@ def test_a_step_in_a_graph_may_leave_an_epoch_too(make: Made, steps: list[int]) 
         assert_whole(source, until_the_end(step))
 
 
-@members()
+@members(quick=("staging-over-queue",))
 def test_ways_may_be_mixed(make: Made) -> None:
     source = Numbered()
     with made(make, source) as each:
@@ -310,7 +308,7 @@ def test_a_compiled_step_that_fails_may_be_repeated(make: Made) -> None:
         assert_whole(source, until_the_end(lambda: step(tf.constant(100, tf.int64))))
 
 
-@members()
+@members(quick=("staging-over-queue",))
 def test_it_may_be_closed_twice_in_any_state_and_not_used_after(make: Made) -> None:
     for uses in ("none", "one", "all", "graph", "dataset"):
         closed_twice(make, uses)
@@ -383,7 +381,7 @@ def test_it_may_be_closed_after_its_loader(make: Made, lmdb_shards: Path) -> Non
         loader.close()
 
 
-@members()
+@members(quick=("staging-over-queue",))
 def test_a_loader_that_is_closed_meanwhile_is_an_error_of_the_step(make: Made, lmdb_shards: Path) -> None:
     loader = Loader(lmdb_shards, batch_size=5, transform=TrainTransform(8), workers=1)
     with made(make, loader, rows=5) as each:
@@ -405,7 +403,7 @@ def test_what_is_dropped_ends_its_thread(make: Made) -> None:
     assert not [t for t in threading.enumerate() if t.name == "shardprep-feeder"]
 
 
-@members()
+@members(quick=("staging-over-queue",))
 def test_what_is_dropped_after_an_error_ends_its_thread(make: Made) -> None:
     for way in WAYS.values():
         each = made(make, Numbered(before=fail_at(2)))
@@ -433,7 +431,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-@members(WHOLE)
+@members(WHOLE, quick=("staging-over-queue",))
 def test_batches_keep_their_form(make: Made) -> None:
     for form in FORMS:
         keeps_its_form(make, form)
@@ -457,7 +455,7 @@ def keeps_its_form(make: Made, form: str) -> None:
                     np.testing.assert_array_equal(x, y)
 
 
-@members(WHOLE)
+@members(WHOLE, quick=("staging-over-queue",))
 def test_encoded_images_come_as_strings(make: Made, lmdb_shards: Path) -> None:
     with Loader(lmdb_shards, batch_size=50, workers=1) as loader, make(loader) as each:
         assert each.element_spec[0].is_compatible_with(tf.TensorSpec([50], tf.string))
@@ -481,7 +479,7 @@ def test_a_generator_has_one_epoch(make: Made) -> None:
     assert source.passes == 1
 
 
-@members()
+@members(quick=("staging-over-queue",))
 def test_an_empty_source_needs_a_signature(make: Made) -> None:
     with pytest.raises(UsageError, match="give a signature"):
         make([])
@@ -514,7 +512,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@members(WHOLE)
+@members(WHOLE, quick=("staging-over-queue",))
 def test_a_batch_that_differs_from_the_signature_is_an_error_that_names_both(make: Made) -> None:
     for batch, message in WRONG.values():
         with make([GOOD, GOOD, batch, GOOD]) as each:
@@ -553,7 +551,7 @@ def test_its_length_is_the_next_epochs(make: Made, loader: Loader) -> None:
         assert len(each) == 7
 
 
-@members(WHOLE)
+@members(WHOLE, quick=("staging-over-queue",))
 def test_a_resumed_epoch_has_what_is_left_of_it(make: Made, loader: Loader, epochs: list[Any]) -> None:
     loader.set_epoch(0)
     first(to_dataset(loader, prefetch=0), 4)
@@ -603,7 +601,7 @@ def test_what_is_in_memory_tensorflow_cannot_use_is_copied(make: Made) -> None:
                 np.testing.assert_array_equal(np.array(tensor), part)
 
 
-@members(WHOLE)
+@members(WHOLE, quick=("staging-over-queue",))
 def test_what_the_step_holds_never_changes(make: Made, lmdb_shards: Path) -> None:
     with Loader(
         lmdb_shards, batch_size=10, transform=TrainTransform(16), workers=1, slots=3, with_numbers=True
@@ -619,7 +617,7 @@ def test_what_the_step_holds_never_changes(make: Made, lmdb_shards: Path) -> Non
         assert_same([arrays(batch) for batch in held], expected)
 
 
-@members(WHOLE)
+@members(WHOLE, quick=("staging-over-queue",))
 def test_batches_of_a_loader_are_not_copied(make: Made, lmdb_shards: Path) -> None:
     with Loader(lmdb_shards, batch_size=10, transform=TrainTransform(16), workers=1) as loader:
         ring = np.frombuffer(loader.engine._ring._map, np.uint8)  # type: ignore[union-attr]

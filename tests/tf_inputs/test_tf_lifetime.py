@@ -178,6 +178,7 @@ while True:
 }
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     "loop",
     ["waiting", *(pytest.param(loop, marks=pytest.mark.torture) for loop in LOOPS if loop != "waiting")],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loaded import assert_same, epoch_of, loader_on
+from sampling import torture_except
 from tf_devices import tf
 from tf_members import (
     TIMEOUT_S,
@@ -22,6 +23,7 @@ from tf_members import (
     by_dataset,
     first,
     gather,
+    members,
     numbers_of,
     staging,
     staging_over_queue,
@@ -49,7 +51,7 @@ STATEFUL: dict[str, Made] = {
 
 
 def stateful() -> Any:
-    return pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL.keys())
+    return members(STATEFUL, quick=("staging over queue",))
 
 
 def filled(each: Input) -> None:
@@ -178,7 +180,7 @@ def test_an_invalid_capacity_is_an_error_at_once(capacity: Any) -> None:
         QueueInput([np.zeros(3)], capacity=capacity)
 
 
-@pytest.mark.parametrize("way", ["python", "graph"])
+@pytest.mark.parametrize("way", torture_except(["python", "graph"], "graph"))
 @stateful()
 def test_a_slow_step_finds_its_batches_and_the_source_waits(make: Made, way: str) -> None:
     with make(Numbered(batches=100, last=3)) as each:
@@ -197,7 +199,7 @@ def test_a_slow_step_finds_its_batches_and_the_source_waits(make: Made, way: str
         assert stats.batches == 30
 
 
-@pytest.mark.parametrize("way", ["python", "graph"])
+@pytest.mark.parametrize("way", torture_except(["python", "graph"], "graph"))
 @stateful()
 def test_a_slow_source_starves_its_step(make: Made, way: str) -> None:
     with make(Numbered(batches=20, last=3, before=lambda step: time.sleep(0.04))) as each:

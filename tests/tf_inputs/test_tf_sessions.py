@@ -77,7 +77,7 @@ def test_computed_batches_end(staged: bool) -> None:
             assert len(until_the_end(lambda: session.run(batch), 10)) == 3
 
 
-@members(MEMBERS)
+@members(MEMBERS, quick=("staging-over-queue",))
 def test_three_epochs_are_the_loaders_bit_for_bit(make: Made, lmdb_shards: Path) -> None:
     with Loader(
         lmdb_shards,
@@ -183,7 +183,7 @@ def test_a_step_that_waits_is_woken_by_closing(make: Made) -> None:
     assert isinstance(error, tf.errors.OutOfRangeError | tf.errors.CancelledError)
 
 
-@members(MEMBERS)
+@members(MEMBERS, quick=("staging-over-queue",))
 def test_session_and_input_may_be_closed_in_any_order(make: Made) -> None:
     for steps in (0, 1, 6):
         for first in ("session", "input"):

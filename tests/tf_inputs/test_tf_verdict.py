@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flow_functions import slow_item
+from sampling import torture_except
 from tf_devices import tf
 from verdict_workers import Nothing, Sleeping
 
@@ -54,8 +55,9 @@ def runs_of(
             yield batches.stats()
 
 
+@pytest.mark.torture
 @often
-@pytest.mark.parametrize("name", ["queue", "staged queue"])
+@pytest.mark.parametrize("name", torture_except(["queue", "staged queue"], "queue"))
 def test_a_slow_step_is_named_in_every_run(name: str, runs: int, lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, Nothing()) as loader:
         stats = list(runs_of(INPUTS[name], loader, slow_step, runs))
@@ -64,6 +66,7 @@ def test_a_slow_step_is_named_in_every_run(name: str, runs: int, lmdb_shards: Pa
     assert "nothing to gain" in str(stats[-1])
 
 
+@pytest.mark.torture
 @often
 @pytest.mark.parametrize("name", INPUTS)
 def test_slow_workers_are_named_through_every_input(name: str, runs: int, lmdb_shards: Path) -> None:
@@ -92,6 +95,7 @@ def test_a_slow_source_that_is_no_loader_is_named(name: str) -> None:
     assert UNKNOWN in str(stats)
 
 
+@pytest.mark.torture
 def test_a_flow_with_processes_is_not_told_to_work_in_processes() -> None:
     with Flow.from_iterable(range(48)).map(slow_item, processes=2).batch(4) as flow:
         stats = next(runs_of(QueueInput, flow, fast_step))
@@ -185,6 +189,7 @@ def test_an_epochs_stats_are_those_since_the_one_before() -> None:
     assert after.since(after).verdict is None
 
 
+@pytest.mark.torture
 def test_the_loaders_part_of_an_epoch_is_its_own(lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, Nothing()) as loader, QueueInput(loader) as batches:
         deque(batches, maxlen=0)
@@ -196,6 +201,7 @@ def test_the_loaders_part_of_an_epoch_is_its_own(lmdb_shards: Path) -> None:
     assert epoch.loader.batches == epoch.batches == before.batches
 
 
+@pytest.mark.torture
 def test_a_graph_that_dequeues_is_told_the_same(lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, Nothing()) as loader, QueueInput(loader) as batches:
 
@@ -243,6 +249,7 @@ def test_a_v1_graph_is_told_that_its_own_time_is_unknown(name: str) -> None:
     assert UNKNOWN in str(stats)
 
 
+@pytest.mark.torture
 def test_stats_are_plain_json_with_every_stage(lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, Nothing()) as loader:
         found = next(runs_of(INPUTS["staged queue"], loader, fast_step)).to_dict()

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from datasets import prep
-from documents import PAGES, Block, blocks_of
+from documents import PAGES, README, Block, blocks_of
+from repository import ROOT
 from tensorflow_log import without_tensorflow_log
 
 pytestmark = pytest.mark.slow
@@ -29,6 +30,12 @@ PROGRAMS = [block for block in BLOCKS if block.language == "python"]
 SHELL = [block for block in BLOCKS if block.language == "sh" and not block.text.startswith("pip install")]
 
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .*\n", re.M)
+
+# The programs of other pages are run by `pytest -m torture`.
+MAIN_PAGES = {
+    README,
+    *(ROOT / "docs" / f"{name}.md" for name in ("training", "flow", "storage")),
+}
 
 Ending = tuple[int, str]
 
@@ -57,7 +64,7 @@ def is_run_elsewhere(block: Block) -> bool:
 
 def parameter(block: Block) -> Any:
     marks = [pytest.mark.skipif(bool(missing(block)), reason=f"no {missing(block)}")]
-    if is_run_elsewhere(block):
+    if block.page not in MAIN_PAGES or is_run_elsewhere(block):
         marks.append(pytest.mark.torture)
     return pytest.param(block, marks=marks, id=str(block))
 
@@ -123,7 +130,7 @@ def copied(folder: Path, page: Path) -> Path:
     return Path(shutil.copytree(folder / "demo", folder / page.stem, copy_function=os.link))
 
 
-@pytest.mark.timeout(900)  # the first one waits for the programs of all pages
+@pytest.mark.timeout(900)  # the first one waits for the programs of all pages that are tested
 @pytest.mark.parametrize("block", [parameter(block) for block in BLOCKS if block in PROGRAMS + SHELL])
 def test_a_program_in_the_documents_runs(block: Block, endings: dict[Block, Ending]) -> None:
     assert endings[block] == (0, ""), block.text

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,10 @@ def eventually_none_of(session: int) -> None:
         time.sleep(0.05)
 
 
+def trained_with_keras(folder: Path) -> str:
+    return run("train_keras.py", temporary=folder / "keras")
+
+
 def stopped_and_going_on(folder: Path) -> str:
     """What a training prints that is stopped after three epochs and goes on for three more."""
     make_sample(folder / "archives")
@@ -60,26 +63,28 @@ def stopped_and_going_on(folder: Path) -> str:
     return first + run("train_tensorflow.py", folder / "shards", *options, 6, temporary=folder / "second")
 
 
+EXAMPLES_OF_TENSORFLOW = {"train_tensorflow.py": stopped_and_going_on, "train_keras.py": trained_with_keras}
+
+
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the examples print, both at once."""
-    folder = tmp_path_factory.mktemp("examples")
-    with ThreadPoolExecutor(2) as pool:
-        stopped = pool.submit(stopped_and_going_on, folder)
-        keras = pool.submit(run, "train_keras.py", temporary=folder / "keras")
-        return {"train_tensorflow.py": stopped.result(), "train_keras.py": keras.result()}
+def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What an example prints."""
+    return EXAMPLES_OF_TENSORFLOW[request.param](tmp_path_factory.mktemp("example"))
 
 
-@pytest.mark.parametrize("name", ["train_tensorflow.py", "train_keras.py"])
-def test_the_loss_falls(name: str, printed: dict[str, str]) -> None:
-    losses = [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed[name])]
+@pytest.mark.torture
+@pytest.mark.parametrize("printed", EXAMPLES_OF_TENSORFLOW, indirect=True, scope="module")
+def test_the_loss_falls(printed: str) -> None:
+    losses = [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed)]
 
     assert len(losses) == 6
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_a_stopped_training_goes_on_where_it_was(printed: dict[str, str]) -> None:
-    epochs = [line.split(":")[0] for line in printed["train_tensorflow.py"].splitlines()]
+@pytest.mark.torture
+@pytest.mark.parametrize("printed", ["train_tensorflow.py"], indirect=True, scope="module")
+def test_a_stopped_training_goes_on_where_it_was(printed: str) -> None:
+    epochs = [line.split(":")[0] for line in printed.splitlines()]
 
     assert epochs == [f"epoch {number}" for number in range(6)]
 

@@ -47,8 +47,14 @@ def preamble() -> dict[str, Any]:
     return started(PREAMBLE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", ENTRIES, ids=[entry.names[0] for entry in ENTRIES])
+def parameter(entry: Entry) -> Any:
+    """A row of the page; those with processes take long."""
+    name = entry.names[0]
+    processes = name.startswith("MultiProcess")
+    return pytest.param(entry, id=name, marks=pytest.mark.torture if processes else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("entry", [parameter(entry) for entry in ENTRIES])
 def test_what_to_write_instead_does_what_the_page_says(
     entry: Entry, place: Path, preamble: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from browsers import Browser, browser
 from disk_profiles import full_profile
 from examined import made_datasets
 from run_figures import bench, course, stats, trace_of
+from sampling import torture_except
 
 from shardprep.formats import Examination, examine
 from shardprep.loaders.measuring.pages.run_page import run_page, save_page
@@ -72,7 +73,9 @@ def chromium(tmp_path: Path) -> Iterator[Browser]:
         yield opened
 
 
-@pytest.mark.parametrize("name", ["dataset", "index", "hostile", "wide", "run", "hostile-run"])
+@pytest.mark.parametrize(
+    "name", torture_except(["dataset", "index", "hostile", "wide", "run", "hostile-run"], "hostile")
+)
 def test_a_page_is_whole_and_asks_for_nothing(
     name: str, pages: dict[str, Path], chromium: Browser, tmp_path: Path
 ) -> None:
@@ -86,7 +89,8 @@ def test_a_page_is_whole_and_asks_for_nothing(
             assert chromium.run("return [...document.images].every(one => one.complete && one.naturalWidth)")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.torture
+@pytest.mark.parametrize("scheme", torture_except(["light", "dark"], "light"))
 def test_a_page_is_accessible(scheme: str, pages: dict[str, Path], chromium: Browser) -> None:
     for name in ("dataset", "run"):
         chromium.show(pages[name], width=1440, scheme=scheme)
@@ -94,6 +98,7 @@ def test_a_page_is_accessible(scheme: str, pages: dict[str, Path], chromium: Bro
         assert chromium.faults() == []
 
 
+@pytest.mark.torture
 def test_hostile_names_stay_text(pages: dict[str, Path], chromium: Browser) -> None:
     chromium.show(pages["hostile"], width=360, scheme="light")
 

@@ -139,7 +139,7 @@ with Loader("shards", batch_size=4) as loader:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_a_type_checker_finds_the_types_without_an_option(tmp_path: Path, checker: str) -> None:
     pytest.importorskip(checker, reason=f"{checker} is not installed")

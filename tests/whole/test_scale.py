@@ -69,7 +69,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_opening_takes_little_time_and_memory(large: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OPEN, str(large), str(IMAGES)],

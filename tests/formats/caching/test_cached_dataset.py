@@ -13,6 +13,7 @@ from datasets import flip, prep_here, tree
 from faulty_proxy import HIDDEN, Proxy
 from object_server import HIDDEN as SECRET_KEY
 from resealed import reseal
+from sampling import torture_except
 
 from shardprep.formats import Dataset, UsageError, open_dataset, verify
 from shardprep.formats.dataset.remote.caching.cached_dataset import CachedDataset
@@ -41,7 +42,7 @@ def remote(proxy: Proxy, bucket: Path, tmp_path: Path) -> Iterator[CachedDataset
         yield found
 
 
-@pytest.mark.parametrize("name", ["splits/train", "columns"])
+@pytest.mark.parametrize("name", torture_except(["splits/train", "columns"], "columns"))
 def test_every_record_and_column_is_that_of_the_published_dataset(
     bucket: Path, proxy: Proxy, tmp_path: Path, name: str
 ) -> None:
@@ -98,6 +99,7 @@ def test_nothing_in_the_cache_shows_a_secret(remote: CachedDataset, tmp_path: Pa
             assert SECRET_KEY.encode() not in path.read_bytes()
 
 
+@pytest.mark.torture
 def test_an_evicted_shard_that_is_open_is_closed_when_another_is_opened(remote: CachedDataset) -> None:
     readers = [remote.shard(number) for number in range(len(remote.manifest.shards))]
 
@@ -176,8 +178,8 @@ def test_a_forked_copy_reads_what_is_there_and_gets_an_error_for_the_rest(remote
     assert remote[0].key == key
 
 
-@pytest.mark.parametrize("level", ["quick", "full", pytest.param("decode", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [pytest.param("splits/train", marks=pytest.mark.slow), "columns"])
+@pytest.mark.parametrize("level", torture_except(["quick", "full", "decode"], "quick", "full"))
+@pytest.mark.parametrize("name", torture_except(["splits/train", "columns"], "columns"))
 def test_verify_passes_a_dataset_through_a_smaller_cache(
     bucket: Path, proxy: Proxy, tmp_path: Path, name: str, level: str
 ) -> None:
@@ -195,7 +197,7 @@ def test_verify_passes_a_dataset_through_a_smaller_cache(
     assert report.to_json() == local.to_json() | {"dataset": f"s3://bucket/{name}"}
 
 
-@pytest.mark.parametrize("level", ["quick", "full", pytest.param("records", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", torture_except(["quick", "full", "records"], "quick", "full"))
 def test_verify_finds_each_file_that_is_damaged_or_missing_in_the_bucket(
     bucket: Path, tmp_path: Path, level: str
 ) -> None:

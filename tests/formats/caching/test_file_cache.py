@@ -109,8 +109,8 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
         ("flip", RemoteDamaged),
         ("403", RemoteDenied),
         ("404", RemoteMissing),
-        pytest.param("long", RemoteDamaged, marks=pytest.mark.slow),
-        pytest.param("cut", AnswerBroken, marks=pytest.mark.slow),
+        pytest.param("long", RemoteDamaged, marks=pytest.mark.torture),
+        pytest.param("cut", AnswerBroken, marks=pytest.mark.torture),
     ],
 )
 def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from image_files import png
+from sampling import torture_except
 from shard_files import (
     THREE,
     extent,
@@ -101,7 +102,8 @@ def test_a_record_comes_as_text_label_and_bytes(reader: ShardReader) -> None:
     assert reader.read(1) == Record("é", -1, bytes(range(60)))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("kind", torture_except(ALL_CONTAINERS, "lmdb"), indirect=True)
+@pytest.mark.torture
 def test_equal_records_are_equal_bytes_in_any_process(kind: str, tmp_path: Path) -> None:
     first = write(tmp_path / "first", kind, MANY).read_bytes()
     again = write(tmp_path / "again", kind, MANY).read_bytes()
@@ -119,6 +121,7 @@ def test_the_checksums_of_a_record_never_change() -> None:
     assert digest == "98c7f1b68278f0e2ce9fdb69c1983ed1ed7ab771a55a461e33350a6500ad3ff6"
 
 
+@pytest.mark.parametrize("kind", torture_except(ALL_CONTAINERS, "lmdb"), indirect=True)
 @pytest.mark.parametrize("step", [23, pytest.param(3, marks=pytest.mark.torture)])
 def test_no_flipped_bit_changes_a_record_unseen(shard: Path, kind: str, tmp_path: Path, step: int) -> None:
     todo = [(position, bit) for position in range(shard.stat().st_size) for bit in range(8)][::step]

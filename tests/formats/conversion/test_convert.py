@@ -57,7 +57,7 @@ def kaggle(extracted: Path, archives: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["key", "shuffled"])
+@pytest.mark.parametrize("order", torture_except(["key", "shuffled"], "shuffled"))
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_every_layout_gives_the_same_content_root(
     archives: Path, extracted: Path, kaggle: Path, tmp_path: Path, order: str, split: str
@@ -92,7 +92,7 @@ def test_neither_container_nor_shard_size_changes_the_content(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+@pytest.mark.parametrize("container", torture_except(["lmdb", "hdf5"], "lmdb"))
 def test_any_number_of_workers_gives_the_same_bytes(archives: Path, tmp_path: Path, container: str) -> None:
     outputs = [tmp_path / str(workers) for workers in (0, 1, 3)]
 
@@ -405,7 +405,7 @@ class TestBadImages:
         assert all(q["reason"] and q["where"] for q in quarantine)
         assert verify(tmp_path / "out", level="decode").findings == []
 
-    @pytest.mark.slow
+    @pytest.mark.torture
     def test_skipping_does_not_move_other_records(self, source: Path, tmp_path: Path) -> None:
         skipped = converted(source, tmp_path / "out", on_bad_image="skip", workers=2)
         again = converted(source, tmp_path / "again", on_bad_image="skip", workers=0)
@@ -413,7 +413,7 @@ class TestBadImages:
         assert tree(tmp_path / "out") == tree(tmp_path / "again")
         assert skipped.root == again.root
 
-    @pytest.mark.slow
+    @pytest.mark.torture
     def test_nothing_but_bad_images_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "source" / "cat").mkdir(parents=True)
         (tmp_path / "source" / "cat" / "a.jpg").write_bytes(b"no")

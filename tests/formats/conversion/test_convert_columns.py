@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from column_datasets import EVERY_KIND, write_columns
 from datasets import converted, flip, is_root, prep, tree, writable
+from sampling import torture_except
 
 from shardprep.formats import (
     BadImage,
@@ -116,7 +117,7 @@ KILLED_AT = {"rename": (2, 9, 30, 60), "write": (5, 20, 40), "fsync": (5, 25)}
 
 @pytest.mark.slow
 @pytest.mark.skipif(not STRACE, reason="strace is not installed")
-@pytest.mark.parametrize("call", KILLED_AT)
+@pytest.mark.parametrize("call", torture_except(KILLED_AT, "fsync"))
 def test_killed_at_a_system_call_a_conversion_with_columns_finishes_byte_identical(
     source: Path, tmp_path: Path, call: str
 ) -> None:
@@ -132,7 +133,7 @@ def test_killed_at_a_system_call_a_conversion_with_columns_finishes_byte_identic
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
 def test_a_full_disk_is_reported_and_a_run_with_more_space_finishes(source: Path, tmp_path: Path) -> None:
     converted(source, tmp_path / "whole", shard_size=9000)
@@ -194,7 +195,7 @@ def test_exactly_the_damaged_files_are_rebuilt(source: Path, copied: Path, names
     assert kept == {name: inode for name, inode in inodes.items() if name not in names}
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_every_damaged_file_of_the_columns_is_rebuilt_by_the_command(source: Path, copied: Path) -> None:
     before = tree(copied)
     for number, path in enumerate(sorted(copied.glob("column-*"))):

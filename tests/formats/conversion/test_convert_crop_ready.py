@@ -111,7 +111,7 @@ def test_plain_shards_know_nothing_of_it(plain: Path) -> None:
     assert "quality" not in manifest["plan"]
 
 
-@pytest.mark.parametrize("level", ["quick", "records", "decode", "full"])
+@pytest.mark.parametrize("level", torture_except(["quick", "records", "decode", "full"], "decode", "quick"))
 def test_crop_ready_shards_verify(ready: Path, level: str) -> None:
     assert not verify(ready, level=level).findings
 
@@ -138,7 +138,7 @@ def test_a_table_that_does_not_fit_is_a_finding(ready: Path, tmp_path: Path) -> 
     assert any(record.key in str(finding) for finding in findings)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_killed_conversion_goes_on_to_the_same_bytes(archives: Path, ready: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shardprep.cli", "convert", str(archives), str(tmp_path / "out")]
     command += ["--split", "train", "--shard-size", "400000", "--crop-ready", "--workers", "1"]

@@ -11,6 +11,7 @@ from datasets import converted, prep
 from image_files import encoded
 from image_kinds import KINDS, chunk_of_riff, extended_webp
 from resealed import reseal
+from sampling import torture_except
 from source_builders import write
 
 from shardprep.formats import UnknownVersion, open_dataset, read_manifest, summarise, verify
@@ -49,7 +50,7 @@ def test_every_kind_is_converted_byte_by_byte(dataset: Path, originals: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", torture_except(LEVELS, "decode"))
 def test_a_dataset_of_every_kind_is_intact_at_every_level(dataset: Path, level: str) -> None:
     report = verify(dataset, level=level)
 
@@ -137,7 +138,7 @@ def test_heic_is_named_and_may_be_left_out(tmp_path: Path) -> None:
     assert converted(source, tmp_path / "skipped", on_bad_image="skip").skipped == 1
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_webp_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crashing_decoder.install(tmp_path / "site", monkeypatch)
     crashing = extended_webp(chunk_of_riff(b"XMP ", crashing_decoder.CRASH + b"11"), features=0)

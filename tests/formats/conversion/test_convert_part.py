@@ -80,6 +80,7 @@ def test_parts_in_any_order_and_a_call_without_give_the_bytes_of_one_call(
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+@pytest.mark.torture
 def test_parts_of_a_dataset_with_columns_give_the_bytes_of_one_call(tmp_path: Path) -> None:
     write_columns(tmp_path / "source", 20, options=PlanOptions(shard_size=9000))
     converted(tmp_path / "source", tmp_path / "whole", shard_size=3000)
@@ -374,7 +375,7 @@ def test_parts_killed_at_any_time_among_running_ones_give_the_bytes_of_one_call(
     assert tree(output) == tree(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_part_killed_beside_a_running_one_is_finished_by_the_call_without(
     archives: Path, tmp_path: Path
 ) -> None:
@@ -391,7 +392,7 @@ def test_a_part_killed_beside_a_running_one_is_finished_by_the_call_without(
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_script_for_slurm_builds_the_parts_and_finishes(archives: Path, tmp_path: Path) -> None:
     converted(archives, tmp_path / "whole")
     words = [archives, tmp_path / "out", "--split", "train", "--shard-size", str(SHARD_SIZE)]

@@ -159,6 +159,7 @@ def test_a_source_that_is_nothing_known_is_a_problem(tmp_path: Path) -> None:
     assert "is not a known source" in said(planned)[0]
 
 
+@pytest.mark.torture
 def test_workers_find_the_same(photos: Path, tmp_path: Path) -> None:
     for name in ("train/cat/0.png", "train/cat/2.png", "val/dog/1.png"):
         write(photos / name, b"no image")

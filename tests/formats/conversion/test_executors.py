@@ -35,7 +35,7 @@ def pool(**options: Any) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"), **options)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_relative_paths_are_those_of_the_caller_whatever_the_workers_folder(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def arguments(source: Path, output: Path, container: str) -> list[object]:
     ]
 
 
-@pytest.fixture(scope="module", params=["lmdb", "hdf5", "tar"])
+@pytest.fixture(scope="module", params=torture_except(["lmdb", "hdf5", "tar"], "lmdb"))
 def container(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -267,7 +267,7 @@ def run_and_kill(archives: Path, output: Path, after: float) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("seed", torture_except(range(3), 1))
 def test_killed_with_its_workers_at_any_time_it_finishes_byte_identical(
     archives: Path, tmp_path: Path, seed: int

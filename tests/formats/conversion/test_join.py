@@ -14,6 +14,7 @@ import pytest
 from column_datasets import EVERY_KIND, write_columns
 from column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
 from datasets import flip, prep_here, tree
+from sampling import torture_except
 from source_builders import write
 
 from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_dataset, repair, verify
@@ -82,7 +83,7 @@ def stored(dataset: Path, values: Callable[[int], Any]) -> np.ndarray:
         return np.array([values(int(record.key.partition(".")[0])) for record in opened])
 
 
-@pytest.mark.parametrize(("container", "workers"), [("lmdb", 0), ("hdf5", 2)])
+@pytest.mark.parametrize(("container", "workers"), torture_except([("lmdb", 0), ("hdf5", 2)], ("lmdb", 0)))
 def test_columns_of_all_origins_are_there_and_no_file_was_written_again(
     tmp_path: Path, container: str, workers: int
 ) -> None:
@@ -362,6 +363,7 @@ while True:
 """
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     "step", [pytest.param(1, marks=pytest.mark.torture), pytest.param(6, marks=pytest.mark.slow)]
 )

@@ -232,7 +232,7 @@ print(len(made.shards), sum(shard.extent.records for shard in made.shards), peak
 """
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_all_of_ilsvrc12_is_planned_in_200_megabytes() -> None:
     command = [sys.executable, "-c", ALL_OF_TRAIN]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)

@@ -146,7 +146,7 @@ def test_skipping_after_a_failure_goes_on_with_the_work_done(source: Path, tmp_p
     assert verify(tmp_path / "out", level="records").findings == []
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_command_goes_on_in_the_same_way(source: Path, tmp_path: Path) -> None:
     words = [
         "convert",

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from image_files import JPEG
+from sampling import torture_except
 from saved_items import NUMBER, are_same, made
 
 from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
@@ -131,7 +132,7 @@ def test_labels_without_names_stay_the_same_numbers(tmp_path: Path) -> None:
         write_dataset([{"label": n, "v": 0} for n in (0, 100_000)], tmp_path / "many")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_bytes_do_not_depend_on_the_workers_or_on_where_items_are_made(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -285,8 +286,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["numbered", "stream"])
+@pytest.mark.torture
+@pytest.mark.parametrize("way", torture_except(["numbered", "stream"], "stream"))
 def test_killed_at_any_time_it_finishes_with_the_same_bytes(whole: Path, tmp_path: Path, way: str) -> None:
     script, output = tmp_path / "save.py", tmp_path / "out"
     script.write_text(KILLED)

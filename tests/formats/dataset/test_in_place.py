@@ -20,6 +20,7 @@ import pytest
 from datasets import converted, flip, prep_here, tree, writable
 from hypothesis import given
 from hypothesis import strategies as st
+from sampling import torture_except
 
 from shardprep.formats import (
     CorruptRecord,
@@ -105,7 +106,7 @@ def test_the_regions_are_the_whole_archive(own: Path, dataset: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["val", "test"])
+@pytest.mark.parametrize("split", torture_except(["val", "test"], "test"))
 def test_the_other_tars_are_indexed_too(archives: Path, tmp_path: Path, split: str) -> None:
     indexed(archives, tmp_path / "out", split=split)
     converted(archives, tmp_path / "lmdb", split=split)
@@ -337,7 +338,7 @@ def tree_of(dataset: Path) -> dict[str, str]:
     return {name: digest for name, digest in tree(dataset).items() if name != ARCHIVE_NAME}
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_killed_it_publishes_nothing_and_the_same_command_goes_on(archives: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     words = ["index", archives, output, "--split", "train", "--shard-size", 1, "--workers", 1]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import converted, flip, is_root, prep, writable
+from sampling import torture_except
 
 from shardprep.formats import (
     CorruptRecord,
@@ -24,7 +25,7 @@ from shardprep.formats.records.canonical_json import canonical_json, sha256_of
 CONTAINERS = ["lmdb", "hdf5"]
 
 
-@pytest.fixture(scope="session", params=CONTAINERS)
+@pytest.fixture(scope="session", params=torture_except(CONTAINERS, "lmdb"))
 def intact(request: pytest.FixtureRequest, archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Few shards, because each is read in a separate process."""
     output = tmp_path_factory.mktemp("intact") / request.param
@@ -41,7 +42,7 @@ def findings(dataset: Path, level: str = "full") -> list[Finding]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["quick", "full", "records", "decode"])
+@pytest.mark.parametrize("level", torture_except(["quick", "full", "records", "decode"], "quick", "decode"))
 def test_an_intact_dataset_has_no_findings(intact: Path, level: str) -> None:
     report = verify(intact, level=level)
 
@@ -166,7 +167,7 @@ def test_every_finding_is_reported_not_the_first(dataset: Path) -> None:
     assert {f.file for f in findings(dataset)} == {first.name, second.name, third.name, "notes.txt"}
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_damaged_containers_never_crash_verify(dataset: Path) -> None:
     rng = random.Random(1)
     sizes = {shard: shard.stat().st_size for shard in shards(dataset)}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from datasets import converted, flip, tree
 from engines import Engine, elsewhere, finish
+from sampling import torture_except
 
 from shardprep.formats import repair, verify
 from shardprep.formats.dataset.verification import seen_dataset
@@ -38,7 +39,7 @@ def damage(dataset: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["full", "decode"])
+@pytest.mark.parametrize("level", torture_except(["full", "decode"], "full"))
 def test_an_executor_finds_what_this_machine_finds_in_the_same_order(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
@@ -53,7 +54,7 @@ def test_an_executor_finds_what_this_machine_finds_in_the_same_order(
     assert there.to_json() == here.to_json()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_daemonic_worker_such_as_dasks_reads_records(dataset: Path) -> None:
     found = multiprocessing.get_context("spawn").Pool(1)
     with found:

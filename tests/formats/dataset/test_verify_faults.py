@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from datasets import converted, flip
+from sampling import torture_except
 
 PREP = [sys.executable, "-m", "shardprep.cli"]
 
@@ -46,13 +47,16 @@ def test_a_manifest_that_the_disk_does_not_give_is_named(dataset: Path) -> None:
 @needs_strace
 @pytest.mark.parametrize(
     ("name", "fault", "reason"),
-    [
+    torture_except(
+        [
+            ("index.npy", "preadv,preadv2:error=EIO", "Input/output error"),
+            ("boxes.npy", "openat:error=ENOMEM", "Cannot allocate memory"),
+            ("shard-00000.h5", "newfstatat:error=ESTALE", "Stale file handle"),
+            ("shard-00000.h5", "openat:error=EMFILE", "Too many open files"),
+            (".", "getdents64:error=EIO", "Input/output error"),
+        ],
         ("index.npy", "preadv,preadv2:error=EIO", "Input/output error"),
-        ("boxes.npy", "openat:error=ENOMEM", "Cannot allocate memory"),
-        ("shard-00000.h5", "newfstatat:error=ESTALE", "Stale file handle"),
-        ("shard-00000.h5", "openat:error=EMFILE", "Too many open files"),
-        (".", "getdents64:error=EIO", "Input/output error"),
-    ],
+    ),
 )
 def test_what_the_system_does_not_give_is_unchecked_and_the_rest_is_checked(
     dataset: Path, name: str, fault: str, reason: str
@@ -67,7 +71,7 @@ def test_what_the_system_does_not_give_is_unchecked_and_the_rest_is_checked(
     assert (f"damaged: {other.name}: does not belong to the dataset" in said) == (name != ".")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @needs_strace
 def test_a_finding_stays_when_the_disk_fails_afterwards(dataset: Path) -> None:
     shard = dataset / "shard-00000.h5"
@@ -98,6 +102,7 @@ def interrupted(dataset: Path, rng: random.Random) -> tuple[int, str]:
     return process.returncode, complained
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.torture)])
 def test_ctrl_c_again_and_again_is_an_interruption(dataset: Path, times: int) -> None:
     rng = random.Random(times)
@@ -117,7 +122,7 @@ CLOSED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("closed", CLOSED)
 def test_a_program_without_standard_streams_can_verify(
     intact: Path, tmp_path: Path, closed: tuple[int, ...]

@@ -159,7 +159,7 @@ def test_images_that_were_left_out_and_classes_without_any_are_named(tmp_path: P
     assert "class9/cut.jpg" in found.to_html()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_an_image_that_crashes_the_decoder_is_damaged_and_the_others_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

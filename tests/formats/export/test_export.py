@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from datasets import is_root, prep, prep_here, tree, writable
 from process_table import text_of
+from sampling import torture_except
 
 from shardprep.formats import (
     CorruptRecord,
@@ -30,7 +31,7 @@ SIZE = 60_000
 STRACE = shutil.which("strace")
 every_format = pytest.mark.parametrize("to", FORMATS)
 one_shard_and_many_files = pytest.mark.parametrize(
-    "to", [pytest.param(to, marks=() if to in ("mds", "folders") else pytest.mark.torture) for to in FORMATS]
+    "to", [pytest.param(to, marks=() if to == "mds" else pytest.mark.torture) for to in FORMATS]
 )
 FAULTS = {"rename": "signal=SIGKILL", "write": "error=ENOSPC"}
 ALL_FAULTS = [
@@ -60,7 +61,7 @@ def whole(intact: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 @pytest.mark.slow
-@every_format
+@pytest.mark.parametrize("to", torture_except(FORMATS, "webdataset"))
 def test_the_bytes_do_not_depend_on_the_number_of_workers(
     intact: Path, whole: dict[str, Path], to: str, tmp_path: Path
 ) -> None:
@@ -194,7 +195,7 @@ def running(intact: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_killed_with_its_workers_it_finishes_byte_identical(
     running: subprocess.Popen[str], intact: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:

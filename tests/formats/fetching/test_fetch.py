@@ -10,6 +10,7 @@ import pytest
 from datasets import flip, prep_here, tree
 from faulty_proxy import HIDDEN, Proxy
 from resealed import reseal
+from sampling import torture_except
 
 from shardprep.formats import (
     FetchedDataset,
@@ -34,7 +35,7 @@ ONCE = [
     "flip",
     "cut",
     "503",
-    *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("short", "long", "stall", "500", "429")),
+    *(pytest.param(fault, marks=pytest.mark.torture) for fault in ("short", "long", "stall", "500", "429")),
 ]
 ALWAYS = {
     "cut": AnswerBroken,
@@ -113,7 +114,7 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(f, marks=[] if f in ("flip", "long", "403") else pytest.mark.slow) for f in ALWAYS],
+    torture_except(ALWAYS, "flip", "long", "403"),
 )
 def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
     bucket: Path, proxy: Proxy, tmp_path: Path, fault: str

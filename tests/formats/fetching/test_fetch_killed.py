@@ -52,7 +52,8 @@ def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy
 @pytest.mark.parametrize(
     ("url", "kills"),
     [
-        ("shards", 5),
+        ("shards", 2),
+        pytest.param("shards", 5, marks=pytest.mark.torture),
         pytest.param("shards", 60, marks=pytest.mark.torture),
         pytest.param("lmdb", 60, marks=pytest.mark.torture),
         pytest.param("columns", 60, marks=pytest.mark.torture),
@@ -85,6 +86,7 @@ def test_killed_at_random_moments_it_finishes_with_the_same_bytes(
     prep("verify", copy, check=True)
 
 
+@pytest.mark.torture
 @needs_mounts
 def test_a_disk_that_gets_full_is_an_error_and_a_run_with_more_room_finishes(
     bucket: Path, proxy: Proxy, tmp_path: Path

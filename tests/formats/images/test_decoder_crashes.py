@@ -29,7 +29,7 @@ def keys_in(dataset: Path) -> list[str]:
         return sorted(record.key for record in opened)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path) -> None:
     source = write_images(tmp_path / "source", 12, 3, 4, 10)
     options = {"decode_check": True, "on_bad_image": "skip", "shard_size": 3000}
@@ -46,8 +46,8 @@ def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path)
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.torture
+@pytest.mark.parametrize("workers", torture_except([0, 2], 2))
 @pytest.mark.parametrize(
     "number", torture_except([signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE], signal.SIGSEGV)
 )
@@ -64,7 +64,7 @@ def test_convert_that_may_not_leave_it_out_names_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", torture_except([0, 2], 2))
 def test_an_animation_that_crashes_opencv_is_a_bad_image_and_no_crash(tmp_path: Path, workers: int) -> None:
     source = write_images(tmp_path / "source", 4)
     write(source / "class0" / "animation.jpg", CRASHERS[0])
@@ -91,7 +91,7 @@ def test_prep_reports_it_in_one_line(tmp_path: Path) -> None:
     assert "class1/001.jpg" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_verify_names_the_images_and_checks_the_others(tmp_path: Path) -> None:
     source = write_images(tmp_path / "source", 10, 2, 9)
     converted(source, tmp_path / "out")  # without a decode check
@@ -130,7 +130,7 @@ def crashing_dataset(tmp_path: Path) -> Path:
 CRASHING = {f"class{key}.jpg": "its decoding crashed by SIGSEGV" for key in ("0/002", "1/009")}
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_loader_that_skips_bad_records_skips_them(crashing_dataset: Path) -> None:
     with Loader(
         crashing_dataset,

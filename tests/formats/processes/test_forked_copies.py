@@ -63,6 +63,7 @@ fork_within(lambda: dataset[0], lambda: dataset[1])
     assert process.wait(PATIENCE) == 0, process.communicate()
 
 
+@pytest.mark.torture
 def test_a_process_is_started_in_a_copy_forked_while_a_thread_started_one(start: Start) -> None:
     script = """
 def start():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from isolated_calls import imported, killed_by, killed_in_the_middle_of_its_answer, raises, sleeps
+from sampling import torture_except
 from waiting import until
 
 from shardprep.formats.errors import CorruptRecord, OperationError, ShardDamaged
@@ -37,7 +38,7 @@ def test_an_error_comes_back_as_itself() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", CRASHES)
+@pytest.mark.parametrize("number", torture_except(CRASHES, signal.SIGSEGV))
 def test_a_crash_is_a_damaged_shard(number: signal.Signals) -> None:
     with pytest.raises(ChildDied, match=f"crashed .{number.name}") as raised:
         isolated(SECONDS, killed_by, number)
@@ -58,7 +59,7 @@ def test_a_death_for_want_of_memory_is_reported_as_that() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [0, 1, 77])
+@pytest.mark.parametrize("code", torture_except([0, 1, 77], 1))
 def test_an_exit_without_an_answer_is_reported(code: int) -> None:
     with pytest.raises(ChildLost, match=f"exited with {code}"):
         isolated(SECONDS, os._exit, code)
@@ -74,7 +75,7 @@ def test_death_while_answering_is_reported() -> None:
         isolated(SECONDS, killed_in_the_middle_of_its_answer)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(ChildLost, match="no answer within 3 seconds"):
         isolated(3, sleeps, tmp_path / "pid")

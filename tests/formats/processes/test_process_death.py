@@ -53,7 +53,7 @@ def forked(tmp_path: Path) -> Iterator[Path]:
     until(lambda: not any(is_running(int(path.name)) for path in folder.iterdir() if path.name.isdecimal()))
 
 
-@pytest.fixture(params=["descriptor", "polling"])
+@pytest.fixture(params=torture_except(["descriptor", "polling"], "descriptor"))
 def _watched_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With pidfd, and as on a system without it."""
     if request.param == "polling":
@@ -80,7 +80,10 @@ def check_all(engine: Engine, count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_watched_by")
-@pytest.mark.parametrize("end", [engine_workers.kill, engine_workers.crash, engine_workers.leave])
+@pytest.mark.parametrize(
+    "end",
+    torture_except([engine_workers.kill, engine_workers.crash, engine_workers.leave], engine_workers.kill),
+)
 @pytest.mark.parametrize("deadline", torture_except([None, 30.0], None))
 def test_a_worker_that_forked_and_died_is_replaced_while_what_it_forked_lives(
     end: engine_workers.Action, deadline: float | None, forked: Path
@@ -114,7 +117,7 @@ def in_one_other_process(flow: Flow, function: Callable[[int], object]) -> Flow:
     return flow.map(function).in_process()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.usefixtures("_watched_by")
 @pytest.mark.parametrize("step", torture_except([in_a_map, in_one_other_process], in_a_map))
 def test_a_flow_goes_on_where_its_process_forked_and_died(
@@ -178,14 +181,14 @@ def test_a_call_in_a_process_that_forked_and_died_is_an_error_at_once(
         child.call(ForkThen(forked, end))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.usefixtures("_watched_by")
 def test_a_call_that_stops_within_its_answer_takes_no_longer_than_it_may() -> None:
     with Child() as child, pytest.raises(ChildLost, match="no answer within 1 seconds"):
         child.call_within(1, stopped_within_its_answer, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_large_call_to_a_process_that_stopped_takes_no_longer_than_it_may() -> None:
     with Child() as child:
         child.call(abs, 1)
@@ -286,7 +289,7 @@ engine.close()
     assert outcome(start(script)) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_forked_copy_that_exits_ends_no_process_of_the_original(start: Start) -> None:
     script = """
 with Child() as child:
@@ -300,7 +303,7 @@ with Child() as child:
     assert outcome(start(script)) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_killed_conversion_ends_and_frees_its_output_while_a_process_lives_that_its_program_forked(
     start: Start, archives: Path, tmp_path: Path
 ) -> None:
@@ -347,7 +350,7 @@ def is_locked(path: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("watched_by", ["descriptor", "polling"])
+@pytest.mark.parametrize("watched_by", torture_except(["descriptor", "polling"], "descriptor"))
 def test_a_child_ends_with_its_parent_while_a_process_lives_that_has_the_other_end(
     start: Start, watched_by: str
 ) -> None:
@@ -385,7 +388,7 @@ sys.modules["cloudpickle"] = None  # with it, what the main script defines is se
 """
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_worker_that_hangs_in_the_main_script_ends_with_its_parent(start: Start) -> None:
     process = start(
         BY_NAME
@@ -409,7 +412,7 @@ time.sleep(3600)
     until(lambda: not is_running(worker))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_main_script_without_a_guard_is_an_error_that_says_what_to_do(start: Start) -> None:
     code, said = outcome(
         start(

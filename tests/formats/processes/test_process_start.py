@@ -12,6 +12,7 @@ import engine_workers
 import numpy as np
 import pytest
 from engine_workers import Once, Writing, layout
+from sampling import torture_except
 
 from shardprep.formats.errors import OperationError, WorkerDied
 from shardprep.formats.processes.child_process import START_TIMEOUT_S, Child, ChildLost
@@ -54,7 +55,7 @@ def test_a_worker_that_blocks_at_its_start_is_started_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", torture_except([1, 2], 1))
 @pytest.mark.parametrize("block", [engine_workers.sleep_for_ever, engine_workers.stop])
 def test_a_worker_that_blocks_at_each_start_is_an_error(block: engine_workers.Action, workers: int) -> None:
     with (
@@ -133,7 +134,7 @@ def stop_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, *, unless: str)
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_child_that_is_stopped_at_its_start_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_
     assert {file.name for file in done.manifest.files} | {"manifest.json"} == tree(bucket).keys()
 
 
+@pytest.mark.torture
 def test_a_shard_that_was_changed_there_is_built_and_uploaded_again(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -117,7 +118,7 @@ def test_columns_are_stored_too(bucket: Path, url: str, proxy: Proxy, tmp_path: 
     assert tree(bucket) == tree(tmp_path / "local")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_of_two_conversions_into_one_place_one_wins_and_the_other_gets_an_error(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -156,7 +157,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(archives: Path, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.torture)])
 def test_a_conversion_killed_at_random_moments_ends_with_the_same_bytes(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, kills: int

@@ -12,11 +12,12 @@ import pytest
 from datasets import prep, tree
 from faulty_proxy import Proxy
 from killing import killed
+from sampling import torture_except
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kills", torture_except([1, 3, 30], 1))
 def test_a_publishing_killed_at_random_moments_ends_with_the_same_bytes(
     local: Path, bucket: Path, url: str, proxy: Proxy, kills: int
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import flip, prep_here, tree
 from faulty_proxy import HIDDEN, Proxy
+from sampling import torture_except
 
 from shardprep.formats import PlanMismatch, ShardprepError, UsageError, fetch, publish, repair
 from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
@@ -28,7 +29,7 @@ def copy(local: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytes
     return folder
 
 
-@pytest.mark.parametrize("of_splits", [False, True])
+@pytest.mark.parametrize("of_splits", torture_except([False, True], True))
 def test_the_damaged_files_are_fetched_and_no_others(
     copy: Path, local: Path, url: str, proxy: Proxy, of_splits: bool
 ) -> None:
@@ -47,7 +48,10 @@ def test_the_damaged_files_are_fetched_and_no_others(
     assert not (copy / "train/.prep").exists()
 
 
-@pytest.mark.parametrize(("fault", "error"), [("flip", RemoteDamaged), ("403", RemoteDenied)])
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    torture_except([("flip", RemoteDamaged), ("403", RemoteDenied)], ("403", RemoteDenied)),
+)
 def test_a_copy_that_is_not_right_replaces_nothing(
     copy: Path, url: str, proxy: Proxy, fault: str, error: type[ShardprepError]
 ) -> None:
@@ -75,6 +79,7 @@ def test_a_copy_of_another_dataset_is_refused(copy: Path, url: str) -> None:
     assert tree(copy) == before
 
 
+@pytest.mark.torture
 def test_the_command_repairs_each_split_of_a_folder(
     copy: Path, local: Path, url: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from datasets import converted, prep, prep_here, tree
 from faulty_proxy import HIDDEN, Proxy
 from object_server import object_server
+from sampling import torture_except
 
 from shardprep.formats import (
     ConvertOptions,
@@ -42,7 +43,8 @@ TRAIN = "ILSVRC2012_img_train.tar"
 VAL = "ILSVRC2012_img_val.tar"
 
 SLOW = pytest.mark.slow
-ONCE = ["cut", *(pytest.param(one, marks=SLOW) for one in ("short", "long", "503", "stall", "slow"))]
+TORTURE = pytest.mark.torture
+ONCE = torture_except(["cut", "short", "long", "503", "stall", "slow"], "cut")
 ALWAYS = {
     "cut": AnswerBroken,
     "short": AnswerBroken,
@@ -91,7 +93,7 @@ def asked_of(proxy: Proxy, name: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("scheme", "container"),
-    [("s3", "lmdb"), pytest.param("http", "hdf5", marks=SLOW), pytest.param("file", "lmdb", marks=SLOW)],
+    [("s3", "lmdb"), pytest.param("http", "hdf5", marks=TORTURE), pytest.param("file", "lmdb", marks=SLOW)],
 )
 def test_the_result_is_that_of_a_local_conversion_and_only_its_bytes_are_read(
     archives: Path, buckets: Path, proxy: Proxy, tmp_path: Path, scheme: str, container: str
@@ -110,6 +112,7 @@ def test_the_result_is_that_of_a_local_conversion_and_only_its_bytes_are_read(
         assert size <= sum(asked) < 1.5 * size
 
 
+@pytest.mark.torture
 @SLOW
 def test_workers_convert_from_a_bucket_into_a_bucket(
     archives: Path, buckets: Path, proxy: Proxy, tmp_path: Path
@@ -141,7 +144,9 @@ def test_an_answer_that_is_no_good_is_asked_for_again(
     ("fault", "after"),
     [(fault, 0) for fault in ALWAYS]
     + [
-        pytest.param(fault, 50, marks=SLOW) for fault in ALWAYS if fault != "altered"
+        pytest.param(fault, 50, marks=SLOW if fault == "503" else TORTURE)
+        for fault in ALWAYS
+        if fault != "altered"
     ],  # of an image: not known
 )
 def test_what_is_never_right_is_an_error_that_names_the_file_and_no_secret(
@@ -157,7 +162,7 @@ def test_what_is_never_right_is_an_error_that_names_the_file_and_no_secret(
     assert not (tmp_path / "train" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("at", [5, 60])
+@pytest.mark.parametrize("at", torture_except([5, 60], 5))
 def test_an_archive_that_is_replaced_meanwhile_is_an_error(
     buckets: Path, proxy: Proxy, tmp_path: Path, at: int
 ) -> None:
@@ -195,7 +200,7 @@ def test_a_conversion_that_goes_on_reads_no_header_again(
     assert not [one for one in asked_of(proxy, TRAIN)[len(first) :] if one[1] - one[0] == BLOCK]
 
 
-@pytest.mark.parametrize("segment", [BLOCK, 3_333, 100_000])
+@pytest.mark.parametrize("segment", torture_except([BLOCK, 3_333, 100_000], 100_000))
 def test_headers_that_are_found_ahead_change_nothing_and_are_each_asked_for_once(
     archives: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, segment: int
 ) -> None:

@@ -226,7 +226,7 @@ class StopsAfterTwoShards(NoProgress):
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_any_number_of_workers_and_an_interruption_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
     for name, workers in {"whole": 0, "two": 2}.items():
         converted(source, tmp_path / name, workers=workers, shard_size=5_000)
@@ -246,7 +246,7 @@ def test_any_number_of_workers_and_an_interruption_give_the_same_bytes(source: P
     assert tree(tmp_path / "two") == tree(tmp_path / "whole") == tree(tmp_path / "resumed")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_result_is_a_dataset_like_any_other(source: Path, tmp_path: Path) -> None:
     converted(source, tmp_path / "out", shard_size=5_000)
     before = tree(tmp_path / "out")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from datasets import converted, is_root, prep, tree
+from sampling import torture_except
 
 from shardprep.formats import OperationError, repair
 
@@ -15,9 +16,11 @@ needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is 
 INODES = 14  # enough for the initial files, and not for all shards
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @needs_mounts
-@pytest.mark.parametrize(("container", "workers"), [("lmdb", 0), ("lmdb", 1), ("hdf5", 0)])
+@pytest.mark.parametrize(
+    ("container", "workers"), torture_except([("lmdb", 0), ("lmdb", 1), ("hdf5", 0)], ("hdf5", 0))
+)
 def test_a_disk_without_inodes_is_reported_and_a_run_with_more_finishes(
     archives: Path, tmp_path: Path, container: str, workers: int
 ) -> None:
@@ -47,13 +50,17 @@ def test_a_disk_without_inodes_is_reported_and_a_run_with_more_finishes(
 @needs_strace
 @pytest.mark.parametrize(
     ("container", "calls", "when", "error", "told"),
-    [
+    torture_except(
+        [
+            ("lmdb", "pwrite64,pwritev", "2+", "ENOMEM", "Cannot allocate memory"),
+            ("lmdb", "pwrite64,pwritev", "2+", "ESTALE", "Stale file handle"),
+            ("lmdb", "pwrite64,pwritev", "2+", "EDQUOT", "the disk quota is used up"),
+            ("hdf5", "write", "3", "ESTALE", "Stale file handle"),
+            ("hdf5", "fsync", "3", "EIO", "Input/output error"),
+        ],
         ("lmdb", "pwrite64,pwritev", "2+", "ENOMEM", "Cannot allocate memory"),
-        ("lmdb", "pwrite64,pwritev", "2+", "ESTALE", "Stale file handle"),
-        ("lmdb", "pwrite64,pwritev", "2+", "EDQUOT", "the disk quota is used up"),
-        ("hdf5", "write", "3", "ESTALE", "Stale file handle"),
         ("hdf5", "fsync", "3", "EIO", "Input/output error"),
-    ],
+    ),
 )
 def test_an_error_of_the_system_names_the_file_and_is_the_systems(
     archives: Path, tmp_path: Path, container: str, calls: str, when: str, error: str, told: str

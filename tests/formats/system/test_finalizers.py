@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from finalizers import Code
 from repository import SUPPORT
+from sampling import torture_except
 from scripts import Start, scripts
 
 TEST_TIMEOUT_S = 120  # seconds after which a test that hangs fails
@@ -76,15 +77,18 @@ def test_no_finalizer_holds_a_lock_or_waits_without_a_limit(code: Code) -> None:
 
 @pytest.mark.parametrize(
     ("method", "found"),
-    [
-        ("with self._lock: pass", "holds self._lock"),
-        ("with self.part.changed: pass", "holds self.part.changed"),
-        ("self._lock.acquire()", "calls self._lock.acquire()"),
+    torture_except(
+        [
+            ("with self._lock: pass", "holds self._lock"),
+            ("with self.part.changed: pass", "holds self.part.changed"),
+            ("self._lock.acquire()", "calls self._lock.acquire()"),
+            ("self._thread.join()", "calls self._thread.join()"),
+            ("self._todo.get()", "calls self._todo.get()"),
+            ("self.part.end()", "holds self.changed"),
+            ("_end(self)", "holds _lock"),
+        ],
         ("self._thread.join()", "calls self._thread.join()"),
-        ("self._todo.get()", "calls self._todo.get()"),
-        ("self.part.end()", "holds self.changed"),
-        ("_end(self)", "holds _lock"),
-    ],
+    ),
 )
 def test_a_new_finalizer_that_would_wait_would_be_found(method: str, found: str) -> None:
     source = f"""
@@ -237,7 +241,7 @@ os._exit(0)
     assert (said, process.returncode) == ("collected\n", 0), errors
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_an_engine_is_collected_where_a_process_is_started_while_it_waits_to_start_one(start: Start) -> None:
     script = """
 from engine_workers import Writing, layout
@@ -262,7 +266,7 @@ with starting_process(lambda: True):
     assert outcome(start(script)) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_collecting_at_every_allocation_disturbs_nothing(start: Start) -> None:
     script = """
 from shardprep.formats import open_dataset

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from datasets import converted, prep, tree, unpack
+from sampling import torture_except
 from short_reads import cut_below
 
 
@@ -15,7 +16,9 @@ def folders(archives: Path, root: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "container"), [("tars", "lmdb"), ("folders", "hdf5")])
+@pytest.mark.parametrize(
+    ("layout", "container"), torture_except([("tars", "lmdb"), ("folders", "hdf5")], ("tars", "lmdb"))
+)
 def test_a_source_that_gives_ten_bytes_at_a_time_is_converted_to_the_same_bytes(
     archives: Path, tmp_path: Path, layout: str, container: str
 ) -> None:
@@ -31,7 +34,7 @@ def test_a_source_that_gives_ten_bytes_at_a_time_is_converted_to_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+@pytest.mark.parametrize("container", torture_except(["lmdb", "hdf5"], "lmdb"))
 def test_an_output_that_gives_ten_bytes_at_a_time_is_the_same(
     archives: Path, tmp_path: Path, container: str
 ) -> None:

@@ -40,7 +40,7 @@ def values_of(engine: Engine, shipments: list[BatchRequest]) -> list[Any]:
     return [value for batch in engine.run(shipments) for value in batch.payloads.values()]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_cargo_reaches_the_row_that_it_is_for() -> None:
     slot = SlotLayout(8, (), spare=MIB, inputs=64 * MIB, sparse=True)
     groups = [[(n, np.full(n * 1000, n), str(n)) for n in range(k, k + 5)] for k in range(0, 100, 5)]
@@ -50,6 +50,7 @@ def test_cargo_reaches_the_row_that_it_is_for() -> None:
             np.testing.assert_equal(found, [value for group in groups for value in group])
 
 
+@pytest.mark.torture
 def test_a_result_beyond_the_spare_bytes_arrives_all_the_same() -> None:
     slot = SlotLayout(2, (), spare=4096, inputs=64 * MIB, sparse=True)
     large = np.arange(300_000)
@@ -61,7 +62,7 @@ def test_a_result_beyond_the_spare_bytes_arrives_all_the_same() -> None:
     assert found["a"].flags.writeable
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_results_that_are_held_are_copied_one_by_one_and_stay_as_they_were() -> None:
     slot = SlotLayout(4, (), spare=MIB, inputs=MIB, sparse=True)
     with Engine(Receiving(), slot, workers=2, slots=4) as engine:
@@ -72,7 +73,7 @@ def test_results_that_are_held_are_copied_one_by_one_and_stay_as_they_were() -> 
     assert all(value.base.nbytes < 100_000 for value in held[-4:])
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_killed_worker_s_cargo_is_worked_on_by_another() -> None:
     slot = SlotLayout(8, (), spare=MIB, inputs=MIB, sparse=True)
     with Engine(Receiving(), slot, workers=2, slots=4) as engine:

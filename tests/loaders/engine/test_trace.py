@@ -11,6 +11,7 @@ from typing import Any
 import loader_workers
 import pytest
 from loader_workers import Once, Tagging
+from sampling import torture_except
 
 from shardprep.loaders import Loader, TrainTransform
 from shardprep.loaders.measuring.recording import tracing
@@ -72,7 +73,7 @@ def assert_nested(events: list[Event]) -> None:
             opened.append(end)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", torture_except([0, 1, 2], 0))
 def test_a_trace_is_in_the_format_of_chrome(workers: int, events: Mapping[int, list[Event]]) -> None:
     for event in events[workers]:
         assert set(event) == KEYS[event["ph"]]
@@ -117,7 +118,7 @@ def test_batches_that_lie_ready_are_counted(events: Mapping[int, list[Event]]) -
     assert max(counts) >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_rows_that_a_dead_worker_held_appear_once(lmdb_shards: Path, tmp_path: Path) -> None:
     action = Once(tmp_path / "died", loader_workers.die)
     events = traced(

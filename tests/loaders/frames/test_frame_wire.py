@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from sampling import torture_except
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.frames import receiver as frame_receiver
@@ -163,7 +164,7 @@ def test_a_sender_may_be_the_one_that_binds(tmp_path: Path) -> None:
         assert sent.result(TIMEOUT_S) == [5, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_two_senders_share_an_epoch() -> None:
     with (
         FrameReceiver(ANY_PORT, senders=2) as receiver,
@@ -268,7 +269,7 @@ def test_a_killed_sender_is_reported_and_another_one_starts_from_the_beginning(
         assert taken(receiver) == list(range(10))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_killed_sender_that_bound_is_reported(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/frames"
     binding = SENDER.replace("(batches, endpoint)", "(batches, endpoint, bind=True)")
@@ -280,6 +281,7 @@ def test_a_killed_sender_that_bound_is_reported(tmp_path: Path) -> None:
             next(epoch)
 
 
+@pytest.mark.torture
 def test_close_works_while_the_receiver_waits_for_a_killed_sender(receiver: FrameReceiver) -> None:
     with sender(receiver.endpoint, pause_at=1) as process:
         epoch = iter(receiver)
@@ -290,7 +292,7 @@ def test_close_works_while_the_receiver_waits_for_a_killed_sender(receiver: Fram
             next(epoch)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_sender_killed_before_its_first_batch_is_replaced(receiver: FrameReceiver) -> None:
     with in_thread(taken, receiver) as came:
         with sender(receiver.endpoint, pause_at=0) as process:
@@ -299,7 +301,7 @@ def test_a_sender_killed_before_its_first_batch_is_replaced(receiver: FrameRecei
             assert came.result(TIMEOUT_S) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_sender_killed_while_it_waits_is_forgotten(receiver: FrameReceiver) -> None:
     with sender(receiver.endpoint) as process:
         assert line_of(process) == "ready"
@@ -527,8 +529,8 @@ def test_ctrl_c_ends_a_receiver_that_waits() -> None:
     assert "KeyboardInterrupt" in errors
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("iterating", [False, True])
+@pytest.mark.torture
+@pytest.mark.parametrize("iterating", torture_except([False, True], False))
 def test_ctrl_c_ends_a_sender_that_waits(receiver: FrameReceiver, iterating: bool) -> None:
     with sender(receiver.endpoint, count=100) as process:
         assert line_of(process) == "ready"
@@ -598,7 +600,16 @@ def test_an_address_of_another_machine_is_an_operation_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(20_000_000, 10), (10, 20_000_000), (20_000_000, 20_000_000, 0)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (20_000_000, 10),
+        *(
+            pytest.param(s, marks=pytest.mark.torture)
+            for s in ((10, 20_000_000), (20_000_000, 20_000_000, 0))
+        ),
+    ],
+)
 def test_memory_is_free_only_once_all_parts_are_on_the_wire(sizes: tuple[int, ...]) -> None:
     """The small last part is copied at once, while the large one before it is still being sent."""
     with (

@@ -262,7 +262,7 @@ def test_no_description_however_odd_gives_another_error(description: Any, parts:
     assert {"tuple", "list", "dict"} & description.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @given(
     changes=st.dictionaries(st.sampled_from(["dtype", "shape", "bytes", "x"]), json_values), raw=st.binary()
 )
@@ -406,6 +406,7 @@ def test_the_document_has_all_kinds_and_dtypes() -> None:
     assert all(f"`{dtype}`" in DOCUMENT for dtype in DTYPES)
 
 
+@pytest.mark.torture
 def test_the_loaders_import_neither_zeromq_nor_frames() -> None:
     """Each worker imports them at its start."""
     program = "import sys, shardprep.loaders\nassert not {'zmq', 'shardprep.loaders.frames.codec'} & set(sys.modules)"

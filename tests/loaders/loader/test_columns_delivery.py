@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from column_datasets import EVERY_KIND, every_kind, write_columns
 from remote_ends import wired
+from sampling import torture_except
 
 from shardprep.formats import CorruptRecord, UsageError
 from shardprep.loaders import Flow, Loader, LocalShuffle
@@ -52,7 +53,13 @@ def test_numbers_are_arrays_of_known_dtypes_and_json_is_a_list(dataset: Path) ->
     assert type(values["about"]) is JsonValues
 
 
-@pytest.mark.parametrize("columns", [None, NUMERIC, ("about", "caption"), ("image", "age")])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ("about", "caption"),
+        *(pytest.param(c, marks=pytest.mark.torture) for c in (None, NUMERIC, ("image", "age"))),
+    ],
+)
 def test_batches_do_not_depend_on_the_workers(dataset: Path, columns: Any) -> None:
     assert batches(dataset, columns=columns, workers=2) == batches(dataset, columns=columns)
 
@@ -69,7 +76,7 @@ def test_a_subset_and_steps_have_the_values_of_their_records(dataset: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["caption", "age", "mask"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", torture_except([0, 2], 0))
 def test_a_damaged_value_is_skipped_with_a_reason_that_names_its_column(
     dataset: Path, tmp_path: Path, name: str, workers: int
 ) -> None:
@@ -116,7 +123,7 @@ def keyed(item: tuple[str, dict[str, Any], int]) -> tuple[str, dict[str, Any], i
     return item
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", torture_except([0, 2], 0))
 def test_a_flow_has_the_values_of_each_record(dataset: Path, processes: int) -> None:
     flow = Flow.from_dataset(dataset, shuffle=LocalShuffle(9), with_keys=True)
     if processes:

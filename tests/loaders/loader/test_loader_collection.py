@@ -82,7 +82,7 @@ def test_receipts_states_and_identities_are_of_the_collection(folder: Path) -> N
     assert receipt.count == 70
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.torture)])
 def test_images_are_decoded_and_augmented_as_those_of_the_whole(
     lmdb_shards: Path, folder: Path, workers: int
 ) -> None:
@@ -106,7 +106,7 @@ def test_parts_of_different_containers_are_shuffled_together(
         assert images[number] == made[number].image
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.torture)])
 def test_columns_are_those_of_their_parts(tmp_path: Path, workers: int) -> None:
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder, records in zip(folders, (12, 19), strict=True):

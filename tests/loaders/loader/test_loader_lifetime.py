@@ -78,7 +78,7 @@ ENDINGS = [
 
 @pytest.mark.slow
 @LINUX
-@pytest.mark.parametrize("ending", torture_except(ENDINGS, leave_early, drop_in_a_cycle, never_start))
+@pytest.mark.parametrize("ending", torture_except(ENDINGS, leave_early, never_start))
 def test_processes_threads_and_descriptors_return_to_where_they_were(
     lmdb_shards: Path, ending: Callable[[Loader], None]
 ) -> None:
@@ -199,7 +199,7 @@ for transform in transforms:
     assert outcome(start(script)) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_transform_of_the_main_script_is_found_in_it(start: Start) -> None:
     script = """
 import numpy as np
@@ -227,7 +227,6 @@ if __name__ == "__main__":
             (2, "cycle = [batches]; cycle.append(cycle)"),
             (0, "loader.close()"),
         ],
-        (0, ""),
         (2, "sys.exit()"),
     ),
 )
@@ -244,7 +243,7 @@ held = next(batches)
     assert outcome(start(script)) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_script_that_fails_shows_its_own_error_only(start: Start) -> None:
     code, said = outcome(
         start("""
@@ -260,7 +259,7 @@ for batch in Loader(path, batch_size=4, transform=Tagging(), shuffle=LocalShuffl
 
 @pytest.mark.slow
 @LINUX
-@pytest.mark.parametrize("moment", ["starting", "waiting"])
+@pytest.mark.parametrize("moment", torture_except(["starting", "waiting"], "waiting"))
 def test_ctrl_c_ends_a_loop_quietly(start: Start, moment: str) -> None:
     process = start(f"""
 loader = Loader(path, batch_size=4, transform=Tagging({{"": hang}}), shuffle=LocalShuffle(50), workers=2)
@@ -284,7 +283,7 @@ for batch in loader:
     until(lambda: session_of(process.pid) == [])
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @LINUX
 def test_after_ctrl_c_in_a_notebook_the_loader_goes_on(start: Start) -> None:
     script = """
@@ -311,7 +310,7 @@ loader.close()
 
 @pytest.mark.slow
 @LINUX
-@pytest.mark.parametrize("moment", ["starting", "working"])
+@pytest.mark.parametrize("moment", torture_except(["starting", "working"], "working"))
 def test_a_killed_process_leaves_no_worker_file_or_socket(start: Start, moment: str) -> None:
     shared = set(Path("/dev/shm").iterdir())
     process = start(f"""
@@ -332,7 +331,7 @@ time.sleep(3600)
     assert set(Path("/dev/shm").iterdir()) <= shared
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @LINUX
 def test_a_worker_takes_little_more_memory_than_the_ring(lmdb_shards: Path) -> None:
     slots, batch = 4, 64

@@ -23,7 +23,7 @@ def shards_of_rank(path: Path, rank: int) -> set[int]:
         return set(loader.dataset.index["shard"][numbers].tolist())
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.torture)])
 def test_a_rank_opens_only_its_shards(lmdb_shards: Path, tmp_path: Path, workers: int) -> None:
     names = [shard.name for shard in open_dataset(lmdb_shards).manifest.shards]
     owned = [shards_of_rank(lmdb_shards, rank) for rank in range(2)]

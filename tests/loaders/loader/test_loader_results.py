@@ -110,7 +110,7 @@ def epoch(path: Path, transform: Any, **options: Any) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "transform",
-    torture_except(STACKED + LISTED, parts, nested, seldom_larger),
+    torture_except(STACKED + LISTED, parts),
     ids=lambda transform: transform.__name__,
 )
 def test_batches_are_the_same_bit_for_bit_for_any_number_of_workers(
@@ -164,12 +164,12 @@ class Declaring:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", torture_except([0, 1], 0))
 def test_a_batch_is_the_same_as_with_declared_outputs(lmdb_shards: Path, workers: int) -> None:
     assert_same(epoch(lmdb_shards, image, workers=workers), epoch(lmdb_shards, Declaring(), workers=workers))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_from_the_second_batch_on_no_result_is_sent(lmdb_shards: Path) -> None:
     """The workers write the rows: the batches lie in the slots' memory, at multiples of 64 bytes."""
     with loader_on(lmdb_shards, transform=parts, workers=1) as loader:
@@ -180,7 +180,7 @@ def test_from_the_second_batch_on_no_result_is_sent(lmdb_shards: Path) -> None:
                 assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize(
     "transform", torture_except([parts, boxes, seldom_larger], parts), ids=["parts", "boxes", "seldom"]
 )
@@ -198,7 +198,7 @@ def test_a_resumed_epoch_has_the_same_batches(lmdb_shards: Path, transform: Any)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("size", [1, 10])
+@pytest.mark.parametrize("size", torture_except([1, 10], 10))
 def test_skipped_records_are_left_out_of_every_part(dataset: Dataset, workers: int, size: int) -> None:
     options = {"on_bad_record": "skip", "workers": workers, "batch_size": size, "shuffle": None}
     with loader_on(dataset.path, transform=images_but_bad_ones, **options) as loader:
@@ -230,7 +230,7 @@ def test_results_of_different_forms_are_an_error(lmdb_shards: Path, transform: C
         list(loader)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_where_addresses_are_limited_batches_are_the_same(
     lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +242,7 @@ def test_where_addresses_are_limited_batches_are_the_same(
         assert form([copied(batch) for batch in loader]) == form(free)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_only_rows_that_are_written_take_memory(lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, transform=image, workers=1) as loader:
         list(loader)

@@ -59,7 +59,7 @@ def run(how: str, path: Path, folder: Path, program: str) -> subprocess.Complete
     )
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize(
     "how", torture_except(["a script", "standard input", "an interactive session"], "an interactive session")
 )
@@ -86,7 +86,7 @@ def test_without_cloudpickle_the_error_says_how_to_install_it(lmdb_shards: Path,
     assert "pip install 'shardprep[cloudpickle]'" in said
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_lambda_and_a_closure_go_to_the_workers(lmdb_shards: Path) -> None:
     scale = np.float32(0.5)
 

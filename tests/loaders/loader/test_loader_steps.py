@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from loaded import assert_same, crops_on, epoch_of, kept, loader_on
+from sampling import torture_except
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import EvalTransform, GlobalShuffle, Loader, LocalShuffle, TrainTransform
@@ -26,7 +27,9 @@ def epoch_at(loader: Loader, number: int) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [loader_on, crops_on])
-@pytest.mark.parametrize("steps", [range(21), range(20, -1, -1), [3, 3, 17, 0, 3], []], ids=str)
+@pytest.mark.parametrize(
+    "steps", torture_except([range(21), range(20, -1, -1), [3, 3, 17, 0, 3], []], [3, 3, 17, 0, 3]), ids=str
+)
 def test_steps_are_those_of_iteration(make: Any, steps: Any, lmdb_shards: Path) -> None:
     with make(lmdb_shards) as loader:
         expected = epoch_at(loader, 2)

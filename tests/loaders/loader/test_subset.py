@@ -64,6 +64,7 @@ def test_all_ranks_together_deliver_each_chosen_record_exactly_once(
     Receipt.merge(receipts).check(len(delivered))
 
 
+@pytest.mark.torture
 @LAW
 @given(records=choices(), shuffle=SHUFFLES, batch_size=st.integers(1, 30), data=st.data())
 def test_going_on_in_the_middle_of_a_subset_equals_the_uninterrupted_run(
@@ -83,7 +84,7 @@ def test_going_on_in_the_middle_of_a_subset_equals_the_uninterrupted_run(
         assert loader.receipt() == receipt
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @settings(LAW, max_examples=2)
 @given(records=choices(), shuffle=SHUFFLES)
 def test_any_number_of_workers_delivers_the_same_subset(

@@ -12,6 +12,7 @@ import pytest
 from column_datasets import write_samples
 from datasets import converted
 from pictures import numbers_png, png
+from sampling import torture_except
 
 from shardprep.formats import BadTarget, ManifestDamaged, open_dataset
 from shardprep.formats.columns.schema import Schema
@@ -47,7 +48,7 @@ TARGETS: Any = {"masks": ("mask", "field"), "boxes": "boxes", "box_labels": "kin
 @pytest.mark.parametrize(
     "transform", [TrainTransform(40, **TARGETS), EvalTransform(40, resize=50, **TARGETS)]
 )
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", torture_except([0, 2], 0))
 def test_a_loader_delivers_masks_and_boxes_of_the_same_crop(
     dataset: Path, transform: Any, workers: int
 ) -> None:
@@ -82,6 +83,7 @@ def assert_around(mask: np.ndarray, box: np.ndarray, count: int) -> None:
         )
 
 
+@pytest.mark.torture
 def test_a_flow_of_a_dataset_is_transformed_as_a_loader_does_it(dataset: Path) -> None:
     transform = EvalTransform(32, **TARGETS, resize=40)
     expected = list(Loader(dataset, batch_size=5, transform=transform, workers=0, drop_last=False))
@@ -96,6 +98,7 @@ def test_a_flow_of_a_dataset_is_transformed_as_a_loader_does_it(dataset: Path) -
         np.testing.assert_equal(list(in_processes), expected)
 
 
+@pytest.mark.torture
 def test_a_record_with_a_mask_of_another_size_is_an_error_or_skipped(tmp_path: Path) -> None:
     samples = [segmented(number) for number in range(6)]
     samples[2]["mask"] = numbers_png(np.zeros((80, 99), np.uint8))
@@ -139,7 +142,7 @@ def test_records_have_the_boxes_of_their_annotations(boxed: Path) -> None:
     assert (len(ds.schema), copy, list(copy.columns)) == (0, record, ["boxes", "box_labels"])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", torture_except([0, 1], 0))
 def test_a_loader_reads_the_boxes_of_annotations(boxed: Path, workers: int) -> None:
     transform = EvalTransform(
         64, resize=64, boxes="boxes", box_labels="box_labels", max_boxes=20, min_box=0, box_units="pixels"

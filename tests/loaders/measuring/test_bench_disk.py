@@ -24,6 +24,7 @@ from datasets import is_root, prep, prep_here, tree
 from disk_profiles import documented_paths, paths_of
 from process_table import children, text_of
 from repository import ROOT
+from sampling import torture_except
 
 from shardprep.formats import OperationError, UsageError, WorkerDied
 from shardprep.formats.system.filesystem import filesystem_type
@@ -221,7 +222,7 @@ def test_every_step_has_a_turn_without_time_and_more_with_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dataset", "file", "folder"])
+@pytest.mark.parametrize("kind", torture_except(["dataset", "file", "folder"], "dataset"))
 def test_anything_can_be_measured_in_no_time(kind: str, lmdb_shards: Path, tmp_path: Path) -> None:
     path = {"dataset": lmdb_shards, "file": lmdb_shards / "shard-00000.lmdb", "folder": tmp_path}[kind]
     place = path if kind == "folder" else lmdb_shards.parent
@@ -242,7 +243,7 @@ def test_anything_can_be_measured_in_no_time(kind: str, lmdb_shards: Path, tmp_p
     assert not [path for path in place.iterdir() if path.name.startswith(".prep")]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_datasets_own_mean_is_its_record_size(lmdb_shards: Path) -> None:
     manifest = json.loads((lmdb_shards / "manifest.json").read_text())
     mean = manifest["dataset"]["image_bytes"] / manifest["dataset"]["records"]
@@ -257,7 +258,7 @@ def test_a_datasets_own_mean_is_its_record_size(lmdb_shards: Path) -> None:
     assert profile.random[0].block_bytes == -(-profile.record_bytes // 4096) * 4096
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_folder_in_memory_has_no_cold_figures_and_says_why() -> None:
     shared = Path("/dev/shm")
     if filesystem_type(shared) != "tmpfs":
@@ -275,7 +276,7 @@ def test_a_folder_in_memory_has_no_cold_figures_and_says_why() -> None:
     assert set(shared.iterdir()) == before
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_command_tells_people_and_machines_the_same(lmdb_shards: Path, tmp_path: Path) -> None:
     words = ["bench-disk", lmdb_shards, "--seconds", "0.2"]
 
@@ -307,7 +308,7 @@ def test_printed_keys_are_the_documented_ones(lmdb_shards: Path) -> None:
     assert {d for d in documented - printed if not d.startswith(tuple(f"{a}." for a in absent))} == set()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_terminal_is_told_what_is_being_measured(lmdb_shards: Path) -> None:
     parent_end, child_end = pty.openpty()
     termios.tcsetwinsize(child_end, (24, 100))
@@ -383,7 +384,7 @@ def test_senseless_arguments_are_wrong_usage(tmp_path: Path) -> None:
         measure_disk(tmp_path / "missing")
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_file_size_limit_stops_a_folder_and_not_a_dataset(lmdb_shards: Path, tmp_path: Path) -> None:
     limit = ["prlimit", "--fsize=10000"]
 
@@ -407,7 +408,7 @@ def mounted(line: str, path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @needs_mounts
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     done = mounted(f"mount -t tmpfs -o size=8m tmpfs {tmp_path}", tmp_path)
@@ -416,7 +417,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     assert "make room" in one_line(done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @needs_mounts
 def test_a_disk_with_little_room_is_measured_with_what_fits(tmp_path: Path) -> None:
     done = mounted(f"mount -t tmpfs -o size=20m tmpfs {tmp_path}", tmp_path)
@@ -425,7 +426,7 @@ def test_a_disk_with_little_room_is_measured_with_what_fits(tmp_path: Path) -> N
     assert json.loads(done.stdout)["bytes"] <= 5 << 20
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @needs_mounts
 def test_what_may_not_be_written_is_only_read(lmdb_shards: Path) -> None:
     place = lmdb_shards.parent
@@ -441,7 +442,7 @@ def test_what_may_not_be_written_is_only_read(lmdb_shards: Path) -> None:
     assert "Read-only file system" in one_line(folder.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.skipif(not is_root() or not shutil.which("setpriv"), reason="needs to change its user")
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
@@ -459,6 +460,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     assert one_line(folder.stderr) == f"prep: {tmp_path}: Permission denied\n"
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("during", "times"),
     [

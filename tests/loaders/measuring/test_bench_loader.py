@@ -14,6 +14,7 @@ from disk_profiles import full_profile, names_in, paths_of, table
 from loaded import assert_same, epoch_of
 from loader_speeds import DECODING, speed_of
 from repository import ROOT
+from sampling import torture_except
 from verdict_workers import Computing, Sleeping
 
 from shardprep.cli.reports.loader_report import sweep_lines
@@ -33,7 +34,7 @@ def dataset(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", torture_except([0, 2], 0))
 def test_a_loader_is_measured_over_as_many_epochs_as_it_takes(dataset: Path, workers: int) -> None:
     make = partial(
         Loader,
@@ -94,7 +95,7 @@ def test_the_figures_agree_where_a_batch_is_nearly_an_epoch(dataset: Path) -> No
             assert load.starved == pytest.approx(speed.starved)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_only_the_first_batch_of_all_is_not_timed(dataset: Path) -> None:
     with MOST(dataset, transform=Sleeping(0.002)) as loader:
         epoch_of(loader)
@@ -107,7 +108,7 @@ def test_only_the_first_batch_of_all_is_not_timed(dataset: Path) -> None:
     assert second.elapsed >= second.starved > 0.9 * (EPOCH - 2) / 2 * 0.002
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     transform = Sleeping(0.002)
     make = partial(MOST, dataset, transform=transform)
@@ -147,7 +148,7 @@ def test_without_workers_there_is_no_memory_of_theirs(dataset: Path) -> None:
     assert speed.cpu == speed.main_cpu
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_sweep_finds_the_fastest(dataset: Path) -> None:
     make = partial(Loader, dataset, batch_size=8, transform=Sleeping(0.015))
 
@@ -189,6 +190,7 @@ def everything(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return text, figures, json.loads((folder / "trace.json").read_text())
 
 
+@pytest.mark.torture
 def test_all_that_was_asked_for_is_told_and_the_verdict_last(everything: tuple[str, Any, Any]) -> None:
     text, _, trace = everything
 
@@ -247,7 +249,7 @@ def documented_keys() -> set[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_without_explaining_the_verdict_is_last_as_well(dataset: Path) -> None:
     text = prep(
         "bench-loader", dataset, "--seconds", "0.1", "--batch-size", "4", "--workers", "1", check=True

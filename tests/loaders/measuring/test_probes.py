@@ -21,7 +21,7 @@ from shardprep.loaders.measuring.probes import _Measured, probe
 HANDING = {"handing": 9.5, "starved": 0.1}
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_slow_transform_is_confirmed_by_runs_without_it(lmdb_shards: Path) -> None:
     transform = Computing(0.005)
     make = partial(Loader, lmdb_shards, batch_size=2, transform=transform, workers=1)

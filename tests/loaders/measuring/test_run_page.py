@@ -90,7 +90,7 @@ def test_the_stats_of_all_have_a_page(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_commands_write_the_page_of_a_run(lmdb_shards: Path, tmp_path: Path) -> None:
     with (
         Loader(lmdb_shards, batch_size=4, transform=EvalTransform(32), workers=1) as loader,

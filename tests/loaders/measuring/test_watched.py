@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from sampling import torture_except
 from terminal_screen import Terminal
 
 from shardprep.loaders.loader.bottleneck import StageLoad
@@ -60,7 +61,7 @@ print("the end")
 STATE = ("train:", "items/s", "map(slow)")
 
 
-@pytest.mark.parametrize("columns", [100, 40, 12])
+@pytest.mark.parametrize("columns", torture_except([100, 40, 12], 40))
 def test_what_a_program_prints_stays_whole_above_the_state(columns: int) -> None:
     terminal = Terminal(FLOW + PRINTS, columns=columns)
     code = terminal.end()
@@ -71,7 +72,7 @@ def test_what_a_program_prints_stays_whole_above_the_state(columns: int) -> None
     assert "validation" in terminal.written or columns < 20
 
 
-@pytest.mark.parametrize(("columns", "then"), [(100, 50), (40, 100), (40, 25)])
+@pytest.mark.parametrize(("columns", "then"), torture_except([(100, 50), (40, 100), (40, 25)], (100, 50)))
 def test_the_state_stays_in_place_in_a_terminal_that_is_resized(columns: int, then: int) -> None:
     terminal = Terminal(FLOW + WAITS, columns=columns)
     terminal.until(r"52%.*map\(slow\) \d+%")
@@ -87,7 +88,7 @@ def test_the_state_stays_in_place_in_a_terminal_that_is_resized(columns: int, th
     assert terminal.screen.text == ""
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_loader_shows_its_stages_and_its_queue(lmdb_shards: Path) -> None:
     terminal = Terminal(LOADER, lmdb_shards, columns=80)
     terminal.until("13/20.*the step waits .*%")

@@ -13,7 +13,7 @@ from shardprep.formats.processes.collected_end import running_ends
 from shardprep.loaders import Flow, LocalShuffle
 
 
-@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.torture)])
 def test_a_flow_reads_through_a_cache_that_is_smaller_than_the_dataset(
     lmdb_shards: Path, tmp_path: Path, processes: int
 ) -> None:

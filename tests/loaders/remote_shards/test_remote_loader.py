@@ -14,6 +14,7 @@ from column_datasets import write_columns
 from faulty_proxy import Proxy
 from loaded import assert_same, epoch_of, kept, loader_on
 from loader_workers import Imported
+from sampling import torture_except
 from waiting import until
 
 from shardprep.formats import ShardprepError, UsageError, read_manifest
@@ -46,7 +47,7 @@ def bytes_in(cache: Path) -> int:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if "workers" in ORDERS[name] else []) for name in ORDERS],
+    torture_except(ORDERS, *(name for name in ORDERS if "workers" not in ORDERS[name]), "stored order"),
 )
 def test_batches_states_and_identity_are_those_of_the_local_copy(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path, name: str

@@ -89,6 +89,7 @@ def bytes_in(cache: Path) -> int:
     return found
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(("partitions", "share"), [(1, 0.5), pytest.param(2, 0.6, marks=pytest.mark.torture)])
 def test_two_ranks_download_each_shard_once_an_epoch_at_most(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path, partitions: int, share: float

@@ -16,6 +16,7 @@ import pytest
 from cut_datasets import collected
 from faulty_proxy import Proxy
 from loaded import assert_same, epoch_of, kept, loader_on, numbers_in
+from sampling import torture_except
 
 from shardprep.formats import UsageError, open_dataset, read_manifest
 from shardprep.formats.processes.loop_thread import LoopThread, in_thread
@@ -61,11 +62,14 @@ PLACES = ["here", "at a URL", "in parts", "here by weight", "at a URL by weight"
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(
     "options",
-    [
+    torture_except(
+        [
+            {},
+            {"records": range(50, 204, 2), "rank": 1, "world_size": 2},
+            {"shuffle": LocalShuffle(30, partitions=2)},
+        ],
         {},
-        {"records": range(50, 204, 2), "rank": 1, "world_size": 2},
-        {"shuffle": LocalShuffle(30, partitions=2)},
-    ],
+    ),
     ids=["all", "a rank's subset", "partitions"],
 )
 def test_each_step_is_replayed_bit_for_bit_while_the_loader_is_open_and_after(

@@ -57,7 +57,7 @@ def brute_force(path: Path, one: dict[str, Any], other: dict[str, Any]) -> tuple
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_runs_part_where_their_deliveries_do(data: st.DataObject, lmdb_shards: Path) -> None:

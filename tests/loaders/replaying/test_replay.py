@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from loaded import assert_same, crops_on, epoch_of, kept, loader_on
 from loader_workers import Tagging, reject
+from sampling import torture_except
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import BadImage, UsageError
@@ -90,7 +91,7 @@ def test_a_replay_is_what_the_run_delivered(
     assert [part.tolist() for part in own] == [part.tolist() for part in delivered[-len(own) :]]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_replay_is_what_workers_delivered_and_disturbs_no_iteration(lmdb_shards: Path) -> None:
     colours = TrainTransform(24, color_jitter=ColorJitter(), lighting=0.1)
     with crops_on(lmdb_shards, transform=colours, workers=2) as loader:
@@ -118,7 +119,9 @@ def named(record: Any, rng: np.random.Generator) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"transform": undeclared}, {"transform": named}, {"columns": ["image", "caption"]}, {}],
+    torture_except(
+        [{"transform": undeclared}, {"transform": named}, {"columns": ["image", "caption"]}, {}], {}
+    ),
     ids=["undeclared", "named", "columns", "all"],
 )
 def test_columns_and_results_of_any_form_are_replayed(options: Any, tmp_path: Path) -> None:

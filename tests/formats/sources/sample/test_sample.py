@@ -110,7 +110,7 @@ def test_members_have_no_owner_and_no_time_of_their_own(sample: Sample) -> None:
     assert packed[3:8] == bytes(5)  # gzip's file name and time
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_same_arguments_give_the_same_bytes_in_another_process(sample: Sample, tmp_path: Path) -> None:
     code = f"make_sample(Path({str(tmp_path)!r}), **{COUNTS})"
     with in_child(code, TZ="Asia/Tokyo", PYTHONHASHSEED="7") as child:
