@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from flow_functions import named, pair
 from flow_members import plain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from repository import SUPPORT
 from sampling import torture_except
 
 from shardprep.formats.errors import UsageError
@@ -238,11 +240,10 @@ def test_another_process_goes_on() -> None:
     flow = Flow.from_iterable(range(50)).shuffle(50, seed=1).map(pair, random=True).batch(4)
     items = iter(flow)
     before = [next(items)[1].tolist() for _ in range(5)]
-    support = Path(__file__).parents[1] / "support"
 
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(flow.state_dict())],
-        cwd=support, capture_output=True, text=True, check=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": SUPPORT}, capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
 
     assert before + json.loads(done.stdout) == [numbers.tolist() for _, numbers in flow.at_pass(0)]

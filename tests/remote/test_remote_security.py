@@ -472,7 +472,7 @@ def test_endless_parts_of_a_peer_that_was_not_admitted_are_not_read(receiver: Re
 
 FEW_FILES = """
 import os, resource, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}.split(os.pathsep)
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 from secured_ends import Receiver, ReceiverKeys, until
 
@@ -494,7 +494,7 @@ receiver.socket.close()
 @pytest.mark.slow
 def test_after_more_connections_than_file_descriptors_allowed_senders_are_admitted(keys: KeyFolder) -> None:
     own = keys.receiver
-    program = FEW_FILES.format(tests=str(SUPPORT), secret=str(own.secret), allowed=str(own.allowed))
+    program = FEW_FILES.format(tests=SUPPORT, secret=str(own.secret), allowed=str(own.allowed))
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, ExitStack() as ending:
         ending.callback(process.kill)

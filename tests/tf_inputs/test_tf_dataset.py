@@ -254,7 +254,7 @@ def test_two_machines_train_on_their_own_ranks(lmdb_shards: Path, tmp_path: Path
             [sys.executable, str(tmp_path / "train.py"), str(lmdb_shards)],
             env=os.environ
             | {
-                "PYTHONPATH": str(SUPPORT),
+                "PYTHONPATH": SUPPORT,
                 "TF_CONFIG": json.dumps(
                     {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
                 ),

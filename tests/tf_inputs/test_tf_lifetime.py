@@ -46,7 +46,7 @@ def interrupt(seconds=0.5, number=signal.SIGINT):
 
 @pytest.fixture
 def start(lmdb_shards: Path, tmp_path: Path) -> Iterator[Start]:
-    with scripts(tmp_path, PRELUDE, SHARDS=str(lmdb_shards), PYTHONPATH=str(SUPPORT)) as start_script:
+    with scripts(tmp_path, PRELUDE, SHARDS=str(lmdb_shards), PYTHONPATH=SUPPORT) as start_script:
         yield start_script
 
 

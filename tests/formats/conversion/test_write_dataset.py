@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from image_files import JPEG
+from repository import SUPPORT
 from sampling import torture_except
 from saved_items import NUMBER, are_same, made
 
@@ -291,11 +292,10 @@ if __name__ == "__main__":
 def test_killed_at_any_time_it_finishes_with_the_same_bytes(whole: Path, tmp_path: Path, way: str) -> None:
     script, output = tmp_path / "save.py", tmp_path / "out"
     script.write_text(KILLED)
-    support = str(Path(__file__).parents[2] / "support")
     command = [sys.executable, str(script), str(output), way]
     kills = 0
     while True:
-        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": support}, start_new_session=True)
+        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": SUPPORT}, start_new_session=True)
         wanted = 1 + kills * 2
         while process.poll() is None and len(list(output.glob("shard-*"))) < wanted:
             time.sleep(0.01)

@@ -250,7 +250,7 @@ def children():
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    with scripts(tmp_path, PRELUDE, PYTHONPATH=str(SUPPORT)) as start_script:
+    with scripts(tmp_path, PRELUDE, PYTHONPATH=SUPPORT) as start_script:
         yield start_script
 
 

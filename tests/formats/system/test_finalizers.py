@@ -169,7 +169,7 @@ def collect_while_all_locks_are_held_elsewhere():
 
 @pytest.fixture
 def start(hdf5_shards: Path, tmp_path: Path) -> Iterator[Start]:
-    with scripts(tmp_path, PRELUDE, SHARDS=str(hdf5_shards), PYTHONPATH=str(SUPPORT)) as start_script:
+    with scripts(tmp_path, PRELUDE, SHARDS=str(hdf5_shards), PYTHONPATH=SUPPORT) as start_script:
         yield start_script
 
 

@@ -632,7 +632,7 @@ def start_script(body: str) -> subprocess.Popen[str]:
     path.write_text(_PRELUDE + body)
     return subprocess.Popen(
         [sys.executable, path],
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        env={**os.environ, "PYTHONPATH": SUPPORT},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

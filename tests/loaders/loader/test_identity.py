@@ -132,7 +132,7 @@ def test_different_things_have_different_digests() -> None:
 def test_what_was_made_in_the_same_way_is_equal_in_any_process() -> None:
     program = "import test_identity as t; print(*[t.digest_of(thing) for thing in t.things()])"
     environ = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(Path(__file__).parent)]),
+        "PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)]),
         "PYTHONHASHSEED": "7",
     }
     done = subprocess.run(

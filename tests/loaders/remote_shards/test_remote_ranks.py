@@ -45,7 +45,7 @@ def rank_of(folder: Path, *words: object) -> Iterator[subprocess.Popen[str]]:
     program.write_text(PROGRAM)
     with subprocess.Popen(
         [sys.executable, str(program), *map(str, words)],
-        env=os.environ | {"PYTHONPATH": str(SUPPORT)},
+        env=os.environ | {"PYTHONPATH": SUPPORT},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

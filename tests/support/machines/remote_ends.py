@@ -7,6 +7,7 @@ python remote_ends.py receive ENDPOINT              as a receiver that only coun
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from loader_workers import Tagging
+from repository import SUPPORT
 
 from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.flow.flow import Flow
@@ -226,7 +228,10 @@ def wired(make: Callable[[], Loader | Flow], *, senders: int = 1, **options: Any
 def program(*words: object) -> Iterator[subprocess.Popen[str]]:
     """This file as a process, which has ended after the context."""
     command = [sys.executable, __file__, *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    environ = os.environ | {"PYTHONPATH": SUPPORT}
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:

@@ -44,7 +44,7 @@ def told_by(folder: Path, program: str, *arguments: tuple[object, ...], **enviro
     started = [
         subprocess.Popen(
             [sys.executable, str(folder / "train.py"), *map(str, each)],
-            env=os.environ | {"PYTHONPATH": str(SUPPORT)} | environ,
+            env=os.environ | {"PYTHONPATH": SUPPORT} | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
