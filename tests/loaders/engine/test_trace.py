@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,15 @@ CONSUMER = 0
 ROUNDING = 0.002  # microseconds; times are whole nanoseconds, as floats
 
 
-def traced(path: Path, file: Path, *, epochs: int = 2, **options: Any) -> list[Event]:
-    """The events of some epochs of ten batches or more."""
+def traced(path: Path, file: Path, *, epochs: int = 2, warm: bool = False, **options: Any) -> list[Event]:
+    """The events of some epochs of ten batches or more; ``warm``: after each worker has begun."""
     with Loader(path, **({"batch_size": 10, "transform": TrainTransform(16)} | options)) as loader:
+        while warm and not all(loader.stats().filling):
+            deque(loader, maxlen=0)
         with tracing(loader) as trace:
             for _ in range(epochs):
                 for _batch in loader:
-                    pass
+                    time.sleep(0.002)  # meanwhile batches get ready
         trace.save(file)
     return list(json.loads(file.read_text())["traceEvents"])
 
@@ -42,7 +45,7 @@ def traced(path: Path, file: Path, *, epochs: int = 2, **options: Any) -> list[E
 def events(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, list[Event]]:
     """The events of two epochs, by the number of workers."""
     file = tmp_path_factory.mktemp("trace") / "trace.json"
-    return {workers: traced(lmdb_shards, file, workers=workers) for workers in (0, 1, 2)}
+    return {workers: traced(lmdb_shards, file, warm=workers > 1, workers=workers) for workers in (0, 1, 2)}
 
 
 def spans(events: list[Event], kind: str) -> list[Event]:

@@ -83,7 +83,7 @@ class Terminal:
         termios.tcsetattr(theirs, termios.TCSANOW, modes)
         self.before = termios.tcgetattr(theirs)
         command = [sys.executable, "-c", program, *map(str, words)]
-        environment = os.environ | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+        environment = os.environ | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8", "NO_COLOR": "1"}
         self.process = subprocess.Popen(
             command,
             stdin=theirs,
