@@ -79,7 +79,7 @@ def local(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(autouse=True)
 def _few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_place, "POLICY", RetryPolicy(retries=1, timeout_s=20))
+    monkeypatch.setattr(remote_place, "PATIENT", RetryPolicy(retries=1, timeout_s=20))
 
 
 def asked_of(proxy: Proxy, name: str) -> list[tuple[int, int]]:
@@ -127,7 +127,7 @@ def test_an_answer_that_is_no_good_is_asked_for_again(
     local: dict[str, str], proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     if fault == "stall":
-        monkeypatch.setattr(remote_place, "POLICY", RetryPolicy(retries=1, timeout_s=1))
+        monkeypatch.setattr(remote_place, "PATIENT", RetryPolicy(retries=1, timeout_s=1))
     spoilt = (1, 9, 60, 61)  # of the archive's header, of the classes', and of images
     proxy.fault = lambda path, count: fault if path.endswith(TRAIN) and count in spoilt else None
 

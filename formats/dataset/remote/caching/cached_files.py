@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.dataset.verification.dataset_files import DatasetFiles
+from shardprep.formats.dataset.verification.dataset_files import MISSING, DatasetFiles, wrong_size
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify_files
 from shardprep.formats.errors import ShardprepError
@@ -18,13 +18,13 @@ from shardprep.formats.processes.loop_thread import LoopThread, run_all
 from shardprep.formats.progress import Progress
 from shardprep.formats.system.atomic_write import hash_file
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
+from shardprep.formats.system.storage.remote_folder import PATIENT, RemoteFolder, RetryPolicy
 
 from .cached_dataset import remote_dataset
 from .cached_download import AT_ONCE
 from .dataset_folder import folder_of, publish_folder
 from .eviction import hex_of
-from .file_cache import PATIENT, FileCache
+from .file_cache import FileCache
 
 
 def verify_cached(
@@ -91,7 +91,7 @@ class CachedFiles(DatasetFiles):
 
 @dataclass
 class _Look:
-    """A look at the end of a remote file, which shows its size."""
+    """A look at the size of a remote file."""
 
     remote: RemoteFolder
     entry: FileEntry
@@ -99,15 +99,10 @@ class _Look:
     failure: ShardprepError | None = field(default=None)
 
     async def run(self) -> None:
-        """Ask for the last byte, and for what comes after it."""
-        count = 0
+        """Ask what the store says of the file."""
         try:
-            async with aclosing(self.remote.read(self.entry.name, max(0, self.entry.size - 1))) as chunks:
-                async for chunk in chunks:
-                    count += len(chunk)
-                    if count > 1:
-                        break
+            found = await self.remote.about(self.entry.name)
         except ShardprepError as error:
             self.failure = error
-        if self.failure is None and count != min(1, self.entry.size):
-            self.issue = f"has not the {self.entry.size} bytes that the manifest lists"
+        else:
+            self.issue = wrong_size(self.entry, found.size) if found else MISSING

@@ -16,7 +16,7 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.system.full_disk import no_space
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RetryPolicy
+from shardprep.formats.system.storage.remote_folder import PATIENT, RetryPolicy
 from shardprep.formats.system.user_path import user_path
 
 from .cache_folder import CacheFolder
@@ -27,7 +27,6 @@ from .patience import Patience, Pause
 from .reader_file import ReaderFile
 from .room import CacheTooSmall, Evict, NoRoom, room_on_disk, take_room
 
-PATIENT = RetryPolicy(retries=10, timeout_s=30.0)
 PATIENCE_S = 300.0  # for other readers, which may stand still while their training does something else
 FULL_DISK_PATIENCE_S = 30.0
 UNLIMITED = 1 << 62
