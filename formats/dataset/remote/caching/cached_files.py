@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class CachedFiles(DatasetFiles):
         self.url = cache.place.url
         self._cache, self._policy = cache, policy
         self._looks: dict[str, _Look] = {}
+        self._room_bytes = self._bytes_at_hand = 0
+        self._let_go = threading.Condition()
 
     def manifest(self) -> Manifest:
         found = remote_dataset(self._cache.place, self._policy)
@@ -60,6 +63,7 @@ class CachedFiles(DatasetFiles):
     def look(self, entries: Sequence[FileEntry], level: str) -> None:
         if level != "quick":  # then the files come, which shows more
             self._cache.check_fits(entries)
+            self._room_bytes = self._cache.room_bytes
             return
         remote = RemoteFolder(self._cache.place, self._policy)
         self._looks = {entry.name: _Look(remote, entry) for entry in entries}
@@ -76,14 +80,30 @@ class CachedFiles(DatasetFiles):
     @contextmanager
     def at_hand(self, entry: FileEntry) -> Iterator[Path]:
         path = self._cache.folder.path_of(hex_of(entry))
-        with self._cache.hold([entry]) as held:
-            is_right = held.came or hash_file(path) == entry.sha256
-            if is_right:
-                yield path
-        if not is_right:  # a disk did not keep it
-            self._cache.discard(entry)
-            with self._cache.hold([entry]):
-                yield path
+        with self._room_for(entry):
+            with self._cache.hold([entry]) as held:
+                is_right = held.came or hash_file(path) == entry.sha256
+                if is_right:
+                    yield path
+            if not is_right:  # a disk did not keep it
+                self._cache.discard(entry)
+                with self._cache.hold([entry]):
+                    yield path
+
+    @contextmanager
+    def _room_for(self, entry: FileEntry) -> Iterator[None]:
+        """Wait for other threads of this process, however long they check what has the room."""
+        with self._let_go:
+            self._let_go.wait_for(
+                lambda: not self._bytes_at_hand or self._bytes_at_hand + entry.size <= self._room_bytes
+            )
+            self._bytes_at_hand += entry.size
+        try:
+            yield
+        finally:
+            with self._let_go:
+                self._bytes_at_hand -= entry.size
+                self._let_go.notify_all()
 
     def others(self, manifest: Manifest) -> Iterator[tuple[Finding, bool]]:
         return iter(())
