@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from datasets import flip, prep_here, tree
 from faulty_proxy import HIDDEN, Proxy
 from object_server import HIDDEN as SECRET_KEY
 from resealed import reseal
+from waiting import until
 
 from shardprep.formats import Dataset, UsageError, open_dataset, read_manifest, verify
 from shardprep.formats.dataset.remote.caching.cached_dataset import CachedDataset
@@ -89,6 +91,22 @@ def test_a_cache_that_is_deleted_while_its_dataset_is_closed_is_made_again(
     shutil.rmtree(tmp_path / "cache")
 
     assert remote[0] == first
+
+
+def test_a_thread_reads_an_open_shard_while_another_one_waits_for_a_download(
+    remote: CachedDataset, proxy: Proxy
+) -> None:
+    there, name = remote.shard(0), remote.manifest.shards[1].name
+    proxy.fault = lambda path, count: "stall" if path.endswith(name) and count == 1 else None
+    with ThreadPoolExecutor(2) as pool:
+        coming = pool.submit(remote.shard, 1)
+        until(lambda: proxy.ranges_of(name))
+        try:
+            assert pool.submit(remote.shard, 0).result(10) is there
+            assert not coming.done()
+        finally:
+            proxy.ended.set()
+        assert coming.result(60) is remote.shard(1)
 
 
 def test_nothing_in_the_cache_shows_a_secret(remote: CachedDataset, tmp_path: Path) -> None:
