@@ -28,5 +28,5 @@ def test_a_call_that_is_made_while_the_head_is_declared_silent_fails(monkeypatch
     monkeypatch.setitem(sys.modules, "ray", ray)
     executor = RayExecutor()
 
-    with pytest.raises(ConnectionError, match="127.0.0.1:1 does not answer"):
+    with pytest.raises(ConnectionError, match="does not answer"):
         executor.submit(int, "7").result(10)

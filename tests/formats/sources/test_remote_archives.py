@@ -157,9 +157,9 @@ def test_what_is_never_right_is_an_error_that_names_the_file_and_no_secret(
     assert not (tmp_path / "train" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("at", [5, 60])
+@pytest.mark.parametrize(("at", "size"), [(5, None), (60, None), (60, 5000)])
 def test_an_archive_that_is_replaced_meanwhile_is_an_error(
-    buckets: Path, proxy: Proxy, tmp_path: Path, at: int
+    buckets: Path, proxy: Proxy, tmp_path: Path, at: int, size: int | None
 ) -> None:
     folder = buckets / "bucket" / tmp_path.name
     shutil.copytree(buckets / "bucket" / "archives", folder)
@@ -168,7 +168,7 @@ def test_an_archive_that_is_replaced_meanwhile_is_an_error(
         if path.endswith(TRAIN) and count == at:
             data = bytearray((folder / TRAIN).read_bytes())
             data[len(data) // 2] ^= 1
-            (folder / "new").write_bytes(data)
+            (folder / "new").write_bytes(data[:size])
             (folder / "new").replace(folder / TRAIN)
 
     proxy.fault = replace

@@ -61,7 +61,7 @@ class CacheFolder:
 
     @contextmanager
     def last_turn(self) -> Iterator[None]:
-        """Be the only one, as in :meth:`turn`, to end something; where the folder is gone, there is no other."""
+        """Be the only one that ends something, as in :meth:`turn`, but also where the folder is gone."""
         with ExitStack() as turn:
             with suppress(FileNotFoundError):
                 turn.enter_context(self.turn())
