@@ -52,7 +52,7 @@ class Failure:
     def report(self, *, as_json: bool) -> None:
         """Print the line to stderr, and with ``as_json`` the object to stdout, where these can be written."""
         with suppress(OSError):
-            say(f"prep: {' '.join(self.line.split())}", err=True)
+            say(f"prep: {' '.join(map(str.strip, self.line.splitlines()))}", err=True)
         if as_json:
             with suppress(OSError):
                 print_json({"error": self.to_json()})

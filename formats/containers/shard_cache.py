@@ -33,7 +33,7 @@ _made: weakref.WeakSet[OpenShards] = weakref.WeakSet()
 def _free_in_copy() -> None:
     """Unlock in a forked copy of this process, where the threads that opened shards are missing."""
     for shards in _made:
-        shards._lock = threading.Lock()
+        shards._unlock()
 
 
 os.register_at_fork(after_in_child=_free_in_copy)
@@ -75,14 +75,24 @@ class OpenShards(Owned):
         self._firsts = [0, *accumulate(len(shards) for _, _, shards in self._parts)]
         self._most = most
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
-        self._lock = threading.Lock()
+        self._unlock()
         _made.add(self)
 
+    def _unlock(self) -> None:
+        self._lock, self._opening = threading.Lock(), threading.Lock()
+
     def __getitem__(self, number: int) -> ShardReader:
-        with self._lock:
-            reader = self._open[number] if number in self._open else self._opened(number)
-            self._open.move_to_end(number)
+        if (reader := self._found(number)) is not None:
             return reader
+        with self._opening:  # it can download: other threads read what is open
+            reader = self._found(number)
+            return self._opened(number) if reader is None else reader
+
+    def _found(self, number: int) -> ShardReader | None:
+        with self._lock:
+            if number in self._open:
+                self._open.move_to_end(number)
+            return self._open.get(number)
 
     def _opened(self, number: int) -> ShardReader:
         if not 0 <= number < self._firsts[-1]:
@@ -90,14 +100,19 @@ class OpenShards(Owned):
         part = bisect_right(self._firsts, number) - 1
         folder, container, shards = self._parts[part]
         entry = shards[number - self._firsts[part]]
-        for deleted in [number for number, reader in self._open.items() if reader.is_deleted]:
-            del self._open[deleted]
+        self._release_deleted()
         self._bring(entry)
         reader = open_shard(folder / entry.name, container, size=entry.size, records=entry.records)
-        self._open[number] = reader
-        if len(self._open) > (self._most or MAX_OPEN):
-            self._open.popitem(last=False)
+        with self._lock:
+            self._open[number] = reader
+            if len(self._open) > (self._most or MAX_OPEN):
+                self._open.popitem(last=False)
         return reader
+
+    def _release_deleted(self) -> None:
+        with self._lock:
+            for deleted in [number for number, reader in self._open.items() if reader.is_deleted]:
+                del self._open[deleted]
 
     def close(self) -> None:
         """Close all readers; the next use opens them again. No other thread may be reading."""

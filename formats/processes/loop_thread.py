@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, TypeVar
 
 from shardprep.formats.errors import OperationError
@@ -43,8 +43,11 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         return self
 
     def run(self, work: Coroutine[Any, Any, T], tick: Callable[[], None] = lambda: None) -> T:
-        """Run a coroutine and return its result; ``tick`` is called here every 0.1 s, and at the end."""
-        future = self.begin(work)
+        """Run a coroutine and return its result, as :meth:`result` does."""
+        return self.result(self.begin(work), tick)
+
+    def result(self, future: Future[T], tick: Callable[[], None] = lambda: None) -> T:
+        """Return the result of what was begun; ``tick`` is called here every 0.1 s, and at the end."""
         try:
             while not wait([future], POLL_INTERVAL_S).done:
                 tick()
@@ -109,7 +112,7 @@ async def _each(waiting: Iterator[Running]) -> None:
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Call a function that blocks, in a thread. A cancellation waits for it: it may use a descriptor.
+    """Call a function that blocks, in a thread. Cancellations wait for it: it may use a descriptor.
 
     Where no thread can begin any more, as the loop ends, or the program does, it is called here.
     """
@@ -122,5 +125,7 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await asyncio.wait([future])
+        while not future.done():
+            with suppress(asyncio.CancelledError):  # another one
+                await asyncio.wait([future])
         raise

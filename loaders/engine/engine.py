@@ -118,13 +118,17 @@ class Engine(Owned):
         raise. Another run may follow; it ends an unfinished one, which raises UsageError.
         """
         drawn = BatchPlans(plans, dtype=self._work.item_dtype, rows=self._layout.rows)
-        if self._closed:
-            raise UsageError(f"this {self._owner} is closed; make a new one")
+        self.refuse_closed()
         self._refuse_copy()
         if self._dispatcher is None or self._ring is None:
             yield from self._run_here(drawn)
         else:
             yield from self._run_there(drawn, self._dispatcher, self._ring)
+
+    def refuse_closed(self) -> None:
+        """Raise UsageError after :meth:`close`."""
+        if self._closed:
+            raise UsageError(f"this {self._owner} is closed; make a new one")
 
     def _run_here(self, plans: BatchPlans) -> Iterator[EngineBatch]:
         run = next(self._numbers)

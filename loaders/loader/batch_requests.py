@@ -52,8 +52,9 @@ class BatchRequests:
         """The context of the batches of an epoch that continues at ``start``.
 
         ``places`` are those of each batch's records in the subset, and ``steps`` the number of each, from
-        ``start``, after its places are drawn.
+        ``start``, after its places are drawn. Raises UsageError for a closed engine.
         """
+        engine.refuse_closed()
         files, order, chosen = (
             blocks_read(self.dataset, self.work),
             None if self.subset.weights else self.plan.shards(epoch),  # by weight, they come in other turns

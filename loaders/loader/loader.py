@@ -157,6 +157,7 @@ class Loader(Owned, ReplayableLoader):
                 with_image=wanted.with_image,
             )
             self._shards = shards_of(self.dataset, self._work, plan)
+            undo.callback(self._shards.close)
             self._requests = BatchRequests(
                 self.dataset, self._work, self._subset, plan, self._results, self._shards, read_ahead
             )

@@ -35,6 +35,13 @@ def test_damage_has_its_kind_place_and_message(tmp_path: Path) -> None:
     }
 
 
+def test_a_path_is_told_with_all_its_blanks(tmp_path: Path) -> None:
+    folder = tmp_path / "a  b"
+    folder.mkdir()
+
+    assert str(folder) in prep_here("inspect", folder).stderr
+
+
 def test_an_unknown_source_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
 

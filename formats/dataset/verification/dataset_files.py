@@ -13,6 +13,12 @@ from shardprep.formats.dataset.manifest import Manifest, read_manifest
 from .report import Finding, unfinished, unlisted
 
 UNFINISHED = "is of a prep join that is not finished; the same command goes on, another one removes it"
+MISSING = "is missing"
+
+
+def wrong_size(entry: FileEntry, size: int) -> str:
+    """Say that a file does not have its size; empty if it has."""
+    return f"has {size} bytes, not {entry.size}" if size != entry.size else ""
 
 
 class DatasetFiles:
@@ -39,10 +45,10 @@ class DatasetFiles:
         try:
             status = (self.folder / entry.name).lstat()
         except FileNotFoundError:
-            return "is missing"
+            return MISSING
         if not stat.S_ISREG(status.st_mode):
             return "is not a regular file"
-        return f"has {status.st_size} bytes, not {entry.size}" if status.st_size != entry.size else ""
+        return wrong_size(entry, status.st_size)
 
     def at_hand(self, entry: FileEntry) -> AbstractContextManager[Path]:
         """Return a context of the path of a file, which stays there within it; it is no link."""

@@ -40,6 +40,7 @@ class RayExecutor(Owned, Executor):
         self._task: Any = ray.remote(**{"max_retries": RETRIES, **options})(_call)
         self._pending: set[Future[Any]] = set()
         self._end = threading.Event()
+        self._silent = ""  # the address of a head that is silent
         if not self._ray.util.client.ray.is_connected():  # that of ray:// watches itself
             head = self._ray.get_runtime_context().gcs_address
             threading.Thread(target=self._watch, args=(head,), name="shardprep-ray", daemon=True).start()
@@ -52,6 +53,7 @@ class RayExecutor(Owned, Executor):
         reference = self._task.remote(fn, args, kwargs)
         future: Future[T] = Future()  # not Ray's own, which ends a thread of Ray if it was cancelled
         self._pending.add(future)
+        self._fail_if_silent()  # the watch ends with those that were there
         future.add_done_callback(self._pending.discard)
         reference.future().add_done_callback(partial(_settle, future))
         return future
@@ -76,10 +78,14 @@ class RayExecutor(Owned, Executor):
             if _answers(head):
                 heard = monotonic()
             elif monotonic() - heard > HEAD_SILENT_S:
+                self._silent = head
                 self._end.set()
-                for future in list(self._pending):
-                    with suppress(InvalidStateError):  # it is done since
-                        future.set_exception(ConnectionError(f"the head of Ray at {head} does not answer"))
+                self._fail_if_silent()
+
+    def _fail_if_silent(self) -> None:
+        for future in list(self._pending) if self._silent else ():
+            with suppress(InvalidStateError):  # it is done since
+                future.set_exception(ConnectionError(f"the head of Ray at {self._silent} does not answer"))
 
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:

@@ -47,6 +47,7 @@ _CREDENTIAL_SIGNS = (
 )
 AGAIN = "run the same command again, which goes on from there"
 LOOK = "look at the URL, and at the region and the endpoint in the environment"
+_NO_RANGE = "Requested range was invalid"  # of a folder on this machine
 _REFUSED = re.compile(r": (3|4(?!08|29))")
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -102,7 +103,7 @@ def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFai
         return _missing(status, place, name)
     if "non-partial response" in said:
         return RangeRefused("sends no parts of files", path=place.url, shard=name)
-    if status.startswith(": 416"):
+    if status.startswith(": 416") or _NO_RANGE in said:
         return RangeRefused(f"has not that part of the file{status}", path=place.url, shard=name)
     advice = LOOK if _REFUSED.match(status) or "region" in said else AGAIN
     return failed(f"failed: {cause_of(text)}; {advice}", path=place.url, shard=name)

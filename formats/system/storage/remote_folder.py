@@ -60,6 +60,9 @@ class RetryPolicy:
             raise UsageError("retries must be at least 0 and timeout_s more than 0")
 
 
+PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # of what is read
+
+
 class RemoteFolder(Owned):
     """A folder that is read over the network; the same for every kind of store.
 

@@ -39,12 +39,19 @@ class Prefetcher(Owned):
         self._changed = threading.Condition()
         self._progress = 0
         self._is_closed = False
-        self._threads = [
-            threading.Thread(target=self._run, name="shardprep-prefetch", daemon=True) for _ in range(at_once)
-        ]
-        for thread in self._threads:
+        self._threads: list[threading.Thread] = []
+        try:
+            self._begin(at_once)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, at_once: int) -> None:
+        for _ in range(at_once):
+            thread = threading.Thread(target=self._run, name="shardprep-prefetch", daemon=True)
             with starting_thread():
                 thread.start()
+            self._threads.append(thread)
 
     def follow(self, files: Sequence[FileEntry]) -> None:
         """Download these files, instead of what was to come."""
@@ -61,6 +68,7 @@ class Prefetcher(Owned):
             self._begun, self._over = begun, over
             self._next = max(self._next, begun)
             self._put_back = [number for number in self._put_back if number >= begun]
+            heapq.heapify(self._put_back)
             self._there = {number for number in self._there if number >= begun}
             self._progressed()
 

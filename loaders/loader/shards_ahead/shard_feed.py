@@ -152,9 +152,11 @@ class ShardFeed(LocalShards, Owned):
 
 def _end_downloads(dataset: CachedDataset, prefetcher: Prefetcher, threads: HoldThreads) -> None:
     """End the downloads, and then the threads that wait for them."""
-    dataset.close()
-    prefetcher.close()
-    threads.join(JOIN_TIMEOUT_S)
+    try:
+        dataset.close()
+    finally:
+        prefetcher.close()
+        threads.join(JOIN_TIMEOUT_S)
 
 
 def _bytes_kept(dataset: CachedDataset) -> int:

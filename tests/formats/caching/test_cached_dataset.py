@@ -2,9 +2,11 @@
 
 import json
 import multiprocessing
+import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from faulty_proxy import HIDDEN, Proxy
 from object_server import HIDDEN as SECRET_KEY
 from resealed import reseal
 from sampling import torture_except
+from waiting import until
 
-from shardprep.formats import Dataset, UsageError, open_dataset, verify
+from shardprep.formats import Dataset, UsageError, open_dataset, read_manifest, verify
 from shardprep.formats.dataset.remote.caching.cached_dataset import CachedDataset
 from shardprep.formats.dataset.remote.caching.cached_files import verify_cached
 from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
@@ -89,6 +92,22 @@ def test_a_cache_that_is_deleted_while_its_dataset_is_closed_is_made_again(
     shutil.rmtree(tmp_path / "cache")
 
     assert remote[0] == first
+
+
+def test_a_thread_reads_an_open_shard_while_another_one_waits_for_a_download(
+    remote: CachedDataset, proxy: Proxy
+) -> None:
+    there, name = remote.shard(0), remote.manifest.shards[1].name
+    proxy.fault = lambda path, count: "stall" if path.endswith(name) and count == 1 else None
+    with ThreadPoolExecutor(2) as pool:
+        coming = pool.submit(remote.shard, 1)
+        until(lambda: proxy.ranges_of(name))
+        try:
+            assert pool.submit(remote.shard, 0).result(10) is there
+            assert not coming.done()
+        finally:
+            proxy.ended.set()
+        assert coming.result(60) is remote.shard(1)
 
 
 def test_nothing_in_the_cache_shows_a_secret(remote: CachedDataset, tmp_path: Path) -> None:
@@ -206,15 +225,36 @@ def test_verify_finds_each_file_that_is_damaged_or_missing_in_the_bucket(
     with (published / "shard-00002.h5").open("ab") as file:
         (published / "shard-00002.h5").chmod(0o644)
         file.write(b"more")
+    os.truncate(published / "shard-00003.h5", 1000)
+    os.truncate(published / "shard-00004.h5", 0)
     flip(published / "index.npy", 300)
 
     report = verify_cached(
         Location.parse(published.as_uri()), tmp_path / "cache", None, level, workers=2, policy=SOON
     )
 
-    wanted = {"shard-00001.h5", "shard-00002.h5", *([] if level == "quick" else ["index.npy"])}
+    wanted = {
+        *(f"shard-0000{number}.h5" for number in (1, 2, 3, 4)),
+        *([] if level == "quick" else ["index.npy"]),
+    }
     assert {finding.file for finding in report.findings} == wanted
     assert not report.unchecked
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http", "file"])
+def test_a_quick_verification_says_of_a_file_at_a_url_what_it_says_of_one_in_a_folder(
+    bucket: Path, proxy: Proxy, tmp_path: Path, scheme: str
+) -> None:
+    folder = Path(shutil.copytree(bucket / "columns", bucket / f"cut-{scheme}"))
+    first, second = read_manifest(folder).shards[:2]
+    os.truncate(folder / first.name, 1000)
+    (folder / second.name).unlink()
+    url = {"s3": "s3://bucket", "http": f"{proxy.url}/bucket", "file": bucket.as_uri()}[scheme]
+
+    report = verify(f"{url}/{folder.name}", level="quick", cache=tmp_path / "cache")
+
+    assert report.findings == verify(folder, level="quick").findings
+    assert (len(report.findings), report.unchecked, report.exit_code) == (2, [], 1)
 
 
 def test_verify_and_inspect_take_a_url_with_a_cache(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:

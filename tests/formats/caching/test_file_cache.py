@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +19,10 @@ from waiting import until
 
 from shardprep.formats import UsageError, read_manifest
 from shardprep.formats.containers.published_file import FileEntry
+from shardprep.formats.dataset.remote.caching import cache_folder
 from shardprep.formats.dataset.remote.caching.cache_folder import CacheFolder
+from shardprep.formats.dataset.remote.caching.cached_download import Downloads
+from shardprep.formats.dataset.remote.caching.cached_files import CachedFiles
 from shardprep.formats.dataset.remote.caching.eviction import hex_of
 from shardprep.formats.dataset.remote.caching.file_cache import FileCache
 from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
@@ -281,6 +286,103 @@ def test_closing_ends_downloads_in_other_threads(
         with pytest.raises(UsageError, match="closed"):
             work.result(60)
     assert not [*(tmp_path / "cache/parts").iterdir()]
+
+
+def test_a_download_that_begins_while_the_cache_closes_is_ended(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.fault = lambda path, count: "stall"
+    cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))
+    closing = threading.Thread(target=cache.close)
+    running = Downloads._running
+
+    def running_while_it_closes(downloads: Downloads) -> object:
+        found = running(downloads)
+        closing.start()
+        closing.join(0.3)
+        return found
+
+    monkeypatch.setattr(Downloads, "_running", running_while_it_closes)
+    with pytest.raises(UsageError, match="closed"):
+        cache.hold(shards[:1])
+    closing.join()
+    assert not [*(tmp_path / "cache/parts").iterdir()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_closing_a_cache_that_was_deleted_ends_all_of_it(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    threads = threading.active_count()
+    cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))
+    cache.keep(shards[:1])
+    proxy.fault = lambda path, count: "stall"
+    asked = len(proxy.asked)
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(cache.hold, shards[1:2])
+        until(lambda: len(proxy.asked) > asked)
+        shutil.rmtree(tmp_path / "cache")
+        cache.close()
+        with pytest.raises(UsageError, match="closed"):
+            work.result(60)
+    cache.close()
+    proxy.ended.set()
+    until(lambda: threading.active_count() == threads)
+    opened_files = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in opened_files if path.startswith(str(tmp_path))]
+
+
+def test_a_closed_cache_tells_nothing_and_waits_for_nothing(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    limit = sum(shard.size for shard in shards[:2])
+    cache = opened(tmp_path / "cache", limit)
+    with opened(tmp_path / "cache", limit) as other, other.hold(shards[:2]), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(cache.hold, shards[2:3])
+        time.sleep(0.1)
+        cache.close()
+        for call in (lambda: cache.foresee(shards), lambda: cache.used(1), lambda: cache.keep(shards[:1])):
+            with pytest.raises(UsageError, match="closed"):
+                call()
+        with pytest.raises(UsageError, match="closed"):
+            waiting.result(60)
+        assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
+
+
+def test_a_cache_that_another_process_makes_meanwhile_is_no_other_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = Path.iterdir
+
+    def late(path: Path) -> Iterator[Path]:
+        monkeypatch.undo()
+        CacheFolder(tmp_path / "cache").make()
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", late)
+    CacheFolder(tmp_path / "cache").make()
+
+
+def test_nothing_is_made_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_folder, "filesystem_type", lambda path: "nfs4")
+
+    with pytest.raises(UsageError, match="nfs4"):
+        opened(tmp_path / "new/cache")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_verification_waits_for_its_own_threads_however_long_they_read(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+) -> None:
+    one, other = shards[:2]
+    with opened(tmp_path / "cache", max(one.size, other.size), patience_s=0.1) as cache:
+        files = CachedFiles(cache, PATIENT)
+        files.look((one, other), "decode")
+        with ThreadPoolExecutor(1) as pool:
+            with files.at_hand(one):
+                waiting = pool.submit(lambda: files.at_hand(other).__enter__().stat().st_size)
+                time.sleep(0.4)
+            assert waiting.result(60) == other.size
 
 
 def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -132,6 +133,15 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
     proxy.fault = lambda path, count: None
     fetched(TRAIN, tmp_path / "copy")
     assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
+
+def test_a_truncated_file_in_a_folder_is_damage_on_every_run(bucket: Path, tmp_path: Path) -> None:
+    published = Path(shutil.copytree(bucket / "lmdb", tmp_path / "published"))
+    os.truncate(published / "index.npy", 1000)
+
+    for _ in range(2):
+        with pytest.raises(RemoteDamaged, match="ends after 1,000 of"):
+            fetched(published.as_uri(), tmp_path / "copy")
 
 
 @pytest.mark.parametrize("fault", ["flip", "cut", "short", "long", "500"])

@@ -13,6 +13,7 @@ from shardprep.formats import PlanMismatch, ShardprepError, UsageError, fetch, p
 from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
 from shardprep.formats.dataset.remote.repairing import refetching
 from shardprep.formats.system.storage.failures import RemoteDenied
+from shardprep.formats.system.storage.remote_folder import RetryPolicy
 
 SHARD = "shard-00001.h5"
 
@@ -20,7 +21,7 @@ SHARD = "shard-00001.h5"
 @pytest.fixture
 def copy(local: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the splits, of which the bucket has another; train lacks a shard and has a damaged one."""
-    monkeypatch.setattr(refetching, "RETRIES", 1)
+    monkeypatch.setattr(refetching, "PATIENT", RetryPolicy(retries=1, timeout_s=30.0))
     publish(local, url)
     folder = Path(shutil.copytree(local, tmp_path / "copy"))
     flip(folder / "train" / SHARD, 5000)

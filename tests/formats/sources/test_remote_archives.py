@@ -81,7 +81,7 @@ def local(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(autouse=True)
 def _few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_place, "POLICY", RetryPolicy(retries=1, timeout_s=20))
+    monkeypatch.setattr(remote_place, "PATIENT", RetryPolicy(retries=1, timeout_s=20))
 
 
 def asked_of(proxy: Proxy, name: str) -> list[tuple[int, int]]:
@@ -130,7 +130,7 @@ def test_an_answer_that_is_no_good_is_asked_for_again(
     local: dict[str, str], proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     if fault == "stall":
-        monkeypatch.setattr(remote_place, "POLICY", RetryPolicy(retries=1, timeout_s=1))
+        monkeypatch.setattr(remote_place, "PATIENT", RetryPolicy(retries=1, timeout_s=1))
     spoilt = (1, 9, 60, 61)  # of the archive's header, of the classes', and of images
     proxy.fault = lambda path, count: fault if path.endswith(TRAIN) and count in spoilt else None
 
@@ -162,9 +162,11 @@ def test_what_is_never_right_is_an_error_that_names_the_file_and_no_secret(
     assert not (tmp_path / "train" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("at", torture_except([5, 60], 5))
+@pytest.mark.parametrize(
+    ("at", "size"), torture_except([(5, None), (60, None), (60, 5000)], (5, None), (60, 5000))
+)
 def test_an_archive_that_is_replaced_meanwhile_is_an_error(
-    buckets: Path, proxy: Proxy, tmp_path: Path, at: int
+    buckets: Path, proxy: Proxy, tmp_path: Path, at: int, size: int | None
 ) -> None:
     folder = buckets / "bucket" / tmp_path.name
     shutil.copytree(buckets / "bucket" / "archives", folder)
@@ -173,7 +175,7 @@ def test_an_archive_that_is_replaced_meanwhile_is_an_error(
         if path.endswith(TRAIN) and count == at:
             data = bytearray((folder / TRAIN).read_bytes())
             data[len(data) // 2] ^= 1
-            (folder / "new").write_bytes(data)
+            (folder / "new").write_bytes(data[:size])
             (folder / "new").replace(folder / TRAIN)
 
     proxy.fault = replace

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import zlib
 from collections import Counter
 from itertools import islice
@@ -207,6 +208,38 @@ def test_a_loader_that_is_dropped_ends_its_downloads(lmdb_shards: Path, tmp_path
     next(iter(loader))
     del loader
     until(lambda: not running_ends())
+    assert not list((tmp_path / "c" / "readers").iterdir())
+
+
+def downloads_run() -> bool:
+    """Whether any thread downloads shards, or waits for them."""
+    names = ("shardprep-prefetch", "shardprep-hold", "shardprep-loop")
+    return any(thread.name.startswith(names) for thread in threading.enumerate())
+
+
+def test_a_loader_that_is_refused_leaves_no_thread(lmdb_shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="slots") as caught:
+        loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c", slots=1)
+    assert caught.tb  # which refers to what was made
+    assert not downloads_run()
+    assert not list((tmp_path / "c" / "readers").iterdir())
+
+
+def test_a_loader_whose_cache_is_gone_ends_its_threads(lmdb_shards: Path, tmp_path: Path) -> None:
+    loader = loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c")
+    next(iter(loader))
+    (tmp_path / "c").rename(tmp_path / "elsewhere")
+    loader.close()
+    assert not downloads_run()
+
+
+def test_an_iteration_of_a_closed_loader_leaves_no_reader(lmdb_shards: Path, tmp_path: Path) -> None:
+    with loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c") as loader:
+        next(iter(loader))
+    for call in (lambda: next(iter(loader)), lambda: next(loader.steps(0, [0]))):
+        with pytest.raises(UsageError, match="this Loader is closed"):
+            call()
+    assert not downloads_run()
     assert not list((tmp_path / "c" / "readers").iterdir())
 
 

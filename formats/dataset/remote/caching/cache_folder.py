@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from shardprep.formats.containers.published_file import FileEntry
@@ -38,11 +38,12 @@ class CacheFolder:
         """Make the folder unless it is there. Raises UsageError for one that is no cache, OSError."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError("is not a folder; choose another cache", path=self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / LOCK_NAME).exists() and any(self.path.iterdir()):
-            raise UsageError("is not empty, and no cache; choose a new folder", path=self.path)
         if (kind := filesystem_type(self.path)) in NETWORK_FILESYSTEMS:
             raise UsageError(f"is on a network file system ({kind}); choose a local disk", path=self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        # In this order: another process may make the cache meanwhile, its lock first.
+        if any(self.path.iterdir()) and not (self.path / LOCK_NAME).exists():
+            raise UsageError("is not empty, and no cache; choose a new folder", path=self.path)
         with self.turn():
             for name in FOLDERS:
                 (self.path / name).mkdir(exist_ok=True)
@@ -57,6 +58,14 @@ class CacheFolder:
             yield
         finally:
             lock.close()
+
+    @contextmanager
+    def last_turn(self) -> Iterator[None]:
+        """Be the only one that ends something, as in :meth:`turn`, but also where the folder is gone."""
+        with ExitStack() as turn:
+            with suppress(FileNotFoundError):
+                turn.enter_context(self.turn())
+            yield
 
     def path_of(self, name: str) -> Path:
         """Return the path of the whole file with that SHA-256."""

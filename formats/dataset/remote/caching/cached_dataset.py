@@ -12,12 +12,12 @@ from shardprep.formats.dataset.remote.fetching.remote_dataset import RemoteDatas
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RetryPolicy
+from shardprep.formats.system.storage.remote_folder import PATIENT, RetryPolicy
 from shardprep.formats.system.user_path import user_path
 
 from .cache_folder import CacheFolder
 from .dataset_folder import folder_of, known_dataset, publish_folder
-from .file_cache import PATIENT, FileCache
+from .file_cache import FileCache
 from .shard_pins import ShardPins
 
 

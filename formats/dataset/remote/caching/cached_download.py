@@ -73,17 +73,20 @@ class Downloads(Owned):
         if not taken.parts:
             return
         try:
-            loop, remote = self._running()
+            self._refuse_copy()
+            with self._lock:  # a close ends what was begun before it
+                loop, remote = self._running()
+                works = [
+                    CachedDownload(remote, part.entry, part, self._folder, arrived=self._arrived)
+                    for part in taken.parts
+                ]
+                future = loop.begin(self._run(works))
         except BaseException:
-            with self._folder.turn():
+            with self._folder.last_turn():
                 taken.give_up()
             raise
-        works = [
-            CachedDownload(remote, part.entry, part, self._folder, arrived=self._arrived)
-            for part in taken.parts
-        ]
         try:
-            loop.run(self._run(works))
+            loop.result(future)
         except CancelledError as error:
             raise self.closed() from error
         for work in works:
@@ -102,24 +105,26 @@ class Downloads(Owned):
         self.received_bytes += size
 
     def _give_up(self, works: Sequence[CachedDownload]) -> None:
-        with self._folder.turn():
+        with self._folder.last_turn():
             for work in works:
                 work.give_up()
 
-    def _running(self) -> tuple[LoopThread, RemoteFolder]:
-        """Return the thread for downloads, and the place that they come from."""
+    def _refuse_copy(self) -> None:
+        """Raise UsageError in a forked copy, in which a missing thread can have the lock."""
         if not self.made_here:
             raise UsageError(
                 "cannot download in a process that was forked from the one that opened it; start this one by "
                 "multiprocessing's 'spawn'",
                 path=self._folder.path,
             )
-        with self._lock:
-            if self.is_closed:
-                raise self.closed()
-            self._remote = self._remote or RemoteFolder(self._place, self._policy)
-            self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
-            return self._loop, self._remote
+
+    def _running(self) -> tuple[LoopThread, RemoteFolder]:
+        """Return the thread for downloads, and the place that they come from. The caller has the lock."""
+        if self.is_closed:
+            raise self.closed()
+        self._remote = self._remote or RemoteFolder(self._place, self._policy)
+        self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
+        return self._loop, self._remote
 
     def closed(self) -> UsageError:
         """Return the error of what is asked for after :meth:`close`."""

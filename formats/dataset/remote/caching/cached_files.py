@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.dataset.verification.dataset_files import DatasetFiles
+from shardprep.formats.dataset.verification.dataset_files import MISSING, DatasetFiles, wrong_size
 from shardprep.formats.dataset.verification.report import Finding, Report
 from shardprep.formats.dataset.verification.verify import verify_files
 from shardprep.formats.errors import ShardprepError
@@ -18,13 +19,13 @@ from shardprep.formats.processes.loop_thread import LoopThread, run_all
 from shardprep.formats.progress import Progress
 from shardprep.formats.system.atomic_write import hash_file
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
+from shardprep.formats.system.storage.remote_folder import PATIENT, RemoteFolder, RetryPolicy
 
 from .cached_dataset import remote_dataset
 from .cached_download import AT_ONCE
 from .dataset_folder import folder_of, publish_folder
 from .eviction import hex_of
-from .file_cache import PATIENT, FileCache
+from .file_cache import FileCache
 
 
 def verify_cached(
@@ -50,6 +51,8 @@ class CachedFiles(DatasetFiles):
         self.url = cache.place.url
         self._cache, self._policy = cache, policy
         self._looks: dict[str, _Look] = {}
+        self._room_bytes = self._bytes_at_hand = 0
+        self._let_go = threading.Condition()
 
     def manifest(self) -> Manifest:
         found = remote_dataset(self._cache.place, self._policy)
@@ -60,6 +63,7 @@ class CachedFiles(DatasetFiles):
     def look(self, entries: Sequence[FileEntry], level: str) -> None:
         if level != "quick":  # then the files come, which shows more
             self._cache.check_fits(entries)
+            self._room_bytes = self._cache.room_bytes
             return
         remote = RemoteFolder(self._cache.place, self._policy)
         self._looks = {entry.name: _Look(remote, entry) for entry in entries}
@@ -76,14 +80,30 @@ class CachedFiles(DatasetFiles):
     @contextmanager
     def at_hand(self, entry: FileEntry) -> Iterator[Path]:
         path = self._cache.folder.path_of(hex_of(entry))
-        with self._cache.hold([entry]) as held:
-            is_right = held.came or hash_file(path) == entry.sha256
-            if is_right:
-                yield path
-        if not is_right:  # a disk did not keep it
-            self._cache.discard(entry)
-            with self._cache.hold([entry]):
-                yield path
+        with self._room_for(entry):
+            with self._cache.hold([entry]) as held:
+                is_right = held.came or hash_file(path) == entry.sha256
+                if is_right:
+                    yield path
+            if not is_right:  # a disk did not keep it
+                self._cache.discard(entry)
+                with self._cache.hold([entry]):
+                    yield path
+
+    @contextmanager
+    def _room_for(self, entry: FileEntry) -> Iterator[None]:
+        """Wait for other threads of this process, however long they check what has the room."""
+        with self._let_go:
+            self._let_go.wait_for(
+                lambda: not self._bytes_at_hand or self._bytes_at_hand + entry.size <= self._room_bytes
+            )
+            self._bytes_at_hand += entry.size
+        try:
+            yield
+        finally:
+            with self._let_go:
+                self._bytes_at_hand -= entry.size
+                self._let_go.notify_all()
 
     def others(self, manifest: Manifest) -> Iterator[tuple[Finding, bool]]:
         return iter(())
@@ -91,7 +111,7 @@ class CachedFiles(DatasetFiles):
 
 @dataclass
 class _Look:
-    """A look at the end of a remote file, which shows its size."""
+    """A look at the size of a remote file."""
 
     remote: RemoteFolder
     entry: FileEntry
@@ -99,15 +119,10 @@ class _Look:
     failure: ShardprepError | None = field(default=None)
 
     async def run(self) -> None:
-        """Ask for the last byte, and for what comes after it."""
-        count = 0
+        """Ask what the store says of the file."""
         try:
-            async with aclosing(self.remote.read(self.entry.name, max(0, self.entry.size - 1))) as chunks:
-                async for chunk in chunks:
-                    count += len(chunk)
-                    if count > 1:
-                        break
+            found = await self.remote.about(self.entry.name)
         except ShardprepError as error:
             self.failure = error
-        if self.failure is None and count != min(1, self.entry.size):
-            self.issue = f"has not the {self.entry.size} bytes that the manifest lists"
+        else:
+            self.issue = wrong_size(self.entry, found.size) if found else MISSING

@@ -16,7 +16,7 @@ from shardprep.formats.containers.published_file import FileEntry
 from shardprep.formats.system.full_disk import no_space
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RetryPolicy
+from shardprep.formats.system.storage.remote_folder import PATIENT, RetryPolicy
 from shardprep.formats.system.user_path import user_path
 
 from .cache_folder import CacheFolder
@@ -27,7 +27,6 @@ from .patience import Patience, Pause
 from .reader_file import ReaderFile
 from .room import CacheTooSmall, Evict, NoRoom, room_on_disk, take_room
 
-PATIENT = RetryPolicy(retries=10, timeout_s=30.0)
 PATIENCE_S = 300.0  # for other readers, which may stand still while their training does something else
 FULL_DISK_PATIENCE_S = 30.0
 UNLIMITED = 1 << 62
@@ -118,6 +117,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                 raise no_space(self.folder.path)
             if self._needed(wanted) > found.limit or still_s >= self._patience_s:
                 raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
+            self._refuse_closed()
             patience.wait()
             found = self._held(wanted)
         return self._waited(found, began)
@@ -130,8 +130,8 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def keep(self, entries: Iterable[FileEntry]) -> None:
         """Hold some files until this cache is closed. Raises what :meth:`hold` does."""
-        held = self.hold(entries)
-        with self._lock:
+        with self.hold(entries) as held, self._lock:
+            self._refuse_closed()
             self._kept.take(held)
 
     def prefetch(self, entry: FileEntry, *, evict: bool = True) -> bool:
@@ -156,15 +156,21 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             self.folder.path_of(hex_of(entry)).unlink(missing_ok=True)
 
     def foresee(self, entries: Sequence[FileEntry]) -> None:
-        """Tell all processes the files that this one will use, in their order; replaces what was told."""
+        """Tell all processes the files that this one will use, in their order; replaces what was told.
+
+        Raises UsageError for a closed cache.
+        """
         names = [hex_of(entry) for entry in entries]
         uses = np.array([identity_of(name) for name in names], np.uint64)
-        with self._lock, self.folder.turn():
-            self._reader.foresee(uses)
+        with self._lock:
+            self._refuse_closed()
+            with self.folder.turn():
+                self._reader.foresee(uses)
 
     def used(self, position: int) -> None:
-        """Tell that the first ``position`` of the foreseen uses are over."""
+        """Tell that the first ``position`` of the foreseen uses are over. Raises UsageError once closed."""
         with self._lock:
+            self._refuse_closed()
             self._reader.used(position)
 
     def close(self) -> None:
@@ -174,8 +180,12 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self._downloads.close()
         with self._lock:
             self._kept.release()
-        with self.folder.turn():
+        with self.folder.last_turn():
             self._reader.remove()
+
+    def _refuse_closed(self) -> None:
+        if self._downloads.is_closed:
+            raise self._downloads.closed()
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -237,8 +247,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         count = self._pin(held, coming)
         pause = Pause()
         while any(self.folder.is_coming(entry) for entry in held.lacks(coming)):
-            if self._downloads.is_closed:
-                raise self._downloads.closed()
+            self._refuse_closed()
             pause.wait()
             count += self._pin(held, held.lacks(coming))
         return count

@@ -75,8 +75,10 @@ class ReaderFile(Owned):
 
     def remove(self) -> None:
         """End this reader."""
-        self._path.unlink(missing_ok=True)
-        self._lock.close()
+        try:
+            self._path.unlink(missing_ok=True)
+        finally:
+            self._lock.close()
 
 
 def living_readers(folder: Path) -> Iterator[LivingReader]:

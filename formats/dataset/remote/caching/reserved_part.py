@@ -43,8 +43,10 @@ class ReservedPart(PartFile):
 
     def remove(self) -> None:
         """Give up the file and its room."""
-        self.path.unlink(missing_ok=True)
-        self.close()
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.close()
 
     @property
     def lock(self) -> LockDescriptor:

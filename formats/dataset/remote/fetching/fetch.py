@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from shardprep.formats.errors import UsageError
 from shardprep.formats.progress import Progress, shown
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RetryPolicy
+from shardprep.formats.system.storage.remote_folder import PATIENT, RetryPolicy
 from shardprep.formats.system.user_path import user_path
 
 from .fetched_dataset import FetchedDataset
 
 AT_ONCE = 8
-RETRIES = 10
-TIMEOUT_S = 30.0
 
 
 def fetch(
@@ -24,8 +22,8 @@ def fetch(
     *,
     shards: Sequence[int] | None = None,
     at_once: int = AT_ONCE,
-    retries: int = RETRIES,
-    timeout_s: float = TIMEOUT_S,
+    retries: int = PATIENT.retries,
+    timeout_s: float = PATIENT.timeout_s,
     progress: Progress | None = None,
 ) -> list[FetchedDataset]:
     """Copy a published dataset into a folder, each byte verified. After a kill, the same call goes on.

@@ -13,7 +13,7 @@ from shardprep.formats.conversion.preflight import check_room
 from shardprep.formats.conversion.repair import found_damaged
 from shardprep.formats.dataset.manifest import Manifest
 from shardprep.formats.dataset.remote.fetching.download import Download
-from shardprep.formats.dataset.remote.fetching.fetch import AT_ONCE, RETRIES, TIMEOUT_S
+from shardprep.formats.dataset.remote.fetching.fetch import AT_ONCE
 from shardprep.formats.dataset.remote.fetching.local_copy import LocalCopy
 from shardprep.formats.dataset.remote.fetching.remote_dataset import RemoteDataset, find_datasets
 from shardprep.formats.dataset.remote.fetching.transfer_run import TransferRun
@@ -23,7 +23,7 @@ from shardprep.formats.errors import PlanMismatch
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.progress import Progress
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RetryPolicy
+from shardprep.formats.system.storage.remote_folder import PATIENT
 
 
 def repair_from_url(
@@ -35,9 +35,7 @@ def repair_from_url(
     if not damaged:
         return report
     with LoopThread(threads=AT_ONCE) as loop:
-        remote = _same_dataset(
-            loop.run(find_datasets(place, RetryPolicy(RETRIES, TIMEOUT_S))), manifest, place
-        )
+        remote = _same_dataset(loop.run(find_datasets(place, PATIENT)), manifest, place)
         files = [file for file in manifest.files if file.name in damaged]
         check_room({path: sum(file.size for file in files)})
         with WorkFolder(path) as work_folder:

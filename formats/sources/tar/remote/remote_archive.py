@@ -12,7 +12,7 @@ from typing import TypeVar
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.system.owned import Owned
-from shardprep.formats.system.storage.failures import AnswerBroken
+from shardprep.formats.system.storage.failures import AnswerBroken, RangeRefused
 from shardprep.formats.system.storage.remote_folder import RemoteFolder
 
 from .remote_file import RemoteFile
@@ -132,6 +132,9 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
             except AnswerBroken as error:
                 failure = error
                 continue
+            except RangeRefused:
+                await self._refuse_changed()
+                raise
             if found != self.file.stored:
                 await self._refuse_changed()
             elif len(data) == length:

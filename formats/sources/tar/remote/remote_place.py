@@ -14,13 +14,11 @@ from shardprep.formats.processes.loop_thread import LoopThread
 from shardprep.formats.system.owned import Owned
 from shardprep.formats.system.storage.failures import RemoteDenied
 from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
+from shardprep.formats.system.storage.remote_folder import PATIENT, RemoteFolder
 from shardprep.formats.system.storage.stored_file import StoredFile
 
 from .remote_archive import RemoteArchive
 from .remote_file import RemoteFile
-
-POLICY = RetryPolicy(retries=10, timeout_s=30.0)
 
 
 def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
@@ -29,8 +27,8 @@ def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
     Raises RemoteMissing, RemoteDenied, RemoteFailed, OperationError where obstore is not installed.
     """
     with LoopThread(threads=1) as loop:
-        found = loop.run(_found(RemoteFolder(place, POLICY), names))
-    return {name: RemoteFile(place, name, found[name], POLICY) for name in sorted(found)}
+        found = loop.run(_found(RemoteFolder(place, PATIENT), names))
+    return {name: RemoteFile(place, name, found[name], PATIENT) for name in sorted(found)}
 
 
 async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:
