@@ -129,6 +129,12 @@ def test_the_table_of_the_documents_has_every_page_once() -> None:
     assert {Path(page).stem for page in there} >= GUIDES | REFERENCES
 
 
+def test_the_glossary_has_every_term_once() -> None:
+    terms = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    words = [word for term in terms for word in term.split(", ")]
+    assert len(words) == len(set(words)) > 40
+
+
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_every_command_is_in_the_readme(name: str) -> None:
     assert f"prep {name}" in README.read_text()
