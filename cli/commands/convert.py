@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -39,6 +40,8 @@ from shardprep.formats.conversion.building.plan import BAD_IMAGE_POLICIES
 from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY
 from shardprep.formats.records.stored_order import ORDERS
 from shardprep.formats.sources.listing.source import SPLITS
+
+T = TypeVar("T")
 
 
 @click.command(
@@ -171,52 +174,49 @@ def convert(
 
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
-    if part and cluster:
-        raise click.UsageError(
-            "--part is for machines without a cluster's scheduler; leave out one of the two"
-        )
-    plan_options = PlanOptions(
-        container=chosen["container"],
-        shard_size=chosen["shard_size"],
-        order=chosen["order"],
-        seed=chosen["seed"],
-        on_bad_image=chosen["on_bad_image"],
-        decode_check=chosen["decode_check"],
-        crop_ready=chosen["crop_ready"],
-        shorter_side=chosen["shorter_side"],
-        quality=chosen["quality"],
-    )
-    options = ConvertOptions(
-        allow_partial=chosen["allow_partial"],
-        restart=chosen["restart"],
-        check_md5=chosen["check_md5"],
-        allow_network_fs=chosen["allow_network_fs"],
-    )
-    source_options = SourceOptions(**{f.name: chosen[f.name] for f in fields(SourceOptions)})
+    _refuse_together(output, part=part, cluster=cluster, scratch=scratch, dry_run=dry_run)
     arguments = {
         "split": split,
-        "plan_options": plan_options,
-        "options": options,
-        "source_options": source_options,
+        "plan_options": _options_of(PlanOptions, chosen),
+        "options": _options_of(ConvertOptions, chosen),
+        "source_options": _options_of(SourceOptions, chosen),
         "workers": chosen["workers"],
         "progress": progress_in(form),
     }
     if isinstance(output, str):
-        if part or cluster or dry_run:
-            raise click.UsageError("--part, --cluster and --dry-run are for an OUTPUT that is a folder")
-        stored = convert_to_url(source, output, scratch=scratch, **arguments)
-        show_converted(stored, output, as_json=as_json)
-        return
-    if scratch:
-        raise click.UsageError("--scratch is for an OUTPUT in a bucket")
-    if dry_run:
+        show_converted(convert_to_url(source, output, scratch=scratch, **arguments), output, as_json=as_json)
+    elif dry_run:
         planned = plan_conversion(source, output, part=part, **arguments)
         print_json(planned.to_json()) if as_json else print_dry_run(planned)
         ctx.exit(planned.exit_code)
-    if part:
+    elif part:
         built = convert_part(source, output, part, **arguments)
         print_json(part_for_machines(built, part)) if as_json else print_part(built)
-        return
-    with cluster_executor(cluster) as executor:
-        done = convert_source(source, output, executor=executor, **arguments)
-    show_converted(done, output, as_json=as_json)
+    else:
+        with cluster_executor(cluster) as executor:
+            done = convert_source(source, output, executor=executor, **arguments)
+        show_converted(done, output, as_json=as_json)
+
+
+def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
+    """Return options from the parameters of the command that have their names."""
+    return kind(**{name: chosen[name] for name in signature(kind).parameters if name in chosen})
+
+
+def _refuse_together(
+    output: Path | str,
+    *,
+    part: tuple[int, int] | None,
+    cluster: str | None,
+    scratch: Path | None,
+    dry_run: bool,
+) -> None:
+    """Raise UsageError for options that have no meaning together."""
+    if part and cluster:
+        raise click.UsageError(
+            "--part is for machines without a cluster's scheduler; leave out one of the two"
+        )
+    if isinstance(output, str) and (part or cluster or dry_run):
+        raise click.UsageError("--part, --cluster and --dry-run are for an OUTPUT that is a folder")
+    if scratch and not isinstance(output, str):
+        raise click.UsageError("--scratch is for an OUTPUT in a bucket")
