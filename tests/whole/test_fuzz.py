@@ -1,6 +1,7 @@
 """Odd files of every kind are read, or refused with a documented error; no crash, hang or flood of memory."""
 
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -20,6 +21,7 @@ from image_files import chunk, encoded, pixels, png, tiff, with_exif
 from image_kinds import KINDS
 from pictures import cmyk_jpeg
 from record_sources import official, tfds, write_shard, write_tfrecord
+from repository import SUPPORT
 from source_builders import Miniature
 from test_boxes import WNID, box_object, xml
 from test_png import TWO
@@ -101,7 +103,8 @@ def findings(base: Path, log: Path, cases: list[str]) -> list[str]:
     found, left = [], list(cases)
     while left:
         command = [sys.executable, fuzz_targets.__file__, str(base), str(log), *left]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environ = os.environ | {"PYTHONPATH": SUPPORT}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         lines = log.read_text().splitlines() if log.exists() else []
         log.unlink(missing_ok=True)
         begun = [line for line in lines if not line.startswith(" ")]
