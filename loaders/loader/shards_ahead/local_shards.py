@@ -18,6 +18,11 @@ class ShardLevels:
     begun: int = 0
     ahead: int = 0
 
+    @property
+    def missing(self) -> int:
+        """The shards of the epoch that are still to come."""
+        return self.total - self.begun - self.ahead
+
 
 @dataclass(frozen=True)
 class StorageCounts:

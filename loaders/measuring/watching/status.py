@@ -94,7 +94,7 @@ class StatusLines(Owned):
             levels = list(self._levels)
             parts.append(queue_line(levels, self._engine.slots, waiting, room, sparkline=sparkline))
         storage = getattr(known, "storage", None)
-        if storage is not None and storage.received_bytes:
+        if storage is not None and storage.shards.missing:
             rate = storage.received_bytes / max(self._minute.seconds, WINDOW_S)
             parts.append(storage_line(storage.shards, rate, room, sparkline=sparkline))
         return [self._bar(width), *(f"  {part}" for part in parts if part)]

@@ -54,8 +54,7 @@ def test_downloads_are_shown_while_a_batch_waits_for_them(
 def test_the_first_batch_of_all_is_waited_for_with_its_downloads_shown(
     lmdb_shards: Path, bucket_url: str, proxy: Proxy, tmp_path: Path
 ) -> None:
-    proxy.fault = lambda path, count: "slow" if "shard-" in path else None
-    proxy.pause_s = 2.0
+    proxy.fault = lambda path, count: "stall" if "shard-" in path else None
     terminal = Terminal(PROGRAM, bucket_url, tmp_path / "cache", columns=100)
     terminal.until(r"0%\|.*storage .* 0 of \d+ shards begun")
     terminal.process.kill()
