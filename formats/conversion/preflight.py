@@ -111,8 +111,8 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
         return
     if not output.is_dir():
         raise UsageError("is not a folder; choose another output", path=output)
-    begun = (output / WORK_FOLDER_NAME).exists()
-    if not begun and any(output.iterdir()):
+    # In this order: another part of the conversion may begin meanwhile, its work folder first.
+    if any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
         raise UsageError(f"is not empty, and not {work} begun here; choose another output", path=output)
 
 

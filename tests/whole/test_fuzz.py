@@ -103,7 +103,7 @@ def findings(base: Path, log: Path, cases: list[str]) -> list[str]:
     found, left = [], list(cases)
     while left:
         command = [sys.executable, fuzz_targets.__file__, str(base), str(log), *left]
-        environ = os.environ | {"PYTHONPATH": SUPPORT}
+        environ = os.environ | {"PYTHONPATH": SUPPORT} | SMALL_POOL
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         lines = log.read_text().splitlines() if log.exists() else []
         log.unlink(missing_ok=True)
@@ -125,6 +125,7 @@ def after(cases: list[str], name: str, seed: int) -> list[str]:
     return [rest, *cases[at + 1 :]]
 
 
+SMALL_POOL = {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # its own reserves 1 GiB of the limited address space
 SMOKE = {name: 2 if name == "verified" else 6 for name in TARGETS}
 MANY = {
     "devkit": 3000,

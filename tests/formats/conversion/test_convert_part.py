@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from shardprep.formats.conversion import preparation
 from shardprep.formats.conversion.building.part import ConversionPart
 from shardprep.formats.conversion.building.plan import plan
 from shardprep.formats.conversion.building.work_folder import WorkFolder
+from shardprep.formats.conversion.preflight import check_output
 from shardprep.formats.images.crop_ready import jpegtran
 from shardprep.formats.sources.official_tars import OfficialTars
 from shardprep.formats.sources.recognise import recognise
@@ -403,3 +404,18 @@ def test_the_script_for_slurm_builds_the_parts_and_finishes(archives: Path, tmp_
         subprocess.run(command, env=os.environ | found | task, check=True, capture_output=True)
 
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_an_output_that_another_part_begins_meanwhile_is_no_other_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, output = Path.iterdir, tmp_path / "out"
+    output.mkdir()
+
+    def late(path: Path) -> Iterator[Path]:
+        monkeypatch.undo()
+        with WorkFolder(output, shared=True):
+            return iter([*listed(path)])
+
+    monkeypatch.setattr(Path, "iterdir", late)
+    check_output(output)
