@@ -13,6 +13,8 @@ from dask_cluster import dask_cluster
 from datasets import converted, prep, tree
 from waiting import until
 
+from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME
+
 pytestmark = [
     pytest.mark.torture,
     pytest.mark.skipif(not find_spec("distributed"), reason="Dask is not installed"),
@@ -30,8 +32,8 @@ def begun(folder: Path, shards: int = 1) -> None:
 
 
 def at_work(folder: Path, pid: int) -> None:
-    """Wait for the folder of a process's run."""
-    until(lambda: [*(folder / "out" / ".prep").glob(f"run-*-{pid}-*")])
+    """Wait until a process has claimed the output, and begins to build."""
+    until(lambda: [*(folder / "out" / ".prep").glob(f"run-*-{pid}-*/{COUNTERS_NAME}")])
 
 
 def whole(archives: Path, folder: Path) -> None:
