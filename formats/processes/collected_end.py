@@ -43,7 +43,11 @@ def _collected(end: End) -> None:
         end()
     else:
         _running.append(end)
-        _thread.start_new_thread(_end, (end,))  # without the locks that threading.Thread takes
+        try:
+            _thread.start_new_thread(_end, (end,))  # without the locks that threading.Thread takes
+        except RuntimeError:
+            _running.remove(end)
+            raise
 
 
 def _end(end: End) -> None:

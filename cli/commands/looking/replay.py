@@ -28,8 +28,14 @@ if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
     from shardprep.loaders.loader.replaying.recorded_run import RecordedRun
     from shardprep.loaders.loader.replaying.replayed import Replayed
 
-OF_ONE_STEP = {"epoch": "--epoch", "step": "--step", "start": "--start", "rank": "--rank"}
-OF_ONE_STEP |= {"listed": "--records", "sheet": "--sheet"}
+OF_ONE_STEP = {
+    "epoch": "--epoch",
+    "step": "--step",
+    "start": "--start",
+    "rank": "--rank",
+    "listed": "--records",
+    "sheet": "--sheet",
+}
 OF_TWO_RUNS = {"epochs": "--epochs", "by_pixels": "--pixels"}
 COUNT = click.IntRange(min=0)
 RUN_OPTIONS = (
