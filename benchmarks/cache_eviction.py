@@ -16,7 +16,7 @@ from pathlib import Path
 from measuring.conditions import conditions
 
 from shardprep import LocalShuffle
-from shardprep.formats.dataset.remote.caching.eviction import CachedFile, eviction_order, identity_of
+from shardprep.formats.storage.cache_folder import CachedFile, eviction_order, identity_of
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.shard_uses import shard_uses
 

@@ -25,10 +25,17 @@ from pathlib import Path
 import numpy as np
 from measuring.conditions import conditions
 
-from shardprep.loaders.measuring.disk.page_cache import COLD, drop
-from shardprep.loaders.measuring.disk.read_plans import Cursor, Forward, ReadPlan, Scattered
-from shardprep.loaders.measuring.disk.reading import read
-from shardprep.loaders.measuring.disk.target import RECORD_BYTES, OpenFiles
+from shardprep.loaders.measuring.disk_files import (
+    COLD,
+    RECORD_BYTES,
+    Cursor,
+    Forward,
+    OpenFiles,
+    ReadPlan,
+    Scattered,
+    drop,
+    read,
+)
 
 UNLIMITED = 1e6  # seconds
 BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)

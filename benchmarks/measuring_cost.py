@@ -23,9 +23,9 @@ from contenders.unmeasured import MeasuredWork, UnmeasuredWork
 from measuring.conditions import conditions
 
 from shardprep.loaders import Loader, TrainTransform, Transform
-from shardprep.loaders.engine.protocol.status_table import CpuClock
-from shardprep.loaders.loader.shard_task import TIMED_OF
-from shardprep.loaders.measuring.memory_use import worker_pids
+from shardprep.loaders.engine.messages import CpuClock
+from shardprep.loaders.loader.work import TIMED_OF
+from shardprep.loaders.measuring.bench import worker_pids
 from shardprep.loaders.transforms.decode import _spent, decoding_seconds
 
 BATCH = 64

@@ -6,6 +6,9 @@
 Items are (110 KB of bytes, int). Each contender saves them in a new process, then loads them in another, and
 rounds alternate. Time and CPU are those of the call alone, with all of its worker processes. Compare medians
 of each round's ratios; on a busy machine those of CPU.
+
+Ratios depend on the number of items (--items 2000, 10000: processes take time to start), and on whether the
+disk or the CPU limits (a scratch folder on a tmpfs has no disk).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from measuring.conditions import conditions
 
 from shardprep import GlobalShuffle, LocalShuffle
 from shardprep.loaders.order.epoch_order import Shuffle, epoch_order
-from shardprep.loaders.order.shuffle_quality import quality_of_batches
+from shardprep.loaders.order.quality import quality_of_batches
 
 BATCH = 256
 SHARD = 2_000

@@ -35,9 +35,9 @@ from measuring.data import Data, prepare
 
 from shardprep.loaders import FakeData, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.frames.codec import pack_batch
+from shardprep.loaders.machines.codec import pack_batch
+from shardprep.loaders.machines.keys import load_public, load_secret, make_keys
 from shardprep.loaders.remote import ReceiverKeys, RemoteSource, SenderKeys, serve
-from shardprep.loaders.remote.auth.keys import load_public, load_secret, make_keys
 
 ROWS = (64, 256)
 DECODED = 64  # images in a batch, so that a few thousand images make an epoch of many steps

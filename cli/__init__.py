@@ -1,1 +1,3 @@
 """The command ``prep``."""
+
+from __future__ import annotations

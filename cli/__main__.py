@@ -1,5 +1,7 @@
 """The entry point of ``python -m shardprep.cli``, which is ``prep``."""
 
-from .main import main
+from __future__ import annotations
+
+from shardprep.cli.main import main
 
 main()

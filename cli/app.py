@@ -11,39 +11,51 @@ from importlib.metadata import version
 import click
 from click.shell_completion import shell_complete
 
-from shardprep.cli.commands.bench_disk import bench_disk
-from shardprep.cli.commands.bench_loader import bench_loader
-from shardprep.cli.commands.collect import collect
-from shardprep.cli.commands.convert import convert
-from shardprep.cli.commands.export import export
-from shardprep.cli.commands.index import index
-from shardprep.cli.commands.inspect import inspect
-from shardprep.cli.commands.join import join
-from shardprep.cli.commands.looking.replay import replay
-from shardprep.cli.commands.looking.report import report
-from shardprep.cli.commands.network.fetch import fetch
-from shardprep.cli.commands.network.keygen import keygen
-from shardprep.cli.commands.network.publish import publish
-from shardprep.cli.commands.network.serve import serve
-from shardprep.cli.commands.repair import repair
-from shardprep.cli.commands.trying.demo import demo
-from shardprep.cli.commands.trying.sample import sample
-from shardprep.cli.commands.verify import verify
-from shardprep.cli.console.failures import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
+from shardprep.cli.commands.bench import bench_disk, bench_loader
+from shardprep.cli.commands.convert import convert, index, join
+from shardprep.cli.commands.datasets import collect, export, inspect, repair, verify
+from shardprep.cli.commands.demo import demo, sample
+from shardprep.cli.commands.network import fetch, keygen, publish, serve
+from shardprep.cli.commands.replay import replay
+from shardprep.cli.commands.report import report
+from shardprep.cli.console.output import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
 from shardprep.formats.errors import ShardprepError
 
 COMPLETE_VARIABLE = "_PREP_COMPLETE"  # set by the shell functions that click makes
 
 
-class InOrder(click.Group):
-    """A group that lists its commands in the order in which they were added."""
+GROUPS = {
+    "Prepare": (demo, sample, convert, index, join, collect),
+    "Check and mend": (verify, repair),
+    "Look": (inspect, report),
+    "Move": (publish, fetch, export),
+    "Train": (bench_disk, bench_loader, replay, serve, keygen),
+}
+
+
+class InGroups(click.Group):
+    """The group of all commands, which the help lists under the titles of GROUPS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands."""
+        """Return the names of the commands, in the order of the help."""
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each group, with the summaries in one column."""
+        width = max(map(len, self.commands))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                room = formatter.width - 6 - width
+                formatter.write_dl(
+                    [(f"{one.name:{width}}", one.get_short_help_str(room)) for one in commands]
+                )
 
-@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.group(
+    cls=InGroups,
+    commands=[command for commands in GROUPS.values() for command in commands],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
 @click.version_option(version("shardprep"), prog_name="prep")
 def cli() -> None:
     """From the official archives of an image dataset to verified shards to the training step.
@@ -52,14 +64,6 @@ def cli() -> None:
     (I/O, permissions, space); 4 a format version that this release does not know; 130 or 143
     interrupted.
     """
-
-
-COMMANDS = (
-    sample, convert, index, join, collect, verify, inspect, report, repair, publish, fetch, export, bench_disk, bench_loader,
-    replay, serve, keygen, demo,
-)  # fmt: skip
-for command in COMMANDS:
-    cli.add_command(command)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -84,6 +88,8 @@ def run(arguments: Sequence[str]) -> int:
         return failed(error, as_json=as_json)
     except OSError as error:
         return report_os_error(error, as_json=as_json)
+    except ImportError as error:  # of what a command loads when it begins
+        return failed(error, as_json=as_json)
 
 
 def failed(error: Reported, *, as_json: bool) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import mmap
 import os
 import signal
 import sys
@@ -10,10 +12,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from shardprep.cli.console.interruption import Interrupted
+from shardprep.cli.console.start import Interrupted, load_failure
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
+
+
+START_BYTES = 160 << 20  # of addresses: with fewer, OpenBLAS ends the process with 1 when it is loaded
 
 
 def main() -> NoReturn:
@@ -24,12 +29,14 @@ def main() -> NoReturn:
     """
     _open_streams()
     _on_signals(_leave)
-    from .app import (  # start-up time: signals are handled before this import
-        failed,
-        flush,
-        run,
-    )
-    from .console.failures import asks_for_json  # as above
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else START_BYTES would grow with the CPUs
+    try:
+        mmap.mmap(-1, START_BYTES).close()
+        # start-up time: signals are handled before these imports
+        from shardprep.cli.app import failed, flush, run
+        from shardprep.cli.console.output import asks_for_json
+    except (ImportError, MemoryError, OSError) as error:
+        _not_loaded(error)
 
     sys.unraisablehook = _unraisable
     try:
@@ -39,10 +46,19 @@ def main() -> NoReturn:
     except Interrupted as interrupted:
         code = flush(failed(interrupted, as_json=asks_for_json(sys.argv[1:])))
     if not sys.modules.keys().isdisjoint(("obstore", "ray")):
-        os._exit(
-            code
-        )  # a thread of obstore that calls Python while that ends would abort the process; Ray's may hang
+        # a thread of obstore that calls Python while that ends would abort the process; Ray's may hang
+        os._exit(code)
     sys.exit(code)
+
+
+def _not_loaded(error: BaseException) -> NoReturn:
+    """Report that the program cannot be loaded, as other errors are told, and exit."""
+    message = load_failure(error)
+    sys.stderr.write(f"prep: {message}\n")
+    if "--json" in sys.argv:
+        found = {"kind": type(error).__name__, "message": message, "exit_code": 3}
+        sys.stdout.write(json.dumps({"error": found}) + "\n")
+    sys.exit(3)
 
 
 def _open_streams() -> None:

@@ -22,11 +22,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 HASHES = PICTURES / "inputs.json"
-PAGES = ("formats/pages/*.py", "formats/pages/templates/*")
+PAGES = ("formats/reports/pages.py", "formats/reports/templates/*")
 INPUTS = {
     "convert.svg": ("cli/console/progress.py", "cli/commands/convert.py"),
     "report.png": PAGES,
-    "run.png": (*PAGES, "loaders/measuring/pages/*.py"),
+    "run.png": (*PAGES, "loaders/loader/run_page.py"),
 }
 MOST_BYTES = 200_000  # of a picture
 COLUMNS = 92  # characters of a line

@@ -1,29 +1,36 @@
 """From shards to the training step."""
 
-# Worker processes import this package: it imports nothing heavier than numpy and OpenCV.
-from shardprep.loaders.buffers.slots import SlotsHeld
-from shardprep.loaders.engine.protocol.worker_errors import WorkFailed
-from shardprep.loaders.engine.stats import EngineStats
-from shardprep.loaders.fake.fake_data import FakeData
-from shardprep.loaders.loader.bottleneck import StageLoad, Verdict
-from shardprep.loaders.loader.loader import Loader
-from shardprep.loaders.loader.replaying.parting import Parting
-from shardprep.loaders.loader.replaying.replayed import Replayed, ReplayedRecord
-from shardprep.loaders.loader.replaying.run_card import RunCard
-from shardprep.loaders.loader.replaying.sheet import ContactSheet
-from shardprep.loaders.loader.stats import LoaderStats
-from shardprep.loaders.order.class_mixing import SortedByClass
-from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle
-from shardprep.loaders.order.receipt import Receipt
-from shardprep.loaders.order.shuffle_quality import ShuffleQuality
-from shardprep.loaders.transforms.augment import ColorJitter
-from shardprep.loaders.transforms.contract import ArraySpec, Transform, TransformInput
-from shardprep.loaders.transforms.decode import decode_rgb
-from shardprep.loaders.transforms.geometry.shown import ShownPart
-from shardprep.loaders.transforms.pixel_format import IMAGENET_MEAN, IMAGENET_STD
-from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+from __future__ import annotations
 
-from .flow import Flow
+from typing import TYPE_CHECKING
+
+from shardprep.formats.runtime.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from shardprep.loaders.batches.slots import SlotsHeld
+    from shardprep.loaders.engine.engine import EngineStats
+    from shardprep.loaders.engine.messages import WorkFailed
+    from shardprep.loaders.flow.flow import Flow
+    from shardprep.loaders.loader.fake import FakeData
+    from shardprep.loaders.loader.loader import Loader
+    from shardprep.loaders.loader.replay import Parting, Replayed, ReplayedRecord
+    from shardprep.loaders.loader.run_card import RunCard
+    from shardprep.loaders.loader.sheet import ContactSheet
+    from shardprep.loaders.loader.stats import LoaderStats, StageLoad, Verdict
+    from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle
+    from shardprep.loaders.order.quality import ShuffleQuality, SortedByClass
+    from shardprep.loaders.order.receipt import Receipt
+    from shardprep.loaders.transforms.augment import ColorJitter
+    from shardprep.loaders.transforms.contract import (
+        IMAGENET_MEAN,
+        IMAGENET_STD,
+        ArraySpec,
+        Transform,
+        TransformInput,
+    )
+    from shardprep.loaders.transforms.decode import decode_rgb
+    from shardprep.loaders.transforms.geometry import ShownPart
+    from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -56,3 +63,34 @@ __all__ = [
     "WorkFailed",
     "decode_rgb",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "shardprep.loaders.batches.slots": ["SlotsHeld"],
+            "shardprep.loaders.engine.engine": ["EngineStats"],
+            "shardprep.loaders.engine.messages": ["WorkFailed"],
+            "shardprep.loaders.flow.flow": ["Flow"],
+            "shardprep.loaders.loader.fake": ["FakeData"],
+            "shardprep.loaders.loader.loader": ["Loader"],
+            "shardprep.loaders.loader.replay": ["Parting", "Replayed", "ReplayedRecord"],
+            "shardprep.loaders.loader.run_card": ["RunCard"],
+            "shardprep.loaders.loader.sheet": ["ContactSheet"],
+            "shardprep.loaders.loader.stats": ["LoaderStats", "StageLoad", "Verdict"],
+            "shardprep.loaders.order.epoch_order": ["GlobalShuffle", "LocalShuffle"],
+            "shardprep.loaders.order.quality": ["ShuffleQuality", "SortedByClass"],
+            "shardprep.loaders.order.receipt": ["Receipt"],
+            "shardprep.loaders.transforms.augment": ["ColorJitter"],
+            "shardprep.loaders.transforms.contract": [
+                "ArraySpec",
+                "IMAGENET_MEAN",
+                "IMAGENET_STD",
+                "Transform",
+                "TransformInput",
+            ],
+            "shardprep.loaders.transforms.decode": ["decode_rgb"],
+            "shardprep.loaders.transforms.geometry": ["ShownPart"],
+            "shardprep.loaders.transforms.transforms": ["EvalTransform", "TrainTransform"],
+        },
+    )

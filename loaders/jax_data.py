@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import UsageError
-from shardprep.loaders.batching.convert import NUMBERS, Conversion
-from shardprep.loaders.batching.passes import Source
+from shardprep.formats.errors import MissingExtra, UsageError
+from shardprep.loaders.batches.passes import Source
+from shardprep.loaders.batches.stack import NUMBERS, Conversion
 
 try:
     import jax
 except ModuleNotFoundError as error:
-    raise ImportError("JAX is not installed; pip install 'shardprep[jax]'") from error
+    raise MissingExtra.of("shardprep.loaders.jax_data", "JAX", "jax") from error
 
 
 def to_jax(source: Source, *, device: Any = None) -> Conversion:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import UsageError
-from shardprep.formats.system.owned import Owned, not_copyable
-from shardprep.loaders.batching.convert import NUMBERS, Conversion
-from shardprep.loaders.batching.passes import Source
+from shardprep.formats.errors import MissingExtra, UsageError
+from shardprep.formats.runtime.owned import Owned, not_copyable
+from shardprep.loaders.batches.passes import Source
+from shardprep.loaders.batches.stack import NUMBERS, Conversion
 
 try:
     import torch
     from torch.utils.data import IterableDataset, get_worker_info
 except ModuleNotFoundError as error:
-    raise ImportError("PyTorch is not installed; pip install 'shardprep[torch]'") from error
+    raise MissingExtra.of("shardprep.loaders.torch_data", "PyTorch", "torch") from error
 
 
 class TorchBatches(Owned, IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
@@ -70,9 +70,9 @@ class ResumableTorchBatches(TorchBatches):
         """Return the source's state; the batches delivered so far count as done."""
         return self.source.state_dict()  # type: ignore[union-attr]
 
-    def load_state_dict(self, state: Any) -> None:
-        """Make the next iteration continue where the state was taken. Raises what the source raises."""
-        self.source.load_state_dict(state)  # type: ignore[union-attr]
+    def load_state_dict(self, state: Any, **options: Any) -> None:
+        """Make the next iteration continue where the state was taken; options and errors are the source's."""
+        self.source.load_state_dict(state, **options)  # type: ignore[union-attr]
 
 
 def to_torch(source: Source) -> TorchBatches:

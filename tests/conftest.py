@@ -2,21 +2,26 @@
 
 import compileall
 import gc
+import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from datasets import converted
 from hypothesis import settings
-from process_table import children, threads
-from waiting import until
 
 from shardprep import cli, formats, loaders
 from shardprep.formats import make_sample
-from shardprep.formats.processes.collected_end import running_ends
+from shardprep.formats.runtime.owned import running_ends
+from support.datasets import converted
+from support.process_table import children, threads
+from support.waiting import until
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 NEEDS_TENSORFLOW = [
     "tf_inputs",
@@ -38,6 +43,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("torture") or "tf_inputs" in item.path.parts:
             item.add_marker(pytest.mark.slow)
+
+
+TOOLS = re.compile("strace|jpegtran|chromium|selenium|axe-core|pyarrow|webdataset|pyright")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that is skipped for a missing tool where CI is set."""
+    return _with_tools((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail a file that is skipped for a missing tool where CI is set."""
+    return _with_tools((yield))
+
+
+def _with_tools(report: Report) -> Report:
+    if report.skipped and os.environ.get("CI") and not os.environ.get("ALLOW_MISSING_TOOLS"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if TOOLS.search(reason):
+            report.outcome, report.longrepr = "failed", f"CI is set, and this would be skipped. {reason}"
+    return report
 
 
 def pytest_sessionstart() -> None:

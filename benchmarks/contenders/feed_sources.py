@@ -13,7 +13,7 @@ import numpy.typing as npt
 from contenders.own_contenders import Constant
 
 from shardprep.loaders import Loader, TrainTransform
-from shardprep.loaders.buffers.memory import aligned
+from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 
 ROWS, SIZE = 256, 224

@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 
 from shardprep.loaders.engine import worker
-from shardprep.loaders.engine.protocol.task import Clock, Fill
-from shardprep.loaders.loader import shard_task
-from shardprep.loaders.loader.shard_task import ShardWork
+from shardprep.loaders.engine.messages import Clock, Fill
+from shardprep.loaders.loader import work as shard_task
+from shardprep.loaders.loader.work import ShardWork
 from shardprep.loaders.transforms import transforms
 
 

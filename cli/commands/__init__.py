@@ -1,1 +1,3 @@
 """The sub-commands of ``prep``, one per file."""
+
+from __future__ import annotations

@@ -1,47 +1,59 @@
-"""``prep convert``: convert official archives or folders to verified shards."""
+"""``prep convert``, ``prep index`` and ``prep join``: what makes datasets, and what they say of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from shardprep.cli.console.cluster import cluster_executor, cluster_option
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
+    PART,
     PATH_OR_URL,
-    ByteSize,
-    PartOfAll,
+    ROOT_FOLDER,
+    SIZE,
+    Option,
     examples,
     json_option,
     progress_option,
     workers_option,
 )
-from shardprep.cli.console.output import print_json
+from shardprep.cli.console.output import columns_text, print_fields, print_json, say, say_next
 from shardprep.cli.console.progress import Form, progress_in
-from shardprep.cli.reports.converted_report import show_converted
-from shardprep.cli.reports.dry_run_report import print_dry_run
-from shardprep.cli.reports.part_report import part_for_machines, print_part
-from shardprep.formats import (
-    ConvertOptions,
-    PlanOptions,
-    SourceOptions,
-    convert_part,
-    convert_to_url,
-    plan_conversion,
-)
-from shardprep.formats import convert as convert_source
-from shardprep.formats.containers.registry import CONTAINERS
-from shardprep.formats.conversion.building.plan import BAD_IMAGE_POLICIES
-from shardprep.formats.images.crop_ready.quality import DEFAULT_QUALITY
-from shardprep.formats.records.stored_order import ORDERS
-from shardprep.formats.sources.listing.source import SPLITS
+from shardprep.cli.console.runs import cluster_executor, cluster_option
+from shardprep.formats.conversion.convert import Converted, ConvertedPart, convert_part
+from shardprep.formats.conversion.convert import convert as convert_source
+from shardprep.formats.conversion.dry_run import DryRun, plan_conversion
+from shardprep.formats.conversion.join import join as join_columns
+from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES, PlanOptions
+from shardprep.formats.conversion.prepare import ConvertOptions
+from shardprep.formats.errors import UsageError
+from shardprep.formats.images.crop_ready import DEFAULT_QUALITY
+from shardprep.formats.records.record import ARCHIVE_ORDER, ORDERS
+from shardprep.formats.runtime.sizes import count_of, records_of, size
+from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
+from shardprep.formats.sources.source import SPLITS, SourceOptions
+from shardprep.formats.transfer.to_url import ConvertedTo, convert_to_url
 
 T = TypeVar("T")
+
+on_bad_image_option: Option = click.option(
+    "--on-bad-image",
+    type=click.Choice(BAD_IMAGE_POLICIES),
+    default="fail",
+    help="Stop and name the file, or leave it out and list it in quarantine.json.",
+)
+check_md5_option: Option = click.option(
+    "--check-md5", is_flag=True, help="First read official archives whole and check their MD5."
+)
+allow_partial_option: Option = click.option(
+    "--allow-partial", is_flag=True, help="Accept a wrong number of images, and record that."
+)
 
 
 @click.command(
@@ -55,34 +67,15 @@ T = TypeVar("T")
 @click.argument("source", type=PATH_OR_URL)
 @click.argument("output", type=PATH_OR_URL)
 @click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
+@click.option("--format", "container", type=click.Choice(CONTAINERS), default="lmdb", help="Container.")
+@click.option("--shard-size", type=SIZE, default="256MiB", help="Image bytes per shard.")
 @click.option(
-    "--format",
-    "container",
-    type=click.Choice(CONTAINERS),
-    default="lmdb",
-    show_default=True,
-    help="Container.",
+    "--order", type=click.Choice(ORDERS), default="shuffled", help="Seeded permutation, or sorted by key."
 )
-@click.option(
-    "--shard-size", type=ByteSize(), default="256MiB", show_default=True, help="Image bytes per shard."
-)
-@click.option(
-    "--order",
-    type=click.Choice(ORDERS),
-    default="shuffled",
-    show_default=True,
-    help="Seeded permutation, or sorted by key.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --order shuffled.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --order shuffled.")
 @workers_option
 @progress_option
-@click.option(
-    "--on-bad-image",
-    type=click.Choice(BAD_IMAGE_POLICIES),
-    default="fail",
-    show_default=True,
-    help="Stop and name the file, or leave it out and list it in quarantine.json.",
-)
+@on_bad_image_option
 @click.option("--decode-check", is_flag=True, help="Also decode every image (ten times slower).")
 @click.option(
     "--crop-ready", is_flag=True, help="Code JPEGs anew, without loss: training crops take 2/3 of the time."
@@ -97,29 +90,40 @@ T = TypeVar("T")
     "--quality",
     type=click.IntRange(1, 100),
     default=DEFAULT_QUALITY,
-    show_default=True,
     help="Of the JPEGs that --shorter-side makes.",
 )
-@click.option("--check-md5", is_flag=True, help="First read official archives whole and check their MD5.")
-@click.option("--allow-partial", is_flag=True, help="Accept a wrong number of images, and record that.")
+@check_md5_option
+@allow_partial_option
 @click.option("--allow-network-fs", is_flag=True, help="Build LMDB on a network file system all the same.")
 @click.option("--restart", is_flag=True, help="Discard what an interrupted conversion did.")
 @click.option("--follow-symlinks", is_flag=True, help="Read what links in SOURCE point to, in SOURCE or not.")
+@click.option(
+    "--skip-non-images",
+    is_flag=True,
+    help="Leave out files of folders and lists that are no images; damaged ones stay errors.",
+)
 @click.option(
     "--val-fraction",
     type=float,
     metavar="F",
     help="Take this part of each class of train for val, by --seed.",
 )
-@click.option("--root", type=FOLDER, help="Of a list: the folder its paths begin at.  [default: the list's]")
+@click.option(
+    "--root", type=ROOT_FOLDER, help="Of a list: the folder its paths begin at.  [default: the list's]"
+)
 @click.option("--path-column", metavar="NAME", help="Of a CSV file or JSON lines: the column of paths.")
 @click.option("--label-column", metavar="NAME", help="The column of labels.  [default: the usual names]")
+@click.option(
+    "--image-column",
+    metavar="NAME",
+    help="Of WebDataset, TFRecord, Parquet or tensorpack's LMDB: the images.  [default: the usual names]",
+)
 @click.option(
     "--column",
     "columns",
     multiple=True,
     metavar="NAME:KIND[=HEADER]",
-    help="Of metadata.csv or .jsonl: convert this column; repeatable.  [default: all, kinds guessed]",
+    help="Of a list or metadata.csv: convert this column; repeatable.  [default: of metadata all, kinds guessed]",
 )
 @click.option(
     "--pair",
@@ -131,7 +135,7 @@ T = TypeVar("T")
 @click.option("--coco", metavar="FILE", help="COCO's instances, relative to SOURCE.  [default: found]")
 @click.option(
     "--part",
-    type=PartOfAll(),
+    type=PART,
     metavar="I/N",
     help="Build one of N shares of the shards, on any machine; without --part, finish.",
 )
@@ -152,7 +156,6 @@ def convert(
     /,
     source: Path | str,
     output: Path | str,
-    split: str | None,
     part: tuple[int, int] | None,
     cluster: str | None,
     scratch: Path | None,
@@ -174,9 +177,16 @@ def convert(
 
     Interrupted in any way, the same command finishes the job, and the result is byte-identical.
     """
-    _refuse_together(output, part=part, cluster=cluster, scratch=scratch, dry_run=dry_run)
+    if part and cluster:
+        raise click.UsageError(
+            "--part is for machines without a cluster's scheduler; leave out one of the two"
+        )
+    if isinstance(output, str) and (part or cluster or dry_run):
+        raise click.UsageError("--part, --cluster and --dry-run are for an OUTPUT that is a folder")
+    if scratch and not isinstance(output, str):
+        raise click.UsageError("--scratch is for an OUTPUT in a bucket")
     arguments = {
-        "split": split,
+        "split": chosen["split"],
         "plan_options": _options_of(PlanOptions, chosen),
         "options": _options_of(ConvertOptions, chosen),
         "source_options": _options_of(SourceOptions, chosen),
@@ -190,8 +200,7 @@ def convert(
         print_json(planned.to_json()) if as_json else print_dry_run(planned)
         ctx.exit(planned.exit_code)
     elif part:
-        built = convert_part(source, output, part, **arguments)
-        print_json(part_for_machines(built, part)) if as_json else print_part(built)
+        show_part(convert_part(source, output, part, **arguments), part, as_json=as_json)
     else:
         with cluster_executor(cluster) as executor:
             done = convert_source(source, output, executor=executor, **arguments)
@@ -203,20 +212,266 @@ def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
     return kind(**{name: chosen[name] for name in signature(kind).parameters if name in chosen})
 
 
-def _refuse_together(
-    output: Path | str,
-    *,
-    part: tuple[int, int] | None,
-    cluster: str | None,
-    scratch: Path | None,
-    dry_run: bool,
+@click.command(
+    short_help="Index the official tars, to train from them in place.",
+    epilog=examples("index archives indexed", "index archives/ILSVRC2012_img_train.tar train --split train"),
+)
+@click.argument("archives", type=ANY_PATH)
+@click.argument("output", type=ANY_PATH)
+@click.option("--split", type=click.Choice(SPLITS), help="Index this split into OUTPUT itself.")
+@click.option("--shard-size", type=SIZE, default="1GiB", help="Image bytes per table.")
+@workers_option
+@progress_option
+@on_bad_image_option
+@check_md5_option
+@allow_partial_option
+@click.option("--restart", is_flag=True, help="Discard what an interrupted run did.")
+@json_option
+def index(
+    archives: Path,
+    output: Path,
+    split: str | None,
+    shard_size: int,
+    workers: int | None,
+    form: Form,
+    on_bad_image: str,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
-    """Raise UsageError for options that have no meaning together."""
-    if part and cluster:
-        raise click.UsageError(
-            "--part is for machines without a cluster's scheduler; leave out one of the two"
+    """Index ARCHIVES in OUTPUT: a dataset per split, and the images stay where they are.
+
+    ARCHIVES is one of the official tars, or the folder that holds them. Each is read once, and OUTPUT
+    gets the places, labels and checksums of its images, and a link to it. A Loader takes OUTPUT/train as
+    any dataset. Interrupted in any way, the same command goes on; after the archives were moved, it
+    links and checks them.
+    """
+    done = convert_source(
+        archives,
+        output,
+        split=split,
+        plan_options=PlanOptions(
+            container=IN_PLACE, shard_size=shard_size, order=ARCHIVE_ORDER, on_bad_image=on_bad_image
+        ),
+        options=ConvertOptions(**chosen),
+        workers=workers,
+        progress=progress_in(form),
+    )
+    show_converted(done, output, as_json=as_json)
+
+
+def show_converted(done: Sequence[Converted | ConvertedTo], output: Path | str, *, as_json: bool) -> None:
+    """Print what a conversion made, and the next command."""
+    places: dict[str, list[str]] = {}
+    for one in done:
+        if emptied := one.skipped.emptied:  # these classes keep their labels
+            these = f"no image of {'this class' if len(emptied) == 1 else 'these classes'} is left"
+            say(f"warning: {_place_of(one)}: {these}, all were skipped: {', '.join(emptied)}", err=True)
+        for note in one.notes:
+            places.setdefault(note, []).append(_place_of(one))
+    for note, of in places.items():
+        say(f"note: {', '.join(of)}: {note}", err=True)
+    if as_json:
+        print_json({"splits": [_converted_json(one) for one in done]})
+        return
+    for one in done:
+        _print_converted(one)
+    if isinstance(output, str):
+        say_next("fetch", output, "COPY")
+    else:
+        say_next("bench-loader" if all(one.already_complete for one in done) else "verify", output)
+
+
+def _place_of(done: Converted | ConvertedTo) -> str:
+    return done.url if isinstance(done, ConvertedTo) else str(done.path)
+
+
+def _converted_json(done: Converted | ConvertedTo) -> dict[str, Any]:
+    manifest = done.manifest
+    return {
+        "url" if isinstance(done, ConvertedTo) else "path": _place_of(done),
+        "split": manifest.split,
+        "layout": manifest.source["layout"],
+        "records": manifest.records,
+        "image_bytes": manifest.image_bytes,
+        "shards": len(manifest.shards),
+        "columns": manifest.schema.kinds,
+        "skipped": manifest.skipped,
+        "skipped_causes": [asdict(cause) for cause in done.skipped.causes],
+        "emptied_classes": list(done.skipped.emptied),
+        "partial": manifest.partial,
+        "ignored": dict(done.ignored),
+        "notes": list(done.notes),
+        "already_complete": done.already_complete,
+        "has_images": manifest.has_images,
+        "has_labels": done.has_labels,
+        "content_root": manifest.content_root,
+        "root": manifest.root,
+    }
+
+
+def _print_converted(done: Converted | ConvertedTo) -> None:
+    manifest = done.manifest
+    kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
+    shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
+    state = " (was complete, and is intact)" if done.already_complete else ""
+    records = records_of(manifest.records, has_images=manifest.has_images, has_labels=done.has_labels)
+    classes = count_of(len(manifest.labels), "class")
+    say(f"{_place_of(done)}: {records}, {classes}, {size(manifest.image_bytes)} in {shards}{state}")
+    print_fields(
+        {
+            "source": manifest.source["layout"],
+            "columns": columns_text(manifest.schema.kinds),
+            "skipped": f"{done.skipped}; listed in quarantine.json" if manifest.skipped else None,
+            "ignored": _ignored_text(done.ignored),
+            "partial": "the source did not hold all images that it should" if manifest.partial else None,
+            "content_root": manifest.content_root,
+            "root": manifest.root,
+        }
+    )
+
+
+def _ignored_text(ignored: Mapping[str, int]) -> str | None:
+    return ", ".join(f"{number} {name}" for name, number in sorted(ignored.items())) or None
+
+
+def show_part(built: Sequence[ConvertedPart], part: tuple[int, int], *, as_json: bool) -> None:
+    """Print what the part has of each split, and what is to do next."""
+    number, of = part
+    if as_json:
+        print_json({"part": number, "parts": of, "splits": [_part_json(one) for one in built]})
+        return
+    for one in built:
+        state = " (was complete)" if one.already_complete else ""
+        records = records_of(one.records, has_images=one.has_images, has_labels=one.has_labels)
+        shards = count_of(len(one.shards), "shard")
+        say(f"{one.path}: part {number} of {of}: {records}, {size(one.file_bytes)} in {shards}{state}")
+        missing = f"{one.missing:,} of {count_of(one.total, 'shard')}"
+        print_fields({"missing": missing, "skipped": one.skipped if one.skipped.count else None})
+    if all(one.already_complete for one in built):
+        say("the conversion is finished")
+    elif any(one.missing for one in built):
+        say("next: when all parts have ended, the same command without --part finishes")
+    else:
+        say("next: the same command without --part finishes, as soon as no part runs")
+
+
+def _part_json(one: ConvertedPart) -> dict[str, Any]:
+    return {
+        "path": str(one.path),
+        "split": one.split,
+        "shards": list(one.shards),
+        "records": one.records,
+        "file_bytes": one.file_bytes,
+        "total_shards": one.total,
+        "missing_shards": one.missing,
+        "skipped": one.skipped.count,
+        "skipped_causes": [asdict(cause) for cause in one.skipped.causes],
+        "already_complete": one.already_complete,
+        "has_images": one.has_images,
+        "has_labels": one.has_labels,
+    }
+
+
+def print_dry_run(planned: DryRun) -> None:
+    """Print each split, the problems, and the time to expect."""
+    for split in planned.splits:
+        shards = count_of(split.shards, f"{split.container.upper()} shard")
+        state = " (is complete already)" if split.already_complete else ""
+        records = records_of(split.images, has_images=split.has_images, has_labels=split.has_labels)
+        classes = count_of(split.classes, "class")
+        say(f"{split.path}: {records}, {classes}, {size(split.image_bytes)} in {shards}{state}")
+        bad = count_of(split.skipped, "bad image")
+        print_fields(
+            {
+                "source": split.layout,
+                "disk": f"at most {size(split.disk_bytes)}",
+                "columns": columns_text(split.columns),
+                "skipped": f"{bad} would be left out" if split.skipped else None,
+                "ignored": _ignored_text(split.ignored),
+            }
         )
-    if isinstance(output, str) and (part or cluster or dry_run):
-        raise click.UsageError("--part, --cluster and --dry-run are for an OUTPUT that is a folder")
-    if scratch and not isinstance(output, str):
-        raise click.UsageError("--scratch is for an OUTPUT in a bucket")
+        for note in split.notes:
+            say(f"note: {note}")
+    for problem in planned.skipped:
+        say(f"skipped: {problem}")
+    for problem in planned.problems:
+        say(f"problem: {problem}")
+    if planned.seconds is not None and planned.read_rate is not None:
+        workers = count_of(max(1, planned.workers), "process")
+        say(
+            f"time: about {_duration(planned.seconds)} with {workers}: reading at {size(planned.read_rate)}/s, "
+            "as in this run, and hashing, by a sample; writing is not measured"
+        )
+    found = len([*planned.problems])
+    state = f"the conversion would fail: {count_of(found, 'problem')}" if found else "no problems"
+    say(f"dry run: {state}; nothing was written")
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in two units at most.
+
+    >>> _duration(0.2), _duration(75), _duration(7500)
+    ('1 s', '1 min 15 s', '2 h 5 min')
+    """
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+@click.command(
+    short_help="Add columns to a finished dataset.",
+    epilog=examples(
+        "join shards/train --column mask=masks/train",
+        "join shards/train --column age=ages.npy --column caption:text=captions.csv",
+    ),
+)
+@click.argument("dataset", type=FOLDER)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    required=True,
+    metavar="NAME[:KIND]=FROM",
+    help="FROM is a dataset, a .npy file or a table with keys; FROM#COLUMN names a column of it. Repeatable.",
+)
+@workers_option
+@progress_option
+@json_option
+def join(dataset: Path, columns: tuple[str, ...], workers: int | None, form: Form, as_json: bool) -> None:
+    """Add columns to DATASET, without writing anything again that is there.
+
+    Datasets and tables have one partner for each record, by key; the rows of an array are in the records'
+    order. Interrupted in any way, the same command finishes the job. Repeated later, it builds the damaged
+    files of these columns again.
+    """
+    origins: dict[str, str] = {}
+    for text in columns:
+        name, _, origin = text.partition("=")
+        if not origin or name in origins:
+            raise UsageError(f"expected NAME=FROM or NAME:KIND=FROM, each name once, not {text!r}")
+        origins[name] = origin
+    done = join_columns(dataset, origins, workers=workers, progress=progress_in(form))
+    manifest = done.manifest
+    roots = {"content_root": manifest.content_root, "root": manifest.root}
+    if as_json:
+        changed = {"added": list(done.added), "rebuilt": list(done.rebuilt)}
+        kinds = manifest.schema.kinds
+        print_json(
+            {"path": str(done.path), "records": manifest.records, "columns": kinds, **changed, **roots}
+        )
+        return
+    state = "" if done.added or done.rebuilt else " (were joined already, and are intact)"
+    records, number = count_of(manifest.records, "record"), count_of(len(manifest.schema), "column")
+    say(f"{done.path}: {records}, {number}{state}")
+    print_fields(
+        {
+            "columns": columns_text(manifest.schema.kinds),
+            "added": ", ".join(done.added) or None,
+            "rebuilt": ", ".join(done.rebuilt) or None,
+            **roots,
+        }
+    )
+    say_next("verify", dataset)

@@ -1,135 +1,105 @@
-"""Options that several commands share, and the types of their values."""
+"""Options that several commands share, and work on splits or on the parts of a collection."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from shardprep.formats import OperationError
-from shardprep.formats.dataset.remote.open_dataset import cache_for, refuse_cache
-from shardprep.formats.system.atomic_write import check_replaceable
-from shardprep.formats.system.sizes import parse_bytes
-from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.user_path import user_path
-
-from .progress import FORMS, form_of
+from shardprep.cli.console.output import Failure, failure_of, print_fields, print_json, say
+from shardprep.cli.console.progress import FORMS, form_of
+from shardprep.formats.errors import DatasetNotFound, OperationError, ShardprepError, UsageError
+from shardprep.formats.runtime.files import check_replaceable, user_path
+from shardprep.formats.runtime.sizes import parse_bytes
+from shardprep.formats.shards.dataset import is_collection
+from shardprep.formats.storage.collection import read_collection
+from shardprep.formats.storage.open import cache_for, datasets_in, refuse_cache
+from shardprep.formats.storage.store import Location
 
 if TYPE_CHECKING:
-    from shardprep.loaders import Transform
     from shardprep.loaders.order.epoch_order import Shuffle
+    from shardprep.loaders.transforms.contract import Transform
+
+T = TypeVar("T")
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""What adds an option, or several, to a command."""
 
 
-class ByteSize(click.ParamType[int]):
-    """A number of bytes, with or without a unit."""
+class Parsed(click.ParamType[T]):
+    """A value that a function makes of a word; the text of its ValueError says what is wrong with the word.
 
-    name = "size"
+    Args:
+        name: What the help calls the value.
+        parse: The function. Its other errors, such as ShardprepError and OSError, are no wrong usage.
+        completion: "file" or "dir", if a shell completes such a word.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def __init__(self, name: str, parse: Callable[[str], T], completion: str | None = None) -> None:
+        self.name, self._parse, self._completion = name, parse, completion
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            return value if isinstance(value, int) else parse_bytes(value)
+            made: T = self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
-
-
-class PartOfAll(click.ParamType["tuple[int, int]"]):
-    """A part and the number of parts, counted from 1: ``3/64``."""
-
-    name = "part"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        if not (found := re.fullmatch(r"(\d{1,9})/(\d{1,9})", value, re.ASCII)):
-            self.fail(f"expected I/N, such as 3/64, not {value!r}", param, ctx)
-        number, of = map(int, found.groups())
-        if not 1 <= number <= of:
-            self.fail(f"parts are counted from 1: of {of} there is no part {number}", param, ctx)
-        return number, of
-
-
-class Folder(click.ParamType[Path]):
-    """An existing folder. A folder without permission is an OSError; click's type reports it as missing."""
-
-    name = "folder"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = user_path(value)
-        try:
-            mode = path.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            self.fail(f"{path} does not exist", param, ctx)
-        if not stat.S_ISDIR(mode):
-            self.fail(f"{path} is not a folder", param, ctx)
-        return path
+        return made
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="dir")]
+        return [CompletionItem(incomplete, type=self._completion)] if self._completion else []
 
 
-class FolderOrUrl(Folder):
-    """An existing folder, or the URL of a dataset in object storage or on a server."""
-
-    name = "folder or URL"
-
-    def convert(  # type: ignore[override]
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path | str:
-        if isinstance(value, str) and "://" in value:
-            return Location.parse(value).url
-        return super().convert(value, param, ctx)
+def _part(text: str) -> tuple[int, int]:
+    if not (found := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)):
+        raise ValueError(f"expected I/N, such as 3/64, not {text!r}")
+    number, of = map(int, found.groups())
+    if not 1 <= number <= of:
+        raise ValueError(f"parts are counted from 1: of {of} there is no part {number}")
+    return number, of
 
 
-class UserPath(click.Path):
-    """Any path; a ``~`` that the shell left, as in ``--save=~/x``, is the home folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return super().convert(user_path(value), param, ctx)  # type: ignore[return-value]
-
-
-class PathOrUrl(click.ParamType["Path | str"]):
-    """A path, or the URL of a place in object storage or on a server."""
-
-    name = "path or URL"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
-        if isinstance(value, str) and value.partition("://")[1]:
-            return Location.parse(value).url
-        return ANY_PATH.convert(value, param, ctx)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
+def _folder(text: str, *, of_dataset: bool = True) -> Path:
+    """Return an existing folder; a missing one ``of_dataset`` is DatasetNotFound, as it is in Python."""
+    path = user_path(text)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if of_dataset:
+            raise DatasetNotFound.at(path) from None
+        raise ValueError(f"{path} does not exist") from None
+    if not stat.S_ISDIR(mode):
+        raise ValueError(f"{path} is not a folder")
+    return path
 
 
-FOLDER = Folder()
-FOLDER_OR_URL = FolderOrUrl()
-ANY_PATH = UserPath(readable=False, path_type=Path)
-PATH_OR_URL = PathOrUrl()
+def _url_or(parse: Callable[[str], Path]) -> Callable[[str], Path | str]:
+    return lambda text: Location.parse(text).url if "://" in text else parse(text)
 
-Command = Callable[..., Any]
 
-json_option: Callable[[Command], Command] = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
-)
-workers_option: Callable[[Command], Command] = click.option(
-    "--workers",
-    type=click.IntRange(0, 4096),
-    help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
-)
+def _shuffle(text: str) -> Shuffle | None:
+    from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle  # start-up time: OpenCV
+
+    if text in ("none", "global"):
+        return GlobalShuffle() if text == "global" else None
+    return LocalShuffle(int(text) if text.isdecimal() else text)
+
+
+SIZE = Parsed("size", parse_bytes)
+PART = Parsed("part", _part)
+FOLDER = Parsed("folder", _folder, "dir")
+ROOT_FOLDER = Parsed("folder", partial(_folder, of_dataset=False), "dir")
+FOLDER_OR_URL = Parsed("folder or URL", _url_or(_folder), "dir")
+ANY_PATH = Parsed("path", user_path, "file")
+PATH_OR_URL = Parsed("path or URL", _url_or(user_path), "file")
 
 
 def examples(*lines: str) -> str:
@@ -137,7 +107,59 @@ def examples(*lines: str) -> str:
     return "\n".join(("\b", "Examples:", *(f"  prep {line}" for line in lines)))
 
 
-def progress_option(command: Command) -> Command:
+def together(*options: Option) -> Option:
+    """Return what adds these options to a command, in this order."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+json_option: Option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
+)
+workers_option: Option = click.option(
+    "--workers",
+    type=click.IntRange(0, 4096),
+    help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
+)
+cache_options = together(
+    click.option(
+        "--cache",
+        type=ANY_PATH,
+        metavar="FOLDER",
+        help="Where the files of a URL are cached: a folder on a local disk, shared by all datasets.",
+    ),
+    click.option(
+        "--cache-limit",
+        type=SIZE,
+        help="The most bytes that the cache has, such as 200GiB.  [default: what the disk has]",
+    ),
+)
+LOADER_OPTIONS: tuple[Option, ...] = (
+    click.option(
+        "--transform",
+        type=click.Choice(("train", "eval", "none")),
+        default="train",
+        help="Random or centre crops; none delivers the encoded bytes.",
+    ),
+    click.option("--size", "pixels", type=click.IntRange(min=1), default=224, help="Side of a crop."),
+    click.option("--batch-size", type=click.IntRange(min=1), default=256),
+    click.option(
+        "--shuffle",
+        type=Parsed("shuffle", _shuffle),
+        default="10000",
+        metavar="WINDOW|none|global",
+        help="How far records move: a number, or bytes such as 2GiB.",
+    ),
+)
+"""The options ``transform``, ``pixels``, ``batch_size`` and ``shuffle``."""
+
+
+def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--progress`` and ``--quiet`` to a command; it gets them as ``form``, of type Form."""
 
     @click.option(
@@ -145,89 +167,57 @@ def progress_option(command: Command) -> Command:
         "shown",
         type=click.Choice(FORMS),
         default="auto",
-        show_default=True,
         help="A bar, or plain lines for a log. auto: a bar on a terminal, else lines.",
     )
     @click.option("--quiet", is_flag=True, help="Show no progress, as --progress never does.")
     @wraps(command)
-    def with_form(*arguments: Any, shown: str, quiet: bool, **options: Any) -> Any:
+    def with_form(*arguments: Any, shown: Any, quiet: bool, **options: Any) -> Any:
         return command(*arguments, form=form_of("never" if quiet else shown), **options)
 
     return with_form
 
 
-@dataclass(frozen=True)
-class CacheOptions:
-    """What ``--cache`` and ``--cache-limit`` say; both None where they are not given."""
-
-    cache: Path | None
-    cache_limit: int | None
-
-    def check(self, dataset: Path | str) -> None:
-        """Raise UsageError for a URL without a cache, and for a folder with one."""
-        if isinstance(dataset, str):
-            cache_for(dataset, self.cache)
-        else:
-            refuse_cache(dataset, self.cache, self.cache_limit)
-
-
-def cache_options(command: Command) -> Command:
-    """Add ``--cache`` and ``--cache-limit`` to a command; it gets them as ``through``."""
-
-    @click.option(
-        "--cache",
-        type=ANY_PATH,
-        metavar="FOLDER",
-        help="Where the files of a URL are cached: a folder on a local disk, shared by all datasets.",
-    )
-    @click.option(
-        "--cache-limit",
-        type=ByteSize(),
-        help="The most bytes that the cache has, such as 200GiB.  [default: what the disk has]",
-    )
-    @wraps(command)
-    def with_cache(*arguments: Any, cache: Path | None, cache_limit: int | None, **options: Any) -> Any:
-        return command(*arguments, through=CacheOptions(cache, cache_limit), **options)
-
-    return with_cache
-
-
-def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Callable[[Command], Command]:
+def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
     """Return what adds ``--at-once``, ``--retries`` and ``--timeout``, with these defaults, to a command.
 
     A request has failed after ``timeout_s`` seconds ``without`` what it waits for.
     """
+    return together(
+        click.option(
+            "--at-once", type=click.IntRange(1, 256), default=at_once, help="Files at the same time."
+        ),
+        click.option(
+            "--retries",
+            type=click.IntRange(0, 1000),
+            default=10,
+            help="How often a request that failed is sent again.",
+        ),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=click.FloatRange(0, 3600, min_open=True),
+            default=timeout_s,
+            metavar="SECONDS",
+            help=f"Without {without}, after which a request has failed.",
+        ),
+    )
 
-    def with_transfer(command: Command) -> Command:
-        for option in (
-            click.option(
-                "--timeout",
-                "timeout_s",
-                type=click.FloatRange(0, 3600, min_open=True),
-                default=timeout_s,
-                show_default=True,
-                metavar="SECONDS",
-                help=f"Without {without}, after which a request has failed.",
-            ),
-            click.option(
-                "--retries",
-                type=click.IntRange(0, 1000),
-                default=10,
-                show_default=True,
-                help="How often a request that failed is sent again.",
-            ),
-            click.option(
-                "--at-once",
-                type=click.IntRange(1, 256),
-                default=at_once,
-                show_default=True,
-                help="Files at the same time.",
-            ),
-        ):
-            command = option(command)
-        return command
 
-    return with_transfer
+def transform_of(name: str, pixels: int) -> Transform | None:
+    """Return the transform of that name. The evaluation crop is 7/8 of the shorter side, as 224 of 256."""
+    from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform  # start-up time: OpenCV
+
+    if name == "train":
+        return TrainTransform(pixels)
+    return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
+
+
+def check_cache(dataset: Path | str, *, cache: Path | None, cache_limit: int | None) -> None:
+    """Raise UsageError for a URL without a cache, and for a folder with one."""
+    if isinstance(dataset, str):
+        cache_for(Location.parse(dataset), cache)
+    else:
+        refuse_cache(dataset, cache, cache_limit)
 
 
 def check_writable(file: Path | None) -> None:
@@ -243,56 +233,97 @@ def check_replaced(file: Path | None) -> None:
         check_replaceable(file)
 
 
-class ShuffleType(click.ParamType["Shuffle | None"]):
-    """A window in records or bytes ("10000", "2GiB"), "global" or "none"."""
+@dataclass(frozen=True)
+class DatasetWork(Generic[T]):
+    """What a command does with a dataset, and how it tells the result of type ``T``.
 
-    name = "shuffle"
+    Attributes:
+        result: Makes the result for the dataset in a folder, or at a URL. Raises ShardprepError, OSError.
+        show: Prints a result as text.
+        to_json: Returns a result as a JSON object.
+        summary: Returns one line about all splits, by name, of which there is a result.
+        exit_code: Returns the exit code that a result asks for.
+        collections: How the command takes a collection.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shuffle | None:
-        from shardprep.loaders import GlobalShuffle, LocalShuffle  # start-up time: OpenCV
+    result: Callable[[Any], T]
+    show: Callable[[T], None]
+    to_json: Callable[[T], dict[str, Any]]
+    summary: Callable[[Mapping[str, T]], str]
+    exit_code: Callable[[T], int] = lambda result: 0
+    collections: Literal["refused", "by part", "as one"] = "refused"
 
-        match value:
-            case "none":
-                return None
-            case "global":
-                return GlobalShuffle()
-        return LocalShuffle(int(value) if value.isdecimal() else value)
+    def run(self, folder: Path | str, *, as_json: bool) -> int:
+        """Do the work on the dataset, or on every split in the folder, and return the worst exit code.
 
+        An error ends the work on one dataset; of several, the others are still done. So is the work on the
+        parts of a collection.
+        """
+        if self.collections != "as one" and isinstance(folder, Path) and is_collection(folder):
+            if self.collections == "refused":
+                raise UsageError("is a collection; give its parts, one by one", path=folder)
+            collection = read_collection(folder)
+            root = {"root": collection.root}
+            ends: dict[str, tuple[Path | str, T | Failure]] = {}
+            for part in collection.parts:
+                place = folder / part.path
+                ends[part.name] = place, self._end(place, partial(part.manifest, folder), as_json=as_json)
+            code = self._tell(folder, "parts", ends, root, as_json=as_json)
+            if not as_json:
+                print_fields(root)
+            return code
+        if splits := datasets_in(folder):
+            ends = {name: (place, self._end(place, as_json=as_json)) for name, place in splits.items()}
+            return self._tell(folder, "splits", ends, {}, as_json=as_json)
+        result = self.result(folder)
+        if as_json:
+            print_json(self.to_json(result))
+        else:
+            self.show(result)
+        return self.exit_code(result)
 
-OPTIONS = (
-    click.option(
-        "--transform",
-        type=click.Choice(("train", "eval", "none")),
-        default="train",
-        show_default=True,
-        help="Random or centre crops; none delivers the encoded bytes.",
-    ),
-    click.option(
-        "--size", "pixels", type=click.IntRange(min=1), default=224, show_default=True, help="Side of a crop."
-    ),
-    click.option("--batch-size", type=click.IntRange(min=1), default=256, show_default=True),
-    click.option(
-        "--shuffle",
-        type=ShuffleType(),
-        default="10000",
-        show_default=True,
-        metavar="WINDOW|none|global",
-        help="How far records move: a number, or bytes such as 2GiB.",
-    ),
-)
+    def _end(
+        self, place: Path | str, check: Callable[[], object] | None = None, *, as_json: bool
+    ) -> T | Failure:
+        """Return the result, or the failure, which is reported; ``check`` is called before the work."""
+        try:
+            if check is not None:
+                check()
+            result = self.result(place)
+        except (ShardprepError, OSError) as error:
+            failure = failure_of(error)
+            failure.report(as_json=False)
+            return failure
+        if not as_json:
+            self.show(result)
+        return result
 
-
-def loader_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options ``transform``, ``pixels``, ``batch_size`` and ``shuffle`` to a command."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
-
-
-def transform_of(name: str, pixels: int) -> Transform | None:
-    """Return the transform of that name. The evaluation crop is 7/8 of the shorter side, as 224 of 256."""
-    from shardprep.loaders import EvalTransform, TrainTransform  # start-up time: OpenCV
-
-    if name == "train":
-        return TrainTransform(pixels)
-    return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
+    def _tell(
+        self,
+        folder: Path | str,
+        kind: str,
+        ends: Mapping[str, tuple[Path | str, T | Failure]],
+        about: Mapping[str, str],
+        *,
+        as_json: bool,
+    ) -> int:
+        """Say how the work on several datasets ended; return the exit code: damage, or else the largest."""
+        codes, found, undone = set(), [], []
+        results: dict[str, T] = {}
+        for name, (place, end) in ends.items():
+            if isinstance(end, Failure):
+                codes.add(end.exit_code)
+                undone.append(name)
+                told = {"dataset": str(place), "path": str(place), "ok": False, "error": end.to_json()}
+            else:
+                codes.add(self.exit_code(end))
+                results[name] = end
+                told = {"ok": self.exit_code(end) == 0} | self.to_json(end) if as_json else {}
+            found.append(told)
+        code = 1 if 1 in codes else max(codes)
+        if as_json:
+            print_json({"folder": str(folder), "ok": code == 0, "exit_code": code, kind: found, **about})
+        else:
+            failed = f"; {', '.join(undone)} failed" if undone else ""
+            say(f"{folder}: {self.summary(results) if results else 'nothing was done'}{failed}")
+        return code

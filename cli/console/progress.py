@@ -5,19 +5,95 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 from tqdm import tqdm
 
-from shardprep.formats.printable import printable
-from shardprep.formats.progress import NoProgress, Progress
-from shardprep.formats.system.sizes import count_of
-from shardprep.formats.system.sizes import size as size_of
+from shardprep.cli.console.output import say
+from shardprep.formats.errors import printable
+from shardprep.formats.runtime.progress import NoProgress, Progress
+from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.sizes import size as size_of
 
-from .output import say
-from .pace import Pace
+WINDOW_S = 60.0
+LEAST_S = 0.05  # over less than this there is no rate yet
+
+
+class Sample(NamedTuple):
+    """How much of a task was done at a time, in seconds of the monotonic clock."""
+
+    time: float
+    records: int
+    size: int
+
+
+class Pace:
+    """How far a task of so many records and bytes is, and how fast it goes on; without records, of bytes."""
+
+    def __init__(self, records: int, size: int) -> None:
+        self._records, self.counts_bytes = records, size > 0 and not records
+        self.total, self._sized = size if self.counts_bytes else records, size > 0
+        self._samples = deque([Sample(time.monotonic(), 0, 0)])
+
+    def at(self, records: int, size: int) -> None:
+        """Take the number of records and bytes that are done now."""
+        now = time.monotonic()
+        self._samples.append(Sample(now, min(records, self._records), size))
+        while len(self._samples) > 2 and self._samples[1].time < now - WINDOW_S:
+            self._samples.popleft()
+
+    @property
+    def records(self) -> int:
+        """The number of records that are done, at most all."""
+        return self._samples[-1].records
+
+    @property
+    def done(self) -> int:
+        """The number of records, or of bytes, that are done, at most all."""
+        return min(self._samples[-1].size, self.total) if self.counts_bytes else self.records
+
+    @property
+    def share(self) -> float:
+        """The share that is done, 0 to 1."""
+        return self.done / self.total if self.total else 1.0
+
+    def rates(self) -> list[str]:
+        """Return images/s, and MB/s if there are bytes, as far as they are known."""
+        images, size = self._rate("records"), self._rate("size")
+        found = [] if images is None or self.counts_bytes else [f"{images:,.0f} images/s"]
+        return found if size is None or not self._sized else [*found, f"{size / 1e6:,.0f} MB/s"]
+
+    def left(self) -> str:
+        """Return the time that is left, "?" if it is not known yet.
+
+        >>> Pace(0, 0).left()
+        '0:00'
+        """
+        rate = self._rate("size" if self.counts_bytes else "records")
+        missing = self.total - self.done
+        if not missing:
+            return clock(0)
+        return clock(missing / rate) if rate else "?"
+
+    def _rate(self, column: str) -> float | None:
+        first, last = self._samples[0], self._samples[-1]
+        seconds = last.time - first.time
+        return (getattr(last, column) - getattr(first, column)) / seconds if seconds >= LEAST_S else None
+
+
+def clock(seconds: float) -> str:
+    """Return a time in minutes and seconds, or in hours.
+
+    >>> clock(5), clock(754.4), clock(3661)
+    ('0:05', '12:34', '1:01:01')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
 
 Form = Literal["never", "plain", "bar"]
 
@@ -37,11 +113,11 @@ def progress_in(form: Form) -> Progress:
     return NoProgress()
 
 
-def form_of(chosen: str) -> Form:
+def form_of(chosen: Literal["auto"] | Form) -> Form:
     """Return the form for a value of ``--progress``: "auto" is a bar on a terminal, else lines."""
-    if chosen == "auto":
-        return "bar" if sys.stderr.isatty() else "plain"
-    return "never" if chosen == "never" else "plain" if chosen == "plain" else "bar"
+    if chosen != "auto":
+        return chosen
+    return "bar" if sys.stderr.isatty() else "plain"
 
 
 def new_bar(**options: Any) -> tqdm[Any]:
@@ -139,3 +215,35 @@ class PlainProgress:
         self._shown = pace.done
         state = [f"{pace.share:.0%}", self._shards, *pace.rates(), f"{pace.left()} left"]
         stamped(f"{self._title}: {', '.join(part for part in state if part)}")
+
+
+SHARE = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+TEXT_ONLY = "{desc}"
+
+
+class StatusLine:
+    """The state of work that does not count images; ``bar_format`` is SHARE or TEXT_ONLY."""
+
+    def __init__(self, form: Form, bar_format: str) -> None:
+        self._form, self._bar_format = form, bar_format
+        self._bar: tqdm[Any] | None = None
+        self._next = time.monotonic() + LINE_INTERVAL_S
+
+    def __enter__(self) -> Self:
+        if self._form == "bar":
+            self._bar = new_bar(total=100, bar_format=self._bar_format)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, text: str, share: float = 0.0) -> None:
+        """Show the text, and the share of the work that is done; in a log at most every 30 seconds."""
+        if self._bar is not None:
+            self._bar.set_description_str(text, refresh=False)
+            self._bar.update(round(share * 100) - self._bar.n)
+            self._bar.refresh()
+        elif self._form == "plain" and time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_INTERVAL_S
+            stamped(f"{text}, {share:.0%}" if share else text)

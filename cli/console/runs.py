@@ -1,27 +1,36 @@
-"""The run that a command is about: of a card, of a state, or of options."""
+"""The run that a command is about, and the cluster that it works on."""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import socket
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 import numpy as np
 from click.core import ParameterSource
 
-from shardprep.formats.dataset.splits import splits_of
-from shardprep.formats.errors import DataError
+from shardprep.cli.console.options import Option, Parsed, transform_of
+from shardprep.cli.console.output import say
+from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
+from shardprep.formats.runtime.executors import RayExecutor
+from shardprep.formats.shards.dataset import splits_of
 
-from .options import transform_of
-from .output import say
+if TYPE_CHECKING:
+    from shardprep.loaders.loader.loader import Loader
+    from shardprep.loaders.loader.run_card import RunCard
+    from shardprep.loaders.transforms.contract import Transform
 
-if TYPE_CHECKING:  # start-up time: OpenCV takes 50 ms
-    from shardprep.loaders import Loader, Transform
-    from shardprep.loaders.loader.replaying.run_card import RunCard
 
 NAMED = ("train", "eval", "none")
 OF_THE_CARD = {
@@ -36,46 +45,20 @@ OF_THE_CARD = {
 }
 
 
-class TransformName(click.ParamType[str]):
-    """The name of a transform of this package, or the import path of another one: "my.module:name"."""
-
-    name = "transform"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        module, colon, name = value.partition(":")
-        if value not in NAMED and not (colon and module and name.isidentifier()):
-            self.fail(f"{value!r} is none of {', '.join(NAMED)}, and no package.module:name", param, ctx)
-        return str(value)
+def _transform_name(text: str) -> str:
+    module, colon, name = text.partition(":")
+    if text not in NAMED and not (colon and module and name.isidentifier()):
+        raise ValueError(f"{text!r} is none of {', '.join(NAMED)}, and no package.module:name")
+    return text
 
 
-def transform_named(text: str, pixels: int) -> Transform | None:
-    """Return the transform of a name or an import path; modules of the current folder are found, too."""
-    if text in NAMED:
-        return transform_of(text, pixels)
-    module, _, name = text.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        transform: Transform = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"--transform {text}: {error}") from error
-    finally:
-        sys.path.remove(here)
-    return transform
+TRANSFORM_NAME = Parsed("transform", _transform_name)
+"""The name of a transform of this package, or the import path of another one: "my.module:name"."""
 
 
-def records_in(file: Path) -> np.ndarray[Any, Any]:
-    """Return the record numbers, or the mask, of a file of NumPy. Raises DataError, OSError."""
-    try:
-        array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise DataError(f"is no array of NumPy ({error}); write it with numpy.save", path=file) from error
-    return array
-
-
-def given_options(ctx: click.Context, names: Iterable[str]) -> set[str]:
-    """Return which of these parameters were typed."""
-    return {name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+def typed_options(ctx: click.Context) -> set[str]:
+    """Return which parameters of the command were typed."""
+    return {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
 def refuse_typed(names: Mapping[str, str], typed: Container[str], reason: str) -> None:
@@ -97,12 +80,34 @@ class RunOptions:
 
         Raises UsageError where the dataset or the options are not those of the card.
         """
-        from shardprep.loaders import Loader  # start-up time: OpenCV
+        from shardprep.loaders.loader.loader import Loader  # start-up time: OpenCV
 
         if card is None:
-            return Loader(self.dataset, workers=0, **self._of_options())
+            names = ("batch_size", "shuffle", "seed", "rank", "world_size", "drop_last", "labels")
+            options = {name: self.values[name] for name in names}
+            columns = self.values["columns"]
+            return Loader(
+                self.dataset,
+                workers=0,
+                columns=columns.split(",") if columns else None,
+                transform=self._transform(),
+                records=self._records(),
+                on_bad_record="skip",
+                **options,
+            )
         refuse_typed(OF_THE_CARD, self.typed, "the card or state says that")
-        loader = Loader(self._place(card), workers=0, **self._of_card(card))
+        given: dict[str, Any] = {}
+        own = card
+        if "transform" in self.typed:
+            given["transform"] = self._transform()
+            own = replace(own, transform=None)
+        if self.values["subset"]:
+            given["records"] = self._records()
+            own = replace(own, records=None)
+        if "rank" in self.typed:
+            given["rank"] = self.values["rank"]
+        place = splits_of(self.dataset).get(card.split, self.dataset)
+        loader = Loader(place, workers=0, **(own.options() | given))
         try:
             self._check(card, loader.card())
         except BaseException:
@@ -115,35 +120,37 @@ class RunOptions:
         plain = replace(card, transform=None, columns=None, on_bad_record="raise")
         return replace(self, typed=self.typed - {"transform"}).loader(plain)
 
-    def _place(self, card: RunCard) -> Path:
-        return splits_of(self.dataset).get(card.split, self.dataset)
+    def _transform(self) -> Transform | None:
+        """Return the transform of a name or an import path; modules of the current folder are found, too."""
+        text: str = self.values["transform"]
+        if text in NAMED:
+            return transform_of(text, self.values["pixels"])
+        module, _, name = text.partition(":")
+        here = str(Path.cwd())
+        sys.path.insert(0, here)
+        try:
+            transform: Transform = getattr(import_module(module), name)
+        except MissingExtra:
+            raise
+        except (ImportError, AttributeError) as error:
+            raise click.UsageError(f"--transform {text}: {error}") from error
+        finally:
+            sys.path.remove(here)
+        return transform
 
-    def _of_options(self) -> dict[str, Any]:
-        names = ("batch_size", "shuffle", "seed", "rank", "world_size", "drop_last", "labels")
-        options = {name: self.values[name] for name in names}
-        columns = self.values["columns"]
-        options["columns"] = columns.split(",") if columns else None
-        options["transform"] = transform_named(self.values["transform"], self.values["pixels"])
-        return options | {"records": self._records(), "on_bad_record": "skip"}
-
-    def _records(self) -> Any:
-        subset: Path | None = self.values["subset"]
-        return records_in(subset) if subset else None
-
-    def _of_card(self, card: RunCard) -> dict[str, Any]:
-        given: dict[str, Any] = {}
-        if "transform" in self.typed:
-            given["transform"] = transform_named(self.values["transform"], self.values["pixels"])
-            card = replace(card, transform=None)
-        if self.values["subset"]:
-            given["records"] = self._records()
-            card = replace(card, records=None)
-        if "rank" in self.typed:
-            given["rank"] = self.values["rank"]
-        return card.options() | given
+    def _records(self) -> np.ndarray[Any, Any] | None:
+        """Return the record numbers, or the mask, of the subset's file. Raises DataError, OSError."""
+        file: Path | None = self.values["subset"]
+        if file is None:
+            return None
+        try:
+            array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise DataError(f"is no array of NumPy ({error}); write it with numpy.save", path=file) from error
+        return array
 
     def _check(self, card: RunCard, made: RunCard) -> None:
-        from shardprep.loaders.loader.replaying.settings import differences  # start-up time: OpenCV
+        from shardprep.loaders.loader.run_card import differences  # start-up time: OpenCV
 
         found = differences(card, made)
         if "rank" in self.typed:
@@ -156,3 +163,92 @@ class RunOptions:
             raise click.UsageError(f"this is not the run of the card or state: {differing}")
         if versions and card.transform:
             say(f"note: the run had {versions[0]}, here are {versions[1]}: pixels may differ", err=True)
+
+
+CONNECT_TIMEOUT_S = 10
+CLOSE_TIMEOUT_S = 2
+RAY_PORT = 10001  # of Ray's client server, where the address names none
+
+cluster_option: Option = click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Work on a cluster: Dask's scheduler at tcp://HOST:PORT, Ray at ray://HOST:PORT, or auto, Ray on this "
+    "machine. --workers is then shards at a time.",
+)
+
+
+def cluster_executor(address: str | None) -> AbstractContextManager[Executor | None]:
+    """Connect to the cluster at that address; the context has an executor of its workers, None without one.
+
+    Entering raises MissingExtra if the engine is not installed; UsageError if the address is none;
+    OperationError if nothing answers.
+    """
+    if address is None:
+        return nullcontext()
+    logging.disable(logging.CRITICAL)  # what fails is an error of the work; engines log tracebacks
+    return _ray(address) if address == "auto" or address.startswith("ray://") else _dask(address)
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Executor]:
+    try:
+        import distributed  # start-up time, and only with the extra dask
+    except ImportError as error:
+        raise MissingExtra.of("--cluster tcp://", "Dask", "dask") from error
+    engine: Any = distributed  # typed or not, where mypy finds it
+    try:
+        client = engine.Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
+    except OSError as error:  # also the one for the time
+        raise OperationError(f"no scheduler of Dask answers at {address}; see whether it runs") from error
+    except ValueError as error:
+        raise UsageError(
+            f"{address} is no address of a cluster, such as tcp://host:8786, ray://host:10001 or auto"
+        ) from error
+    try:
+        yield client.get_executor()
+    finally:
+        client.close(timeout=CLOSE_TIMEOUT_S)
+
+
+@contextmanager
+def _ray(address: str) -> Iterator[Executor]:
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else Ray starts a cluster here once the other is lost
+    try:
+        import ray  # start-up time, and only with the extra ray
+    except ImportError as error:
+        raise MissingExtra.of(f"--cluster {address}", "Ray", "ray") from error
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        _knock(address)
+        ray.init(address, log_to_driver=False)
+    except OSError as error:
+        raise OperationError(f"no cluster of Ray answers at {address}; see whether it runs") from error
+    except RuntimeError as error:  # another version of Ray or of Python
+        raise OperationError(f"the cluster of Ray at {address} cannot be used: {error}") from error
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # Ray sets its own
+    executor = RayExecutor()
+    try:
+        yield executor
+    except Exception:
+        _disconnect(executor, ray)
+        raise
+    # not when interrupted: a thread of Ray may wait for this one, and the process ends
+    _disconnect(executor, ray)
+
+
+def _disconnect(executor: Executor, engine: Any) -> None:
+    executor.shutdown(wait=False)
+    engine.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nothing listens at a ``ray://`` address, which Ray would try for half a minute."""
+    if address == "auto":
+        return
+    try:
+        parts = urlsplit(address)
+        place = (parts.hostname or "", parts.port or RAY_PORT)
+    except ValueError as error:
+        raise UsageError(f"{address} is no address of a cluster, such as ray://host:{RAY_PORT}") from error
+    socket.create_connection(place, CONNECT_TIMEOUT_S).close()

@@ -1,1 +1,1 @@
-"""From a source to published shards."""
+"""From a source, or any items, to published shards; repair, and columns joined later."""

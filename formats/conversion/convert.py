@@ -1,36 +1,46 @@
-"""Conversion of a source to published shards and, last, their manifest."""
+"""Conversion of a source to published shards, in one call or in parts on several machines."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from shardprep.formats.containers.archive import ARCHIVE_NAME, is_linked, link_archive
-from shardprep.formats.containers.registry import IN_PLACE
-from shardprep.formats.conversion.building.build_shard import ShardJob
-from shardprep.formats.conversion.building.built_shard import BuiltShard, SkippedImage
-from shardprep.formats.conversion.building.machine import versions_for
-from shardprep.formats.conversion.building.plan import PlanOptions
-from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
-from shardprep.formats.conversion.building.shard_jobs import shard_jobs
-from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
-from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.dataset.verification.manifest_claims import quarantined
-from shardprep.formats.errors import UsageError
-from shardprep.formats.progress import Progress, shown
-from shardprep.formats.sources.listing.problems import Problems
-from shardprep.formats.sources.listing.source import Listing
-from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.sources.listing.stored_entries import StoredEntries
-from shardprep.formats.system.storage.location import Location
-
-from .finalize import finish, verify_finished
-from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
-from .running.executor_run import runner
-from .skipped import SkippedImages, sum_up
+from shardprep.formats.conversion.finish import SkippedImages, finish, sum_up, verify_finished
+from shardprep.formats.conversion.jobs import run_jobs, runner, shard_jobs
+from shardprep.formats.conversion.plan import PlanOptions, versions_for
+from shardprep.formats.conversion.prepare import (
+    ConvertOptions,
+    Prepared,
+    Request,
+    check_output,
+    note_untrained,
+    prepare,
+    refuse_network,
+)
+from shardprep.formats.conversion.shard import BuiltShard, ShardJob, SkippedImage
+from shardprep.formats.conversion.work_folder import (
+    COUNTERS_NAME,
+    ProgressCounters,
+    WorkFolder,
+    finished_shards,
+    noting_kept,
+    remove_leftover,
+)
+from shardprep.formats.errors import OutputBusy, UsageError
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, is_linked, link_archive
+from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
+from shardprep.formats.shards.read import IN_PLACE
+from shardprep.formats.sources.listing import StoredEntries
+from shardprep.formats.sources.source import Listing, Problems, Source, SourceOptions
+from shardprep.formats.storage.store import Location
+from shardprep.formats.verification.checks import quarantined
 
 Run = Callable[[Iterable[ShardJob], ProgressCounters], list[BuiltShard]]
 """What runs the jobs of shards, and returns these in order."""
@@ -43,7 +53,9 @@ class Converted:
     ``path`` is its folder, ``manifest`` its :class:`Manifest`, and ``already_complete`` whether an earlier
     call had finished it, so that it was verified only. ``skipped`` are the :class:`SkippedImages`: bad images
     that were left out, by cause, and the classes of which none is left. ``ignored`` counts the files and
-    folders of file managers, and hidden ones, that were left out of the source, by name.
+    folders of file managers, and hidden ones, that were left out of the source, by name. ``notes`` are lines
+    about what else was left out of the source, and about images in columns that do not fit their records'.
+    ``has_labels`` is False where no record of the source has a label.
     """
 
     path: Path
@@ -51,6 +63,8 @@ class Converted:
     already_complete: bool
     skipped: SkippedImages = field(default_factory=SkippedImages)
     ignored: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    has_labels: bool = True
 
 
 def convert(
@@ -71,15 +85,15 @@ def convert(
 
     ``source`` is the path of the archives, the image tree, the tensorpack LMDB, the tars of WebDataset, the
     TFRecord or Parquet files, or a list of images; or the URL of a folder of official archives in object
-    storage or on a server, which are read in place by ranges.
-    ``output`` is the folder of the dataset if ``split`` ("train", "val" or "test") is given; otherwise every
-    split found is converted into ``output/<split>``. ``plan_options`` decide the bytes of the output,
-    ``options`` do not, and ``source_options`` say how the source is read; None takes the defaults of
-    :class:`PlanOptions`, :class:`ConvertOptions` and :class:`SourceOptions`. ``workers`` is the
-    number of processes; None is one per usable CPU, and 0 works in this process, except for decode checks,
-    which need a process that may crash. An ``executor`` of :mod:`concurrent.futures`, of this machine or of
-    many, runs the shard jobs instead, and is left open: at most ``workers`` jobs are submitted at a time,
-    None is 256. ``progress`` receives the progress; None shows a bar in a notebook.
+    storage or on a server, which are read in place by ranges. ``output`` is the folder of the dataset if
+    ``split`` ("train", "val" or "test") is given; otherwise every split found is converted into
+    ``output/<split>``. ``plan_options`` decide the bytes of the output, ``options`` do not, but for checked
+    MD5s in the manifest, and ``source_options`` say how the source is read; None takes the defaults of
+    :class:`PlanOptions`, :class:`ConvertOptions` and :class:`SourceOptions`. ``workers`` is the number of
+    processes; None is one per usable CPU, and 0 works in this process, except for decode checks, which need
+    a process that may crash. An ``executor`` of :mod:`concurrent.futures`, of this machine or of many, runs
+    the shard jobs instead, and is left open: at most ``workers`` jobs are submitted at a time, None is 256.
+    ``progress`` receives the progress; None shows a bar in a notebook.
 
     An interruption, such as KeyboardInterrupt, gets a note that says how many shards the next call keeps.
 
@@ -105,8 +119,7 @@ def convert(
     conversion = _Conversion(
         request.options, run, progress, of_split=len(prepared) > 1, elsewhere=executor is not None
     )
-    again = "the same command without --restart" if request.options.restart else "the same command"
-    with noting_kept(conversion.kept, again):
+    with noting_kept(conversion.kept, restarted=request.options.restart):
         return [conversion.convert(one) for one in prepared]
 
 
@@ -144,8 +157,28 @@ class _Conversion:
             [image for shard in built for image in shard.skipped], planned.entries, listing.labels
         )
         return Converted(
-            work_folder.output, manifest, already_complete=False, skipped=skipped, ignored=listing.ignored
+            work_folder.output,
+            manifest,
+            already_complete=False,
+            skipped=skipped,
+            ignored=listing.ignored,
+            notes=notes_of(prepared, built),
+            has_labels=planned.has_labels,
         )
+
+
+def notes_of(prepared: Prepared, built: Iterable[BuiltShard]) -> tuple[str, ...]:
+    """Return what the user is told of a split: the notes of its listing, and of images of other sizes."""
+    found = []
+    of_column = zip(*(shard.columns for shard in built), strict=True)
+    for column, built_columns in zip(prepared.planned.schema, of_column, strict=False):
+        if others := [one for one in built_columns if one.other_sizes]:
+            count = count_of(sum(one.other_sizes for one in others), "image")
+            found.append(
+                f"{count} in the column {column.name} of another size than the record's image (first: "
+                f"{others[0].first_other}), which training refuses as a mask"
+            )
+    return (*prepared.listing.notes, *found)
 
 
 def build_shards(
@@ -209,9 +242,172 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
         already_complete=True,
         skipped=_skipped_in(output, manifest, prepared),
         ignored=prepared.listing.ignored,
+        notes=prepared.listing.notes,
+        has_labels=prepared.planned.has_labels,
     )
 
 
 def _skipped_in(output: Path, manifest: Manifest, prepared: Prepared) -> SkippedImages:
     skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
     return sum_up(skipped, prepared.planned.entries, manifest.labels)
+
+
+@dataclass(frozen=True)
+class ConvertedPart:
+    """What one part of a conversion has of one split.
+
+    ``path`` is the split's folder, ``part`` the part's number and the number of parts, and ``shards`` has
+    the names of its shards, all finished. ``records`` and ``file_bytes`` are those of these shards, and
+    ``skipped`` the :class:`SkippedImages` of them. ``total`` is the number of the split's shards, of which
+    ``missing`` are not finished yet. ``already_complete`` says that the whole split was finished before, so
+    that nothing was read. ``has_images`` and ``has_labels`` are False where no record has one.
+    """
+
+    path: Path
+    split: str
+    part: tuple[int, int]
+    shards: tuple[str, ...]
+    records: int
+    file_bytes: int
+    total: int
+    missing: int
+    already_complete: bool
+    skipped: SkippedImages = field(default_factory=SkippedImages)
+    has_images: bool = True
+    has_labels: bool = True
+
+
+def convert_part(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    part: tuple[int, int],
+    *,
+    split: str | None = None,
+    plan_options: PlanOptions | None = None,
+    options: ConvertOptions | None = None,
+    source_options: SourceOptions | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[ConvertedPart]:
+    """Build the shards of one part of a conversion; publish no manifest.
+
+    ``part`` is (i, n), the i-th of n, counted from 1. Shards are dealt to the parts one by one, over all
+    splits. Parts run in any order, any number of them at a time, on any machines that see the same source
+    and output; a part that is repeated, or runs twice at once, changes nothing. When all have ended,
+    :func:`.convert.convert` with the same arguments builds what is missing, and finishes. The bytes are those
+    of a conversion in one call.
+
+    ``source``, ``output``, ``split``, ``plan_options``, ``options`` and ``source_options`` are those of
+    :func:`.convert.convert`, and the same for all parts. ``workers`` and ``progress`` are as there, too.
+
+    Raises what :func:`.convert.convert` raises: PlanMismatch if another part has other options or another
+    source, or other libraries that write shards, and OutputBusy while the output is converted without
+    ``part``. Raises UsageError for a part that does not exist, and for ``restart``.
+    """
+    progress = shown(progress)
+    request = Request.of(source, output, split, plan_options, options, source_options, part)
+    if request.options.restart:
+        raise UsageError(
+            "a part cannot restart, since other parts work there; remove the output, or restart without a part"
+        )
+    recognised = request.recognised()
+    progress.note(f"source: {recognised.description}")
+    prepared = _prepared(recognised, request, progress)
+    building = _Building(request, partial(run_jobs, workers=workers, progress=progress), progress)
+    with noting_kept(partial(kept_of, prepared, of_split=len(prepared) > 1)):
+        return [building.built(one) for one in prepared]
+
+
+def _prepared(source: Source, request: Request, progress: Progress) -> list[Prepared]:
+    request.check_outputs(source)
+    problems = Problems()
+    for split, output in request.outputs(source).items():
+        with problems.collected():
+            _share_listing(source, split, output, request, progress)
+    problems.raise_all()
+    prepared = prepare(source, request, problems)
+    problems.raise_all()
+    return prepared
+
+
+def _share_listing(source: Source, split: str, output: Path, request: Request, progress: Progress) -> None:
+    """Read an archive's headers and store what they say, unless another part has; wait while one does.
+
+    A check of MD5 is no part's work for the others, and folders are listed by each part: nothing less says
+    that they have not changed.
+    """
+    is_finished = (output / MANIFEST_NAME).exists()
+    known_by = None if is_finished or request.options.check_md5 else source.known_by(split)
+    if known_by is None:
+        return
+    check_output(output, source.folders)
+    if not request.options.allow_network_fs:
+        refuse_network(output, request.plan_options.container)
+    waits = partial(progress.note, f"another part reads the headers of {split}; this one waits for it")
+    with WorkFolder(output, shared=True) as work_folder, work_folder.turn("listing", waits):
+        stored = StoredEntries(work_folder.folder, known_by)
+        if stored.read() is None and not (listing := source.survey(split)).problems:
+            stored.write(listing.entries, work_folder.run)
+
+
+@dataclass(frozen=True)
+class _Building:
+    """The building of one part's shards in every split."""
+
+    request: Request
+    run: Run
+    progress: Progress
+
+    def built(self, prepared: Prepared) -> ConvertedPart:
+        if not prepared.is_finished:
+            with WorkFolder(prepared.output, shared=True) as work_folder:
+                if not prepared.is_finished:  # the conversion may have been finished since
+                    work_folder.claim(prepared.guard())
+                    built = build_shards(prepared, work_folder, self.run, self.progress)
+                    return self._part(prepared, built)
+            with suppress(OutputBusy):  # another part may be removing it
+                remove_leftover(prepared.output)
+        self.progress.note(f"{prepared.output} is complete already")
+        return self._complete(prepared)
+
+    def _part(self, prepared: Prepared, built: list[BuiltShard]) -> ConvertedPart:
+        planned = prepared.planned
+        skipped = [image for shard in built for image in shard.skipped]
+        done = finished_shards(prepared.output)
+        return ConvertedPart(
+            path=prepared.output,
+            split=planned.split,
+            part=self._numbers,
+            shards=tuple(shard.name for shard in built),
+            records=sum(shard.records for shard in built),
+            file_bytes=sum(shard.size for shard in built),
+            total=len(planned.shards),
+            missing=sum(shard.name not in done for shard in planned.shards),
+            already_complete=False,
+            skipped=sum_up(skipped, planned.entries, prepared.listing.labels),
+            has_images=planned.has_images,
+            has_labels=planned.has_labels,
+        )
+
+    def _complete(self, prepared: Prepared) -> ConvertedPart:
+        """Return the part of a finished dataset. Raises PlanMismatch if it has another plan, DataError."""
+        names = {shard.name for shard in prepared.shards}
+        shards = [entry for entry in prepared.finished_manifest().shards if entry.name in names]
+        return ConvertedPart(
+            path=prepared.output,
+            split=prepared.planned.split,
+            part=self._numbers,
+            shards=tuple(entry.name for entry in shards),
+            records=sum(entry.records for entry in shards),
+            file_bytes=sum(entry.size for entry in shards),
+            total=len(prepared.planned.shards),
+            missing=0,
+            already_complete=True,
+            has_images=prepared.planned.has_images,
+            has_labels=prepared.planned.has_labels,
+        )
+
+    @property
+    def _numbers(self) -> tuple[int, int]:
+        part = self.request.part
+        return (part.number, part.of) if part else (1, 1)

@@ -16,19 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.columns.codec import BadValue
-from shardprep.formats.conversion.building.plan import PlannedShard, PlanOptions
+from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
+from shardprep.formats.conversion.prepare import (
+    ConvertOptions,
+    Prepared,
+    Request,
+    most_bytes,
+    note_untrained,
+    prepare,
+)
+from shardprep.formats.conversion.shard import is_other_file
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.processes.worker_pool import WorkerPool, usable_cpus
-from shardprep.formats.progress import NoProgress, Progress
+from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import content_digest, record_crc
-from shardprep.formats.sources.listing.problems import Problems
-from shardprep.formats.sources.listing.source import ByteReader, Entries
-from shardprep.formats.sources.listing.source_options import SourceOptions
-
-from .preflight import most_bytes
-from .preparation import ConvertOptions, Prepared, Request, note_untrained, prepare
+from shardprep.formats.runtime.progress import NoProgress, Progress
+from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
+from shardprep.formats.sources.source import ByteReader, Entries, Problems, SourceOptions
 
 SAMPLE_EVERY = 8  # images of which one is hashed, to measure how long that takes
 _DETAILS = re.compile(r"\(.*?\)|\d+")
@@ -43,7 +47,8 @@ class PlannedSplit:
     and ``disk_bytes`` the most that all files can take. ``skipped``
     counts bad images that would be left out, and ``ignored`` the files of file managers and hidden ones. A
     split that is ``already_complete`` would only be verified. ``columns`` has the kinds of the columns beside
-    key, label and image, by name.
+    key, label and image, by name; ``notes`` are lines about what else is left out of the source.
+    ``has_images`` and ``has_labels`` are False where no record has one.
     """
 
     split: str
@@ -59,6 +64,9 @@ class PlannedSplit:
     ignored: Mapping[str, int]
     already_complete: bool
     columns: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    has_images: bool = True
+    has_labels: bool = True
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ def plan_conversion(
 ) -> DryRun:
     """Return what :func:`.convert.convert` with these arguments would do; write nothing.
 
-    With ``part``, what :func:`.convert_part.convert_part` would do: only its shards count, and are read.
+    With ``part``, what :func:`.convert.convert_part` would do: only its shards count, and are read.
 
     Every split is listed, counted, labelled and planned, the outputs are checked, and every image is read
     and its header checked. That takes about as long as reading the source. Images are not decoded. Problems
@@ -199,7 +207,10 @@ class _Check:
             skipped=found.bad_images if is_skipping else 0,
             ignored=one.listing.ignored,
             already_complete=is_finished,
-            columns={field.name: field.kind for field in planned.schema},
+            columns=planned.schema.kinds,
+            notes=one.listing.notes,
+            has_images=planned.has_images,
+            has_labels=planned.has_labels,
         )
 
     def _images(self, one: Prepared) -> _Checked:
@@ -264,8 +275,10 @@ def _check_image(
         values = reader.values(entry)
     except (BadImage, BadValue) as error:
         found.bad_images += 1
-        bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
-        found.bad.add(bad, _DETAILS.sub("", error.message))
+        advice = "; --skip-non-images leaves out such files" if is_other_file(reader, entry) else ""
+        message = error.message + advice
+        bad = BadImage(message, path=reader.where(entry), key=entry["key"].decode())
+        found.bad.add(bad, _DETAILS.sub("", message))
         return
     finally:
         found.read += perf_counter() - start

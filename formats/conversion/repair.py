@@ -5,39 +5,44 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.columns.column_entry import ColumnEntry
-from shardprep.formats.columns.unlisted_columns import remove_unlisted_columns
-from shardprep.formats.containers.archive import ARCHIVE_NAME
-from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.conversion.building.built_shard import BuiltShard
-from shardprep.formats.conversion.building.machine import versions_for
-from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
-from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME, ProgressCounters
-from shardprep.formats.conversion.building.shard_jobs import shard_jobs
-from shardprep.formats.conversion.building.work_folder import WorkFolder, finished_shards, noting_kept
-from shardprep.formats.dataset.manifest import Manifest, read_manifest
-from shardprep.formats.dataset.verification.report import Report
-from shardprep.formats.dataset.verification.verify import verify
-from shardprep.formats.errors import OperationError, PlanMismatch, SourceDamaged
-from shardprep.formats.progress import Progress, shown
-from shardprep.formats.sources.listing.source import Listing
-from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.system.user_path import user_path
-
-from .column_tables import build_column
-from .convert import Run
-from .running.executor_run import runner
-from .tables import (
+from shardprep.formats.conversion.convert import Run
+from shardprep.formats.conversion.jobs import runner, shard_jobs
+from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
+from shardprep.formats.conversion.shard import BuiltShard
+from shardprep.formats.conversion.tables import (
     GatheredBoxes,
+    build_column,
     build_tables,
     gathered_boxes,
     publish_tables,
 )
+from shardprep.formats.conversion.work_folder import (
+    COUNTERS_NAME,
+    PLAN_NAME,
+    ProgressCounters,
+    WorkFolder,
+    finished_shards,
+    noting_kept,
+    remove_leftover,
+)
+from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.shards.columns import ColumnEntry, remove_unlisted_columns
+from shardprep.formats.shards.dataset import refuse_cached
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.manifest import WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
+from shardprep.formats.sources.record_files import LABELS, usual
+from shardprep.formats.sources.source import Listing, SourceOptions
+from shardprep.formats.verification.levels import verify_folder
+from shardprep.formats.verification.report import Report
 
 
 def repair_from_source(
@@ -51,7 +56,7 @@ def repair_from_source(
 ) -> Report:
     """Rebuild what ``verify(level="full")`` finds damaged or missing; return a new verification.
 
-    All is as in :func:`~shardprep.formats.dataset.remote.repairing.repair.repair` with a path.
+    All is as in :func:`~shardprep.formats.transfer.repair.repair` with a path.
     """
     path, progress = user_path(dataset), shown(progress)
     manifest, report = found_damaged(path, workers, executor, progress)
@@ -64,7 +69,7 @@ def repair_from_source(
     recognised = recognise(
         user_path(source),
         split=manifest.split,
-        options=replace(SourceOptions.of_manifest(manifest.source), root=root),
+        options=_options_of(manifest, root),
         seed=manifest.plan["seed"],
     )
     listing = recognised.listing(manifest.split)
@@ -78,17 +83,31 @@ def repair_from_source(
         repair.tables(damaged, boxes)
         remove_unlisted_columns(path, {file.name for file in manifest.files})
         work_folder.remove()
-    again = verify(path, workers=workers, executor=executor, progress=progress)
+    again = verify_folder(path, workers=workers, executor=executor, progress=progress)
     again.rebuilt = tuple(sorted(damaged))
     return again
+
+
+def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> SourceOptions:
+    """Return the options of a conversion; an earlier release took fewer names for images and labels."""
+    options = replace(SourceOptions.of_manifest(manifest.source), root=root)
+    if manifest.source["layout"] not in LAYOUTS_OF_RECORDS:
+        return options
+    if options.image_column is None and not manifest.has_images:
+        options = replace(options, image_column="")
+    names = [name.removesuffix(".txt") for name in manifest.schema.names]  # of a sample's part
+    if options.label_column is None and not len(manifest.labels) and usual(names, LABELS):
+        options = replace(options, label_column="")
+    return options
 
 
 def found_damaged(
     path: Path, workers: int | None, executor: Executor | None, progress: Progress
 ) -> tuple[Manifest, Report]:
     """Verify a dataset that is to be repaired. Raises what repairing raises."""
+    refuse_cached(path)
     manifest = read_manifest(path)
-    report = verify(path, workers=workers, executor=executor, progress=progress)
+    report = verify_folder(path, workers=workers, executor=executor, progress=progress)
     if report.unchecked:
         raise OperationError(f"could not check {report.unchecked[0]}", path=path)
     for finding in report.findings:
@@ -97,6 +116,9 @@ def found_damaged(
                 f"{finding.problem}; prep repair rebuilds tables, and no archive: copy or download that again",
                 path=path,
             )
+    if not report.findings and not (path / WORK_FOLDER_NAME / PLAN_NAME).exists():  # no join is unfinished
+        with suppress(OutputBusy):
+            remove_leftover(path)
     return manifest, report
 
 

@@ -1,4 +1,4 @@
-"""The tables of a dataset: built in the run's folder, then published."""
+"""The tables of a dataset and of its columns: built in the run's folder, then published."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.columns.box_table import BOX_DTYPE, SIDES
-from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.containers.table import Rows, read_table, write_table
-from shardprep.formats.conversion.building.build_shard import row_dtype
-from shardprep.formats.conversion.building.built_shard import BuiltShard
-from shardprep.formats.conversion.building.plan import Plan
-from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.dataset.index import BOXES_NAME, INDEX_NAME, index_dtype
-from shardprep.formats.dataset.manifest import QUARANTINE_NAME
-from shardprep.formats.records.canonical_json import canonical_json
+from shardprep.formats.conversion.plan import Plan
+from shardprep.formats.conversion.shard import BuiltColumn, BuiltShard, built_row, row_dtype
+from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
-from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.sources.listing.source import Box, Listing, Source
-from shardprep.formats.system.atomic_write import flush_file, hash_file, publish
-from shardprep.formats.system.regular_file import naming
+from shardprep.formats.records.record import MAX_KEY_BYTES, content_root
+from shardprep.formats.records.schema import Field
+from shardprep.formats.runtime.files import flush_file, hash_file, naming, publish
+from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.shards.columns import (
+    BOX_DTYPE,
+    SIDES,
+    ColumnEntry,
+    DatasetColumns,
+    column_row,
+    table_name,
+)
+from shardprep.formats.shards.files import FileEntry, Rows, read_table, table_header, write_rows, write_table
+from shardprep.formats.shards.manifest import QUARANTINE_NAME
+from shardprep.formats.shards.tables import BOXES_NAME, INDEX_NAME, index_dtype
+from shardprep.formats.sources.source import Box, Listing, Source
 
 BOXES_AT_ONCE = 1 << 15
-
 
 TABLE_NAMES = (INDEX_NAME, BOXES_NAME, QUARANTINE_NAME)
 
@@ -60,7 +64,7 @@ class GatheredBoxes:
         return in_order
 
 
-def gather(boxes: Iterator[Box], labels: LabelSpace) -> GatheredBoxes:
+def gather_tables(boxes: Iterator[Box], labels: LabelSpace) -> GatheredBoxes:
     """Read all boxes, so that reading errors come before the first shard is built, not after the last."""
     keys, rows = [np.zeros(0, "S1")], [np.zeros(0, BOX_DTYPE)]
     while some := list(islice(boxes, BOXES_AT_ONCE)):
@@ -145,4 +149,51 @@ def _flushed(path: Path, records: int) -> FileEntry:
 def gathered_boxes(source: Source, split: str, listing: Listing) -> GatheredBoxes | None:
     """Read all boxes of a split; None if it has none."""
     boxes = source.boxes(split)
-    return None if boxes is None else gather(boxes, listing.labels)
+    return None if boxes is None else gather_tables(boxes, listing.labels)
+
+
+def build_columns(
+    work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], records_root: str
+) -> DatasetColumns | None:
+    """Write the columns' tables into the run's folder; return the columns, None if there are none."""
+    if not len(planned.schema) and planned.has_images:
+        return None
+    entries = [build_column(work_folder, planned, field.name, built) for field in planned.schema]
+    return DatasetColumns(tuple(entries), records_root, planned.has_images)
+
+
+def build_column(
+    work_folder: WorkFolder, planned: Plan, name: str, built: Sequence[BuiltShard]
+) -> ColumnEntry:
+    """Write the table of the column ``name`` into the run's folder; return the column."""
+    number = planned.schema.names.index(name)
+    return column_entry(work_folder, planned.schema[name], [shard.columns[number] for shard in built])
+
+
+def column_entry(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> ColumnEntry:
+    """Write the table of a column into the run's folder, of its parts in order; return the column."""
+    path = work_folder.run / table_name(field.name)
+    records = sum(part.records for part in built)
+    with naming(path), path.open("xb") as file:
+        file.write(table_header(column_row(field), records))
+        for rows in _column_rows(work_folder, field, built):
+            write_rows(file, rows["row"])
+    flush_file(path)
+    shards = (part.shard for part in built)
+    digests = (rows["digest"].tobytes() for rows in _column_rows(work_folder, field, built))
+    return ColumnEntry(
+        field,
+        FileEntry(path.name, path.stat().st_size, hash_file(path), records),
+        tuple(shard for shard in shards if shard),
+        content_root(digests),
+    )
+
+
+def _column_rows(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> Iterator[Rows]:
+    """Yield a column's rows of each shard. Raises ManifestDamaged if they changed."""
+    row = built_row(field)
+    for column in built:
+        path = work_folder.folder / column.rows
+        entry = FileEntry(path.name, path.stat().st_size, column.rows_sha256, column.records)
+        if column.records:
+            yield read_table(path, entry, lambda width: row if width == row.itemsize else None)

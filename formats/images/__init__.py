@@ -1,1 +1,1 @@
-"""Image files: reading headers, and checking that they decode."""
+"""Kinds of image files, their properties, their decoding, and crops cut from coded JPEGs."""

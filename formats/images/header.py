@@ -7,24 +7,46 @@ hundred times as long. ``prep verify --level decode`` finds what only decoding c
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.system.foreign_file import PASSING, reason_of
-
-from .kinds import avif, bmp, gif, jpeg, jpeg2000, netpbm, png, sun_raster, tiff, webp
-from .kinds.image_info import MAX_PIXELS, ImageInfo
-from .undecoded import refuse_undecoded
+from shardprep.formats.images.info import MAX_PIXELS, ImageInfo, refuse_undecoded
+from shardprep.formats.images.kinds import (
+    BMP_SIGNATURE,
+    GIF_SIGNATURES,
+    JPEG_SIGNATURE,
+    NETPBM_SIGNATURES,
+    PNG_SIGNATURE,
+    SUN_RASTER_SIGNATURE,
+    WEBP_SIGNATURE,
+    read_bmp,
+    read_gif,
+    read_jpeg,
+    read_netpbm,
+    read_png,
+    read_sun_raster,
+    read_webp,
+)
+from shardprep.formats.images.nested_kinds import (
+    JPEG2000_SIGNATURES,
+    TIFF_SIGNATURES,
+    is_base_media,
+    read_avif,
+    read_jpeg2000,
+    read_tiff,
+)
+from shardprep.formats.runtime.files import PASSING, reason_of
 
 READERS: dict[tuple[bytes, ...], Callable[[bytes], ImageInfo]] = {
-    (jpeg.SIGNATURE,): jpeg.read_jpeg,
-    (png.SIGNATURE,): png.read_png,
-    (webp.SIGNATURE,): webp.read_webp,
-    tiff.SIGNATURES: tiff.read_tiff,
-    (bmp.SIGNATURE,): bmp.read_bmp,
-    gif.SIGNATURES: gif.read_gif,
-    jpeg2000.SIGNATURES: jpeg2000.read_jpeg2000,
-    netpbm.SIGNATURES: netpbm.read_netpbm,
-    (sun_raster.SIGNATURE,): sun_raster.read_sun_raster,
+    (JPEG_SIGNATURE,): read_jpeg,
+    (PNG_SIGNATURE,): read_png,
+    (WEBP_SIGNATURE,): read_webp,
+    TIFF_SIGNATURES: read_tiff,
+    (BMP_SIGNATURE,): read_bmp,
+    GIF_SIGNATURES: read_gif,
+    JPEG2000_SIGNATURES: read_jpeg2000,
+    NETPBM_SIGNATURES: read_netpbm,
+    (SUN_RASTER_SIGNATURE,): read_sun_raster,
 }
 """The reader of each kind, by the bytes that such a file starts with."""
 
@@ -51,11 +73,22 @@ def read_image_header(image: bytes) -> ImageInfo:
     return info
 
 
+def begins_as_image(head: bytes) -> bool:
+    """Whether a file with these first bytes is an image of a kind that no text is taken for."""
+    known = (JPEG_SIGNATURE, PNG_SIGNATURE, *TIFF_SIGNATURES, *GIF_SIGNATURES, *JPEG2000_SIGNATURES)
+    return head.startswith(known) or head[8:12] in (b"WEBP", b"avif", b"heic")
+
+
+def is_image_file(data: bytes) -> bool:
+    """Whether the bytes begin like an image of a kind that is read."""
+    return data.startswith(tuple(chain.from_iterable(READERS))) or is_base_media(data)
+
+
 def _reader(image: bytes) -> Callable[[bytes], ImageInfo]:
     for signatures, reader in READERS.items():
         if image.startswith(signatures):
             return reader
-    if avif.is_base_media(image):
-        return avif.read_avif
+    if is_base_media(image):
+        return read_avif
     refuse_undecoded(image)
     raise BadImage(f"not an image (starts with {image[:8].hex(' ') or 'nothing'})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from .kinds.image_info import MAX_PIXELS
+from shardprep.formats.images.info import MAX_PIXELS
 
 OLDEST = (4, 12)
 
@@ -25,4 +25,7 @@ def require_opencv(version: str) -> None:
 
 require_opencv(cv2.__version__)
 
-__all__ = ["cv2", "require_opencv"]
+__all__ = [
+    "cv2",
+    "require_opencv",
+]

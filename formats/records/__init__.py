@@ -1,1 +1,1 @@
-"""One record: its bytes, checksum, digest and labels."""
+"""A record, its label, and the values of its columns."""

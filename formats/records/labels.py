@@ -12,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-
-from .canonical_json import sha256_of
+from shardprep.formats.runtime.json_record import sha256_of
 
 UNLABELLED = -1
 MAX_CLASS_ID = (1 << 31) - 1
 MAX_WORDS = 1000  # characters; the longest words of a class of ILSVRC12 have 121
 SPACES = ("sorted_wnid0", "ilsvrc2012_id", "sorted_wnid1_bg")
-
 
 OFFICIAL_IMAGES = {"train": 1_281_167, "val": 50_000, "test": 100_000}
 
@@ -96,16 +94,12 @@ class LabelSpace:
         elif space == "sorted_wnid1_bg":
             labels = list(range(1, len(self) + 1))
         elif space == "ilsvrc2012_id":
-            labels = self._devkit_ids()
+            labels = [c.ilsvrc2012_id for c in self.classes if c.ilsvrc2012_id is not None]
+            if len(labels) < len(self):
+                raise UsageError("labels in ilsvrc2012_id need a dataset that was converted with the devkit")
         else:
             raise UsageError(f"unknown label space {space!r}; known are {', '.join(SPACES)}")
         return np.array([*labels, UNLABELLED], dtype=np.int64)
-
-    def _devkit_ids(self) -> list[int]:
-        ids = [c.ilsvrc2012_id for c in self.classes]
-        if None in ids:
-            raise UsageError("labels in ilsvrc2012_id need a dataset that was converted with the devkit")
-        return [i for i in ids if i is not None]
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the classes as the manifest holds them."""
@@ -125,5 +119,5 @@ def label_digest(names: Iterable[str]) -> str:
 @cache
 def official_words() -> dict[str, str]:
     """Return the 1,000 wnids of ILSVRC12 in sorted order, each with its words."""
-    text = resources.files("shardprep.formats.records").joinpath("wnids.tsv").read_text(encoding="utf-8")
+    text = resources.files("shardprep.formats.data").joinpath("wnids.tsv").read_text(encoding="utf-8")
     return dict(line.split("\t", 1) for line in text.splitlines() if not line.startswith("#"))

@@ -1,18 +1,18 @@
-"""A record: what is stored of one image, and its checksums."""
+"""A record: what is stored of one image, its checksums, and the order in which records are stored."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from shardprep.formats.printable import printable
+from shardprep.formats.errors import printable
 
 MAX_KEY_BYTES = 1024
 CONTENT_DOMAIN = b"shardprep-record-1\0"
@@ -23,20 +23,37 @@ if google_crc32c.implementation == "python":  # pragma: no cover - needs a platf
         "a thousand times slower; install a wheel of it, or libcrc32c and its headers"
     )
 
-
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 MAX_IMAGE_BYTES = 64 << 20  # one ILSVRC12 image is 110 KB on average, the largest is about 15 MB
 
 
-class Record(NamedTuple):
-    """One image: its ``key``, its ``label`` (-1 for none) and ``image``, its encoded bytes unchanged.
+class RecordBatch(NamedTuple):
+    """What torch's ``default_collate`` makes of records: encoded images, and a tensor of labels."""
 
-    Notebooks show the picture; the ``repr`` has the image's size and not its bytes.
-    """
+    image: Any
+    label: Any
 
+
+class _Stored(NamedTuple):
     key: str
     label: int
     image: bytes
+
+
+class Record(_Stored):
+    """One image: its ``key``, its ``label`` (-1 for none) and ``image``, its encoded bytes unchanged.
+
+    Notebooks show the picture; the ``repr`` has the image's size and not its bytes. A batch of records that
+    PyTorch's DataLoader collates is (images, labels).
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, key: str, label: int, image: bytes) -> Self:
+        """Return the record; of the columns of a batch, as ``default_collate`` gives them, a RecordBatch."""
+        if not isinstance(key, str):
+            return RecordBatch(image, label)
+        return tuple.__new__(cls, (key, label, image))
 
     @property
     def crop_ready(self) -> bool:
@@ -53,7 +70,7 @@ class Record(NamedTuple):
 
     def _repr_html_(self) -> str:
         # Only notebooks need OpenCV for this; readers of records do without it.
-        from shardprep.formats.images.figure import figure
+        from shardprep.formats.images.pictures import figure
 
         return figure(self.image, caption=repr(self))
 
@@ -96,3 +113,29 @@ def content_root(digests: Iterable[bytes]) -> str:
     for piece in digests:
         root.update(piece)
     return f"blake3:{root.hexdigest()}"
+
+
+ORDERS = ("shuffled", "key")
+GIVEN = "given"  # of items that were saved: as they were given
+GIVEN_SHUFFLED = "given-shuffled"  # as they were given, shuffled by the seed
+ITEM_ORDERS = (GIVEN, GIVEN_SHUFFLED)
+ARCHIVE_ORDER = "archive"  # of images that stay in their archive
+
+MAX_SEED = (1 << 64) - 1
+
+
+def permutation(count: int, seed: int) -> npt.NDArray[np.intp]:
+    """Return a uniform permutation of ``range(count)``: the sorting order of Philox's raw 64-bit stream.
+
+    numpy guarantees the raw stream of Philox (Salmon et al. 2011), while the algorithm of
+    ``Generator.permutation`` may change.
+    """
+    stream = np.random.Philox(key=seed).random_raw(count)
+    return np.argsort(stream, kind="stable")
+
+
+def is_class_sorted(labels: npt.NDArray[np.int32]) -> bool:
+    """Whether each class is one run of records, which trains badly when read in stored order."""
+    runs = 1 + int(np.count_nonzero(np.diff(labels)))
+    classes = len(np.unique(labels))
+    return classes > 1 and runs == classes

@@ -1,1 +1,1 @@
-"""What can be converted: official archives, image trees, files of tensorpack, lists."""
+"""What can be converted: official archives, folders, lists, record files, and a sample."""

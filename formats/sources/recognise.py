@@ -3,37 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.sources.annotations.annotation_files import WANTED_FOR_CLASSES, WANTED_FOR_VAL
-from shardprep.formats.sources.image_columns.recognised import image_columns
-from shardprep.formats.sources.labelled_list.source import labelled_list
-from shardprep.formats.sources.listing.source import SPLITS, Box, Entries, Listing, Source, no_such_split
-from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.sources.record_files.parquet.source import parquet
-from shardprep.formats.sources.record_files.record_source import RecordSource
-from shardprep.formats.sources.record_files.tfrecord.source import tfrecord
-from shardprep.formats.sources.record_files.webdataset.source import webdataset
-from shardprep.formats.sources.tar.header import BLOCK
-from shardprep.formats.sources.tensorpack.source import tensorpack_lmdb
-from shardprep.formats.system.regular_file import naming
-from shardprep.formats.system.storage.location import Location
+from shardprep.formats.runtime.files import naming
+from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES, WANTED_FOR_VAL
+from shardprep.formats.sources.coco import coco_folder
+from shardprep.formats.sources.converted import converted_dataset, held_out
+from shardprep.formats.sources.folders import Tree, class_folders, extracted_tree, kaggle_tree
+from shardprep.formats.sources.ilsvrc import official_tars, remote_tars, single_tar
+from shardprep.formats.sources.ilsvrc_base import IlsvrcSource
+from shardprep.formats.sources.lists import labelled_list
+from shardprep.formats.sources.metadata import metadata_folder
+from shardprep.formats.sources.pairs import paired_folders
+from shardprep.formats.sources.parquet import ParquetRows, parquet
+from shardprep.formats.sources.record_files import RecordSource
+from shardprep.formats.sources.source import (
+    SPLITS,
+    Box,
+    Entries,
+    Listing,
+    Source,
+    SourceOptions,
+    no_such_split,
+)
+from shardprep.formats.sources.tar import BLOCK
+from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK
+from shardprep.formats.sources.tensorpack import tensorpack_lmdb
+from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
+from shardprep.formats.sources.webdataset import WebDataset, webdataset
+from shardprep.formats.storage.store import Location
 
-from .converted_dataset import converted_dataset
-from .held_out import held_out
-from .ilsvrc_source import IlsvrcSource
-from .image_tree import class_folders, extracted_tree, kaggle_tree
-from .official_tars import official_tars, remote_tars, single_tar
+
+def image_columns(path: Path, split: str | None, options: SourceOptions) -> Source | None:
+    """Return the source of images with columns beside them, None for a folder without any.
+
+    Raises UsageError for options of several such sources, and what the sources raise.
+    """
+    metadata = metadata_folder(path, split, options)
+    found = [
+        source
+        for source in (
+            coco_folder(path, split, options),
+            paired_folders(path, split, options) if options.pairs else None,
+            metadata,
+        )
+        if source is not None
+    ]
+    if len(found) > 1:
+        kinds = " and ".join(source.description for source in found)
+        raise UsageError(
+            f"has columns of several kinds: {kinds}; convert one, and prep join the other", path=path
+        )
+    if not found:
+        return None
+    _refuse_options(found[0], options, takes_columns=found[0] is metadata)
+    return found[0]
+
+
+def _refuse_options(source: Source, options: SourceOptions, *, takes_columns: bool) -> None:
+    refused = [name for name in options.for_lists if name == "root" or not takes_columns]
+    if options.columns and not takes_columns:
+        refused.append("columns")
+    if refused:
+        names = ", ".join(name.replace("_", " ") for name in refused)
+        raise UsageError(f"this source has no {names}: {source.description}")
+
 
 RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
     webdataset,
     tfrecord,
     parquet,
 )
+LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TENSORPACK)
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
@@ -142,17 +187,17 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
     if path.is_dir() and (dataset := converted_dataset(path)):
         return _without_list_options(dataset, options)
     if path.is_dir() and (source := image_columns(path, split, options)):
-        return source
+        return _without_columns(source, replace(options, columns=(), pairs=(), coco=None))
     _refuse_compressed(path)
     if records := _of_records(path, split, options):
-        return _without_list_options(records, options)
+        return _without_list_options(records, _without_records(options))
     found = _of_folder(path, options, check_md5) if path.is_dir() else _of_file(path, check_md5)
-    if not found and (lmdb := tensorpack_lmdb(path, split or "train")):
-        return _without_list_options(lmdb, options)
+    if not found and (lmdb := tensorpack_lmdb(path, split or "train", options)):
+        return _without_list_options(lmdb, _without_records(options))
     if not found and path.is_dir() and (source := class_folders(path, split or "train", options)):
         found = [source]
     if not found and (listed := labelled_list(path, split, options)):
-        return _without_columns(listed, options)
+        return _without_columns(listed, options, taken=("columns",))
     if not found:
         raise UsageError(_UNKNOWN_SOURCE, path=path)
     return _without_list_options(merged(found), options)
@@ -166,12 +211,18 @@ def _without_list_options(source: Source, options: SourceOptions) -> Source:
     return _without_columns(source, options)
 
 
-def _without_columns(source: Source, options: SourceOptions) -> Source:
-    """Return the source, which has no columns. Raises UsageError if options of columns were given."""
-    if options.for_columns:
-        names = ", ".join(options.for_columns)
+def _without_columns(source: Source, options: SourceOptions, taken: Sequence[str] = ()) -> Source:
+    """Return the source. Raises UsageError if options of columns were given that it does not take."""
+    if names := ", ".join(name for name in options.for_columns if name not in taken):
         raise UsageError(f"{names} are of images with columns beside them, and this is {source.description}")
+    if options.image_column is not None:
+        raise UsageError(f"only files of records have an image column, and this is {source.description}")
     return source
+
+
+def _without_records(options: SourceOptions) -> SourceOptions:
+    """Return the options without those that files of records have."""
+    return replace(options, image_column=None, label_column=None)
 
 
 def _of_records(path: Path, split: str | None, options: SourceOptions) -> Source | None:
@@ -195,7 +246,10 @@ def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[Ilsv
         kaggle_tree(path, options, check_md5=check_md5),
         extracted_tree(path, options, check_md5=check_md5),
     )
-    return [source for source in every if source is not None]
+    found: list[IlsvrcSource] = [source for source in every if source is not None]
+    if len(found) == 1 and isinstance(found[0], Tree):
+        found[0].refuse_others()
+    return found
 
 
 def _refuse_compressed(path: Path) -> None:

@@ -1,28 +1,274 @@
-"""The thread that leases rows to workers and puts finished batches in order, while the consumer trains."""
+"""The thread that leases rows to workers, puts finished batches in order, and replaces dead workers."""
 
 from __future__ import annotations
 
 import selectors
+import signal
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
 from time import monotonic
+from typing import Any
 
-from shardprep.formats.processes.spawned import POLL_INTERVAL_S
-from shardprep.formats.processes.thread_start import starting_thread
-from shardprep.formats.system.owned import Owned
-from shardprep.loaders.buffers.slots import SlotRing
-from shardprep.loaders.engine.protocol.bell import Bell
-from shardprep.loaders.engine.protocol.leases import LEASES_PER_WORKER, Leases
-from shardprep.loaders.engine.protocol.messages import Answer, pack_lease, unpack_answer
-from shardprep.loaders.engine.protocol.status_table import IDLE, StatusTable
+import numpy as np
+import numpy.typing as npt
 
-from .protocol import worker_errors
-from .run import EngineRun, Failed, FinishedBatch
-from .starts import Starts
-from .trace import Trace
-from .worker_process import Worker, cause_of
+from shardprep.formats.errors import UsageError, WorkerDied
+from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.processes import POLL_INTERVAL_S, Channel, SpawnedProcess
+from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
+from shardprep.loaders.batches.pickling import Pickled
+from shardprep.loaders.batches.slots import InputAreaArrays, Memory, SlotRing
+from shardprep.loaders.engine.leases import (
+    LEASES_PER_WORKER,
+    MAX_ROW_FAILURES,
+    Answer,
+    LeasedBatch,
+    Leases,
+    RowFailure,
+    pack_lease,
+    unpack_answer,
+)
+from shardprep.loaders.engine.messages import IDLE, Bell, Items, StatusTable, unpack
+from shardprep.loaders.engine.trace import Trace
+from shardprep.loaders.engine.worker import SentWork
+from shardprep.loaders.engine.worker import main as work_on
+
+
+@dataclass
+class Worker(Owned):
+    """The engine's side of a worker: ``ready`` once its work is open, ``overdue`` once killed by a time-out.
+
+    ``place`` is its lease and row when the dispatcher last checked, unchanged since ``since``
+    (``monotonic``).
+    """
+
+    index: int
+    process: SpawnedProcess
+    ready: bool = False
+    overdue: bool = False
+    place: tuple[int, int] = (0, 0)
+    since: float = field(default_factory=monotonic)
+
+    @property
+    def channel(self) -> Channel:
+        """The channel of its messages."""
+        return self.process.channel
+
+
+def start(
+    index: int,
+    wanted: Callable[[], bool],
+    *,
+    ring: SlotRing,
+    status_table: StatusTable,
+    work: SentWork,
+) -> Worker:
+    """Start worker number ``index``; it sends READY when its work is open.
+
+    Its process imports the main module only if the work refers to it: a training script would load its
+    framework again (1.5 s and 500 MB for TensorFlow), and run again without ``if __name__ == "__main__"``.
+    Raises OperationError where no process can be started, or none is ``wanted`` any more.
+    """
+    process = SpawnedProcess(
+        work_on,
+        name=f"shardprep-worker-{index}",
+        main=work.main,
+        wanted=wanted,
+        index=index,
+        ring=ring,
+        status_table=status_table,
+        work=work,
+    )
+    return Worker(index, process)
+
+
+def cause_of(code: int | None) -> str:
+    """Describe an exit code: "SIGSEGV", "exit code 1"."""
+    if code is None:
+        return "something unknown"
+    if code >= 0:
+        return f"exit code {code}"
+    known = {int(number): number.name for number in signal.Signals}
+    return known.get(-code, f"signal {-code}")
+
+
+MIN_START_TIMEOUT_S = 30.0  # a deadline is for one row; a start imports the libraries that all rows need
+MAX_FAILED_STARTS = 10  # workers killed before they are ready, while no other sends a message
+MAX_OVERDUE_STARTS = 2  # of one worker in a row
+
+_ADVICE = (
+    "see what the workers wrote to stderr. If the work is defined in the main script, put everything else in "
+    'that script under `if __name__ == "__main__":`'
+)
+
+
+class Starts:
+    """Counter of failed starts. ``timeout`` is how many seconds a worker has to open its work.
+
+    The default is START_TIMEOUT_S; with a ``deadline`` of rows it is that, but at least MIN_START_TIMEOUT_S.
+    """
+
+    def __init__(self, *, timeout: float | None, deadline: float | None) -> None:
+        usual = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
+        self.timeout = usual if timeout is None else timeout
+        self._failed = 0
+        self._overdue: Counter[int] = Counter()
+
+    def answered(self) -> None:
+        """Reset the count of failures: a worker has sent a message."""
+        self._failed = 0
+
+    def succeeded(self, worker: int) -> None:
+        """Note that the worker is ready."""
+        del self._overdue[worker]
+
+    def failed(self, worker: int, code: int | None, *, overdue: bool) -> None:
+        """Note that the worker ended before it was ready, or was killed because it was ``overdue``.
+
+        Raises WorkerDied where the next start would fail in the same way: after an exit, or after repeated
+        kills.
+        """
+        if overdue:
+            self._overdue[worker] += 1
+            if self._overdue[worker] >= MAX_OVERDUE_STARTS:
+                raise _start_timed_out(self.timeout)
+            return
+        self._failed += 1
+        if self._failed >= MAX_FAILED_STARTS or (code is not None and code >= 0):
+            raise WorkerDied(f"a worker ended before it was ready, by {cause_of(code)}; {_ADVICE}")
+
+
+def _start_timed_out(seconds: float) -> WorkerDied:
+    error = not_ready(seconds)
+    error.message += ". If opening the work needs more time, give a `deadline` of so many seconds"
+    return error
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRequest:
+    """The items of a batch, and its ``inputs``: offsets in the slot's input area, and values to write there.
+
+    ``written`` are arrays that the workers write in the input area instead of the fields of the slot's
+    layout. ``filled`` is called in any thread when the workers have ended with the batch, unless its run ends
+    before that.
+    """
+
+    items: Items
+    inputs: tuple[tuple[int, Pickled], ...] = ()
+    written: InputAreaArrays | None = None
+    filled: Callable[[], object] = _nothing
+
+
+@dataclass(frozen=True, eq=False)
+class NotReady:
+    """In place of a plan: the next one is not ready, and ``wait`` returns when it is, or raises."""
+
+    wait: Callable[[], object]
+
+
+Plan = npt.ArrayLike | BatchRequest | NotReady
+
+
+class BatchPlans:
+    """The plans of a run, and how many drawn ones are due; their error waits for the batches before it."""
+
+    def __init__(self, plans: Iterable[Plan], *, dtype: np.dtype[Any], rows: int) -> None:
+        self._plans = iter(plans)
+        self._dtype = dtype
+        self._rows = rows
+        self._outstanding = 0
+        self._drained = False
+        self._error: Exception | None = None
+
+    def draw(self, enough: int) -> Iterable[BatchRequest]:
+        """Draw further plans, at most ``enough``; wait for one only where no batch is due."""
+        while enough > 0 and not self._drained:
+            try:
+                if isinstance(plan := next(self._plans), NotReady):
+                    if self._outstanding:
+                        return
+                    plan.wait()
+                    continue
+                request = self._checked(plan)
+            except StopIteration:
+                self._drained = True
+            except Exception as error:  # raised again when it is due
+                self._drained, self._error = True, error
+            else:
+                enough -= 1
+                self._outstanding += 1
+                yield request
+
+    def claim(self) -> bool:
+        """Count a drawn plan as delivered; False when none is due. Raises the plans' error then."""
+        if self._outstanding:
+            self._outstanding -= 1
+            return True
+        if self._error:
+            raise self._error
+        return False
+
+    def _checked(self, plan: npt.ArrayLike | BatchRequest) -> BatchRequest:
+        if isinstance(plan, BatchRequest):
+            return replace(plan, items=self._checked_items(plan.items))
+        return BatchRequest(self._checked_items(plan))
+
+    def _checked_items(self, plan: npt.ArrayLike) -> Items:
+        items = np.array(plan)
+        if items.ndim != 1 or len(items) > self._rows:
+            raise UsageError(f"a plan of shape {items.shape} does not fit a batch of {self._rows} rows")
+        if len(items) and not np.can_cast(items.dtype, self._dtype, "same_kind"):
+            raise UsageError(f"a plan of {items.dtype} was given where the work takes {self._dtype}")
+        return items.astype(self._dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedBatch:
+    """A batch and the memory that it lies in; its slot is free again when that memory is dropped."""
+
+    batch: LeasedBatch
+    memory: Memory
+
+
+@dataclass(frozen=True, eq=False)
+class Failed:
+    """A batch that cannot be delivered, and why; its slot is free already."""
+
+    batch: LeasedBatch
+    failure: RowFailure
+
+
+@dataclass(eq=False)
+class EngineRun:
+    """The queues of a run: plans to the dispatcher, results to the consumer, in order, without locks.
+
+    None as a result means that no more follow: the run was stopped, or the dispatcher has ended.
+    """
+
+    number: int
+    plans: deque[BatchRequest] = field(default_factory=deque)
+    results: SimpleQueue[FinishedBatch | Failed | None] = field(default_factory=SimpleQueue)
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.results.put(None)
+
+    def clear(self) -> None:
+        """Release the results that were not taken."""
+        with suppress(Empty):
+            while True:
+                self.results.get_nowait()
+        self.results.put(None)
+
 
 WORKER_EXIT_TIMEOUT_S = 1.0  # for a worker to end by itself, before it is killed
 
@@ -151,7 +397,7 @@ class Dispatcher(Owned):
         elif worker.ready:
             self._leases.fail(worker.index, lease_id, row, bytes(rest))
         else:
-            raise worker_errors.unpack(bytes(rest), "while opening the work")
+            raise unpack(bytes(rest), "while opening the work")
 
     def _replace(self, worker: Worker) -> None:
         code = self._end_worker(worker, WORKER_EXIT_TIMEOUT_S)
@@ -275,3 +521,40 @@ class Dispatcher(Owned):
             deque(worker.channel.arrived(), maxlen=0)
             if worker.channel.ended or key.fileobj is worker.process:
                 self._end_worker(worker, WORKER_EXIT_TIMEOUT_S)
+
+
+_CRASHES = frozenset(number.name for number in CRASHES)
+
+
+@dataclass(frozen=True)
+class CrashPolicy:
+    """Policy for a row at which MAX_ROW_FAILURES workers ended.
+
+    The row is an error; with ``skip`` it is left out if each of them crashed. A crash is an end by a signal
+    that a fault in code raises, such as SIGSEGV. ``doing`` says what crashed.
+    """
+
+    doing: str = "the work on it"
+    skip: bool = False
+
+    def reason_to_skip(self, cause: str) -> str | None:
+        """The reason to leave out a row at which a worker ended by this cause; None if that is an error."""
+        return self._crashed(cause) if self.skip and cause in _CRASHES else None
+
+    def error(self, cause: str, *, where: str, key: str) -> WorkerDied:
+        """Return the error of a row at which workers ended, the last by this cause."""
+        if cause in _CRASHES:
+            message = (
+                f"{where}: {self._crashed(cause)}, in {MAX_ROW_FAILURES} workers one after the other; "
+                'leave it out (on_bad_record="skip" of a Loader)'
+            )
+        else:
+            message = (
+                f"{MAX_ROW_FAILURES} workers ended {where}, the last by {cause}; "
+                "do that work in a separate program to see what happens there, because it would end this one, too; "
+                "or leave it out"
+            )
+        return WorkerDied(message, key=key)
+
+    def _crashed(self, cause: str) -> str:
+        return f"{self.doing} crashed by {cause}"

@@ -1,36 +1,269 @@
-"""Batches from several processes: each row once, in shared memory, in order, even if workers die."""
+"""Batches from several processes: each row once, in shared memory, in order.
+
+Its stats tell what the consumer waited for.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import zip_longest
 from multiprocessing.util import Finalize
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.printable import printable
-from shardprep.formats.system.owned import Owned
-from shardprep.loaders.buffers.slots import SlotLayout, SlotRing
-from shardprep.loaders.engine.protocol.batch import EngineBatch, fill_batch
-from shardprep.loaders.engine.protocol.leases import LeasedBatch, Leases, RowFailure
-from shardprep.loaders.engine.protocol.messages import MAX_LEASE_BYTES
-from shardprep.loaders.engine.protocol.status_table import CpuClock, StatusTable
-from shardprep.loaders.engine.protocol.task import Fill, RowTask
+from shardprep.formats.errors import OperationError, UsageError, printable
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.processes import refuse_in_main_import
+from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
+from shardprep.loaders.engine.dispatcher import (
+    BatchPlans,
+    BatchRequest,
+    CrashPolicy,
+    Dispatcher,
+    EngineRun,
+    Failed,
+    Plan,
+    start,
+)
+from shardprep.loaders.engine.leases import MAX_LEASE_BYTES, LeasedBatch, Leases, RowFailure
+from shardprep.loaders.engine.messages import (
+    CpuClock,
+    EngineBatch,
+    Fill,
+    RowTask,
+    StatusTable,
+    fill_batch,
+    unpack,
+)
+from shardprep.loaders.engine.trace import KEEP, BatchTaken, Trace
+from shardprep.loaders.engine.worker import SentWork
 
-from .checks import check_engine
-from .course import Course
-from .crashes import CrashPolicy
-from .dispatcher import Dispatcher
-from .protocol import worker_errors
-from .run import BatchPlans, BatchRequest, EngineRun, Failed, Plan
-from .sent_work import SentWork
-from .stats import EngineStats, Meter
-from .trace import KEEP, BatchTaken, Trace
-from .worker_process import start
+
+def check_engine(work: RowTask, *, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
+    """Raise UsageError for options that are not valid, and where no worker can be started."""
+    no_deadline = deadline is not None and not 0 < deadline < math.inf
+    if workers < 0 or slots < MIN_SLOTS or chunk < 1 or no_deadline:
+        raise UsageError(
+            f"workers={workers}, slots={slots}, chunk={chunk}, deadline={deadline}: there must be at least "
+            f"0 workers, {MIN_SLOTS} slots and 1 row in a chunk, and a deadline above 0"
+        )
+    if workers:
+        refuse_in_main_import()
+    if workers and multiprocessing.current_process().daemon:
+        raise UsageError(
+            "a daemonic process cannot have workers of its own; use workers=0 (a map with threads) in it"
+        )
+    if work.item_dtype.hasobject or work.item_dtype.itemsize > MAX_LEASE_BYTES:
+        raise UsageError(
+            f"{work.item_dtype} is not a dtype of plain values of at most {MAX_LEASE_BYTES} bytes"
+        )
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts and seconds since the engine was made, or since other stats of it (:meth:`since`).
+
+    ``rows`` and ``batches`` were delivered. ``timed`` of the rows were not in the first batch of all;
+    ``copied`` of the batches were copied because too many were held. ``warming`` is the seconds before that
+    first batch, while the workers start; ``elapsed`` the seconds of all runs after it. ``starved`` is how
+    long the consumer waited for later batches, ``handing`` how long its thread took to hand batches over,
+    ``blocked`` how long the workers had no free slot. ``filling`` and ``waiting`` are each worker's seconds
+    with and without a lease; ``cpu`` and ``queued`` are the parts of ``filling`` on a CPU and waiting for
+    one. ``stages`` has the seconds of each stage that the work times, of all workers together. ``restarts``
+    is how many workers were replaced.
+    """
+
+    rows: int
+    timed: int
+    batches: int
+    elapsed: float
+    warming: float
+    starved: float
+    handing: float
+    blocked: float
+    filling: tuple[float, ...]
+    waiting: tuple[float, ...]
+    cpu: tuple[float, ...]
+    queued: tuple[float, ...]
+    stages: dict[str, float]
+    copied: int
+    restarts: int
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.rows:,} rows in {self.batches:,} batches>"
+
+    def since(self, before: Self) -> Self:
+        """Return what was counted after ``before``, earlier stats of the same engine."""
+        names = [f.name for f in fields(EngineStats)]
+        return replace(self, **{name: _less(getattr(self, name), getattr(before, name)) for name in names})
+
+
+def _less(after: Any, before: Any) -> Any:
+    if isinstance(after, dict):
+        return {name: value - before[name] for name, value in after.items()}
+    if isinstance(after, tuple):
+        return tuple(b - a for a, b in zip(before, after, strict=True))
+    return after - before
+
+
+@dataclass
+class Meter:
+    """Counters of the consumer's side; one thread at a time uses them."""
+
+    rows: int = 0
+    timed: int = 0
+    batches: int = 0
+    warming: float = 0.0
+    starved: float = 0.0
+    handing: float = 0.0
+    _elapsed: float = 0.0
+    _since: float | None = None  # when the timed part of the current run began
+    _is_first: bool = False
+
+    def waited(self, seconds: float) -> None:
+        """Count the seconds that the consumer waited for the batch that it now has."""
+        self._is_first = not self.batches
+        if self._is_first:
+            self.warming += seconds
+        else:
+            self.starved += seconds
+        if self._since is None:
+            self._since = perf_counter() - (0.0 if self._is_first else seconds)
+
+    def handed(self, rows: int, seconds: float) -> None:
+        """Count a batch that was handed over, and the seconds which that took."""
+        self.batches += 1
+        self.rows += rows
+        self.timed += 0 if self._is_first else rows
+        self.handing += seconds
+
+    @property
+    def waiting(self) -> float:
+        """Seconds that the consumer has waited for batches, those before first ones included."""
+        return self.warming + self.starved
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Measure the elapsed time of a run within the context."""
+        try:
+            yield
+        finally:
+            self._elapsed, self._since = self.elapsed, None
+
+    @property
+    def elapsed(self) -> float:
+        since = self._since
+        return self._elapsed if since is None else self._elapsed + perf_counter() - since
+
+    def read(
+        self,
+        status_table: StatusTable,
+        stages: tuple[str, ...],
+        *,
+        dispatcher: Dispatcher | None,
+        copied: int,
+    ) -> EngineStats:
+        return EngineStats(
+            rows=self.rows,
+            timed=self.timed,
+            batches=self.batches,
+            elapsed=self.elapsed,
+            warming=self.warming,
+            starved=self.starved,
+            handing=self.handing,
+            blocked=dispatcher.blocked if dispatcher else 0.0,
+            filling=tuple(status_table.filling.tolist()),
+            waiting=tuple(status_table.waiting.tolist()),
+            cpu=tuple(status_table.cpu[:, 0].tolist()),
+            queued=tuple(status_table.cpu[:, 1].tolist()),
+            stages=dict(zip(stages, status_table.clock.sum(axis=0).tolist(), strict=True)),
+            copied=copied,
+            restarts=dispatcher.restarts if dispatcher else 0,
+        )
+
+
+MOST_BINS = 240
+FIRST_WIDTH_S = 0.25  # of a bin; it doubles whenever there would be more bins
+
+
+@dataclass(frozen=True)
+class CoursePoint:
+    """A part of the time: ``began`` seconds after the first batch, ``seconds`` long.
+
+    In it came ``batches`` with ``rows``; ``ready`` is the mean number of batches that were ready beside each,
+    and ``waited`` how many seconds the consumer waited for them.
+    """
+
+    began: float
+    seconds: float
+    batches: int
+    rows: int
+    ready: float
+    waited: float
+
+
+@dataclass
+class _Bin:
+    batches: int = 0
+    rows: int = 0
+    ready: int = 0
+    waited: float = 0.0
+
+    def plus(self, other: _Bin) -> _Bin:
+        return _Bin(
+            self.batches + other.batches,
+            self.rows + other.rows,
+            self.ready + other.ready,
+            self.waited + other.waited,
+        )
+
+
+class Course:
+    """The batches of a consumer in bins of equal width. One thread adds, any thread may read."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._state: tuple[float, list[_Bin]] = FIRST_WIDTH_S, []  # replaced together
+
+    def add(self, rows: int, *, ready: int, waited: float) -> None:
+        """Count a batch that came now."""
+        now = perf_counter()
+        if self._began is None:
+            self._began = now
+        width, bins = self._state
+        place = int((now - self._began) / width)
+        while place >= MOST_BINS:
+            width, bins, place = width * 2, _in_pairs(bins), place // 2
+            self._state = width, bins
+        while len(bins) <= place:
+            bins.append(_Bin())
+        at = bins[place]
+        at.batches += 1
+        at.rows += rows
+        at.ready += ready
+        at.waited += waited
+
+    def points(self) -> tuple[CoursePoint, ...]:
+        """Return what was counted until now; the last point may be a part of its time."""
+        width, bins = self._state
+        return tuple(
+            CoursePoint(
+                place * width, width, each.batches, each.rows, each.ready / max(1, each.batches), each.waited
+            )
+            for place, each in enumerate(list(bins))
+        )
+
+
+def _in_pairs(bins: list[_Bin]) -> list[_Bin]:
+    return [a.plus(b) for a, b in zip_longest(bins[::2], bins[1::2], fillvalue=_Bin())]
 
 
 def _number(item: Any) -> str:
@@ -112,7 +345,7 @@ class Engine(Owned):
         """Yield one batch per plan (an array of items, at most a slot's rows), in the plans' order.
 
         Plans are drawn in the caller's thread, up to ``slots`` of them before their batches can be begun. A
-        :class:`.run.BatchRequest` has inputs beside its items; the slots' input area must be large enough.
+        :class:`.dispatcher.BatchRequest` has inputs beside its items, for which the slots must have room.
         Raises what the work raised for a row, with its traceback and the row's description as a note, once
         the batches before it are delivered; WorkerDied where three workers ended at a row; what the plans
         raise. Another run may follow; it ends an unfinished one, which raises UsageError.
@@ -225,7 +458,7 @@ class Engine(Owned):
         item = leased.items[failure.row]
         where = self._where(failure.row, leased.number, item)
         if failure.error:
-            return worker_errors.unpack(failure.error, where)
+            return unpack(failure.error, where)
         return self._crashes.error(failure.cause, where=where, key=self._describe(item))
 
     def _where(self, row: int, number: int, item: Any) -> str:

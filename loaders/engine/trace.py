@@ -1,4 +1,4 @@
-"""Times of what an engine did: leases of its workers, waiting of its consumer, batches that were ready."""
+"""Times of what an engine did: leases of its workers, waiting of its consumer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardprep.formats.system.user_path import user_path
-from shardprep.loaders.engine.protocol.task import Clock
+from shardprep.formats.runtime.files import user_path
+from shardprep.loaders.engine.messages import Clock
 
 if TYPE_CHECKING:
-    from shardprep.loaders.engine.protocol.leases import Lease
+    from shardprep.loaders.engine.leases import Lease
+
 
 KEEP = 200_000  # spans of a kind, about 100 MB of JSON; a run of hours keeps the last ones
-
 
 CONSUMER = 0  # the consumer's track; the workers' tracks follow
 

@@ -1,24 +1,115 @@
-"""A worker process: it receives leases, fills their rows and answers. It imports only what the work needs."""
+"""A worker process: it gets its work at the start, receives leases, fills their rows and answers."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import reduction
+from pathlib import Path
 from time import perf_counter
+from typing import Any, Self
 
-from shardprep.formats.processes.channel import Channel, Part
-from shardprep.formats.system.owned import Owned
-from shardprep.loaders.buffers.slots import INPUTS, SlotRing
-from shardprep.loaders.engine.protocol.leases import Lease
-from shardprep.loaders.engine.protocol.messages import Answer, pack_answer, unpack_lease
-from shardprep.loaders.engine.protocol.payloads import OutcomeWriter
-from shardprep.loaders.engine.protocol.status_table import IDLE, CpuClock, StatusTable
-from shardprep.loaders.engine.protocol.task import Fill, Items, RowTask, outcomes
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.files import read_at
+from shardprep.formats.runtime.owned import Descriptor, Inheritable, Owned
+from shardprep.formats.runtime.processes import Channel, Part, main_module
+from shardprep.loaders.batches.pickling import (
+    INSTALL_CLOUDPICKLE,
+    anonymous_file,
+    can_dump_by_value,
+    dumps_by_value,
+    dumps_noting_main,
+    loads,
+)
+from shardprep.loaders.batches.slots import INPUTS, SlotRing
+from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
+from shardprep.loaders.engine.messages import (
+    IDLE,
+    CpuClock,
+    Fill,
+    Items,
+    OutcomeWriter,
+    RowTask,
+    StatusTable,
+    outcomes,
+    pack,
+)
 
-from .protocol import worker_errors
-from .sent_work import SentWork
+UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other process imports"
+
+
+class SentWork(Inheritable):
+    """A pickle of the work in an anonymous file; itself picklable only to a child that is being started.
+
+    It does not go through the pipe by which multiprocessing prepares a child: that has room for 64 KiB, and a
+    start with more waits endlessly for a child that is stopped or has died. ``main`` is the location of the
+    main module, if the work refers to it.
+    """
+
+    def __init__(self, work: RowTask) -> None:
+        """Pickle the work. Raises UsageError where that is impossible."""
+        data, of_main = _pickled(work)
+        self.main = main_module() if of_main else {}
+        self._attach(anonymous_file(), len(data))
+        with open(self._file.fileno(), "wb", closefd=False) as file:
+            file.write(data)
+
+    def _attach(self, fd: int, size: int) -> None:
+        self._file = Descriptor(fd)
+        self._size = size
+
+    def received(self) -> RowTask:
+        """Return the work. Raises whatever its unpickling raises."""
+        work: RowTask = loads(read_at(self._file.fileno(), self._size, 0))
+        return work
+
+    def close(self) -> None:
+        """Close the file; the children's descriptors stay open. Idempotent."""
+        self._file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._attached, (reduction.DupFd(self._file.fileno()), self._size)
+
+    @classmethod
+    def _attached(cls, handle: Any, size: int) -> Self:
+        sent = cls.__new__(cls)
+        sent._attach(handle.detach(), size)
+        return sent
+
+
+def _pickled(work: RowTask) -> tuple[bytes, bool]:
+    """Return the pickle, and whether unpickling it imports the main module.
+
+    Lambdas, closures and what the main module defines are pickled by value where cloudpickle is installed.
+    """
+    by_name, of_main, reason = _by_name(work)
+    if by_name and not of_main:
+        return by_name, False
+    advice = f"{INSTALL_CLOUDPICKLE}, define what it uses at the top level of a module"
+    if can_dump_by_value():
+        try:
+            return dumps_by_value(work), False
+        except Exception as error:
+            reason, advice = error, "use what can be pickled"
+    if by_name and Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
+        return by_name, True
+    raise UsageError(
+        f"the work cannot be sent to the workers ({reason or UNIMPORTABLE}): {advice}, or work without "
+        "processes (workers=0)"
+    ) from reason
+
+
+def _by_name(work: RowTask) -> tuple[bytes, bool, Exception | None]:
+    """Return a pickle and whether it refers to the main module, or else why there is none."""
+    try:
+        return *dumps_noting_main(work), None
+    except UsageError:
+        raise
+    except Exception as error:
+        return b"", False, error
 
 
 def main(
@@ -37,7 +128,7 @@ def main(
             received = work.received()
             fill = opened.enter_context(received.open(status_table.clock[index]))
         except Exception as error:  # raised again in the process that waits for the work
-            _send(channel, pack_answer(Answer.FAILED), worker_errors.pack(error))
+            _send(channel, pack_answer(Answer.FAILED), pack(error))
             return
         _send(channel, pack_answer(Answer.READY))
         _WorkerLoop(index, channel, ring, status_table, received, fill).serve()
@@ -72,7 +163,7 @@ class _WorkerLoop(Owned):
             packer = self._finish(lease)
         except BaseException as error:  # raised again, or reported, in the process that waits for this row
             _, row = self.status_table.place(self.index)
-            return pack_answer(Answer.FAILED, lease.id, row), worker_errors.pack(error)
+            return pack_answer(Answer.FAILED, lease.id, row), pack(error)
         return pack_answer(Answer.DONE, lease.id), *packer.parts()
 
     def _finish(self, lease: Lease) -> OutcomeWriter:

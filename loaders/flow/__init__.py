@@ -1,8 +1,28 @@
 """Flow: any Python data, composed into a pipeline."""
 
-from shardprep.loaders.flow.core.length import Length
+from __future__ import annotations
 
-from .flow import Flow
-from .stats import FlowStats
+from typing import TYPE_CHECKING
 
-__all__ = ["Flow", "FlowStats", "Length"]
+from shardprep.formats.runtime.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from shardprep.loaders.flow.flow import Flow
+    from shardprep.loaders.flow.node import Length
+    from shardprep.loaders.flow.stats import FlowStats
+
+__all__ = [
+    "Flow",
+    "FlowStats",
+    "Length",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "shardprep.loaders.flow.flow": ["Flow"],
+            "shardprep.loaders.flow.node": ["Length"],
+            "shardprep.loaders.flow.stats": ["FlowStats"],
+        },
+    )

@@ -2,30 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.flow.core.checks import checked_int
-from shardprep.loaders.flow.core.node import Node
-from shardprep.loaders.flow.core.user_function import Function
-from shardprep.loaders.flow.map.components import MapComponent, Select
-from shardprep.loaders.flow.map.map import Filter, Map, Transforming
-from shardprep.loaders.flow.map.process_map import ProcessMap, declared
-from shardprep.loaders.flow.map.thread_map import ThreadMap
-from shardprep.loaders.flow.steps.batch import Batch, BatchByShape, Remainder, Unbatch
-from shardprep.loaders.flow.steps.cache import Cache
-from shardprep.loaders.flow.steps.combine import Concat, Zip
-from shardprep.loaders.flow.steps.in_process import InProcess
-from shardprep.loaders.flow.steps.mix import Choose, Mix
-from shardprep.loaders.flow.steps.prefetch import Prefetch
-from shardprep.loaders.flow.steps.print_items import Print
-from shardprep.loaders.flow.steps.repeat import Repeat, Take
-from shardprep.loaders.flow.steps.shuffle import LocallyShuffled
-from shardprep.loaders.flow.steps.weighted_choice import as_weights
+from shardprep.loaders.batches.stack import Padding
+from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip, as_weights
+from shardprep.loaders.flow.dataset_source import FromDataset
+from shardprep.loaders.flow.map import Filter, Map, MapComponent, Select, Transforming
+from shardprep.loaders.flow.node import Node, checked_int
+from shardprep.loaders.flow.passes import Function
+from shardprep.loaders.flow.pipeline import Pipeline
+from shardprep.loaders.flow.prefetch import InProcess, Prefetch
+from shardprep.loaders.flow.process_map import ProcessMap, declared
+from shardprep.loaders.flow.sources import FromCallable, FromFakeData, FromFiles, FromParts, from_iterable
+from shardprep.loaders.flow.steps import (
+    Batch,
+    BatchByShape,
+    Cache,
+    LocallyShuffled,
+    Print,
+    Remainder,
+    Repeat,
+    Skip,
+    Take,
+    Unbatch,
+)
+from shardprep.loaders.flow.thread_map import ThreadMap
+from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
-from .flow_sources import FlowSources
+
+class FlowSources(Pipeline):
+    """The class methods of :class:`.Flow` that make a flow from a source."""
+
+    @classmethod
+    def from_iterable(cls, items: Iterable[Any]) -> Self:
+        """A flow of the elements of ``items``, each once per pass.
+
+        The items of a sequence (``len`` and ``[]``) can be picked and shuffled by number. Raises UsageError
+        for an iterator, because it has only one pass: use :meth:`from_callable`.
+        """
+        return cls(from_iterable(items))
+
+    @classmethod
+    def from_callable(cls, begin: Callable[[], Iterable[Any]]) -> Self:
+        """A flow of the items of ``begin()``, which is called for each pass. The length is unknown.
+
+        ``begin`` returns an iterable; a generator function works. Raises UsageError for an object that cannot
+        be called, and in a pass for a result without items.
+        """
+        return cls(FromCallable(Function(begin)))
+
+    @classmethod
+    def from_parts(cls, make: Callable[[int], Iterable[Any]], *, parts: int) -> Self:
+        """A flow of one item of ``make(0)``, ..., ``make(parts - 1)`` each in turn, until all have ended.
+
+        ``make(part)`` is called for each pass and returns an iterable of its own, such as a generator. A part
+        that has ended is left out of the turn. If ``make`` returns a Flow, the part has that flow's pass of
+        the same number, with random values of its own. All parts are open at the same time; ``parts`` is how
+        many there are. The length is unknown.
+
+        Several machines that :func:`.serve` this flow share the parts of a pass, and the order is the same:
+        each part is made by one of them at a time. Steps after this one are made by one machine at a time, so
+        what takes the time (``map``, ``batch``) belongs into ``make``. Raises UsageError for fewer than one
+        part, and in a pass for a result without items.
+        """
+        return cls(FromParts(Function(make), parts))
+
+    @classmethod
+    def from_dataset(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shuffle: Shuffle | None = None,
+        seed: int = 0,
+        labels: str = "sorted_wnid0",
+        with_keys: bool = False,
+        columns: Sequence[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+    ) -> Self:
+        """A flow of the records of a converted dataset at ``path``: (image, label), encoded bytes and int.
+
+        ``with_keys`` makes them (key, image, label). Of a dataset with columns, or with ``columns``, a dict
+        takes the image's place, of the columns' values and "image". A dataset of saved items yields these,
+        unless ``columns`` are named. ``path``, ``shuffle``, ``seed``, ``labels``, ``columns``, ``cache`` and
+        ``cache_limit`` are as for :class:`.Loader`, but a shard is only downloaded when a record of it is
+        read; pass n has the order of the loader's epoch n. A ``map`` with processes reads in its workers.
+        Raises ManifestDamaged, UnknownVersion, UsageError, what :func:`.open_dataset` does for a URL, and
+        OSError when the dataset is opened. A pass checks each record against its CRC-32C, and raises
+        CorruptRecord and ShardDamaged.
+        """
+        source = FromDataset.of(
+            path,
+            shuffle=shuffle,
+            seed=seed,
+            label_space=labels,
+            with_keys=with_keys,
+            columns=columns,
+            cache=cache,
+            cache_limit=cache_limit,
+        )
+        return cls(source)
+
+    @classmethod
+    def from_files(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        labels: Mapping[str, int] | Sequence[int] | None = None,
+        suffixes: Sequence[str] | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """A flow of the files in ``folder``/CLASS/... as (bytes, label), or with ``labels`` of any folder.
+
+        The label is the place of the class folder in sorted order. ``labels`` are those of the files instead,
+        by their paths in the folder, or a sequence in the order of the sorted paths. Files come in sorted
+        order, or with ``seed`` in a new random order in each pass. Each file is read on its own, which is
+        slower than shards. ``suffixes`` default to those of images. A ``map`` with processes reads in its
+        workers. Raises UsageError for a folder without such files or with some outside of its class folders,
+        and unless there is one of ``labels`` for each file; SourceDamaged for symbolic links in it.
+        """
+        return cls(FromFiles.of(folder, suffixes=suffixes, seed=seed, labels=labels))
+
+    @classmethod
+    def fake(
+        cls,
+        items: int,
+        *,
+        size: tuple[int, int] = (224, 224),
+        encoded: bool = False,
+        seconds: float = 0.0,
+        seed: int = 0,
+    ) -> Self:
+        """A flow of ``items`` generated (image, label) pairs, without any file.
+
+        An image is noise, uint8 [H, W, 3] with ``size`` (H, W); with ``encoded``, the bytes of a real JPEG
+        file. Labels are ints. As in :class:`.FakeData`, images are read-only and repeat after a few different
+        ones, and each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
+        """
+        return cls(FromFakeData.of(items, size=size, encoded=encoded, seconds=seconds, seed=seed))
 
 
 class Flow(FlowSources):
@@ -183,6 +301,16 @@ class Flow(FlowSources):
         """
         return self._with(BatchByShape(self.node, size, remainder))
 
+    def pad(self, value: complex = 0) -> Flow:
+        """Pad the arrays of each list of a batch to the largest of them, and stack them.
+
+        For batches of lists (``batch(n, as_list=True)``): a list of arrays with one dtype and number of
+        dimensions, of any sizes, becomes one array, which has ``value`` where an array ends earlier. Lists of
+        numbers become arrays, lists of anything else stay. Raises UsageError in a pass for other arrays, and
+        for a value that their dtype cannot hold.
+        """
+        return self.map(Padding(value))
+
     def unbatch(self) -> Flow:
         """The rows of each batch, as views of it. The mask of a padded batch stays a component."""
         return self._with(Unbatch(self.node))
@@ -198,6 +326,10 @@ class Flow(FlowSources):
     def take(self, count: int) -> Flow:
         """The first ``count`` items of each pass."""
         return self._with(Take.of(self.node, count))
+
+    def skip(self, count: int) -> Flow:
+        """Each pass without its first ``count`` items. Items by number are not made to be skipped."""
+        return self._with(Skip.of(self.node, count))
 
     def concat(self, *others: Flow) -> Flow:
         """This flow's items, then those of ``others``. UsageError if a flow before the last is infinite."""

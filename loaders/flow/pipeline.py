@@ -1,35 +1,176 @@
-"""The execution of a flow: its passes, their length, and what is kept between them."""
+"""The execution of a flow: its passes, their state, and its items kept as a dataset."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from shardprep.formats.conversion.writing.first_items import GivenSchema
-from shardprep.formats.conversion.writing.write_dataset import DEFAULT_SHARD_SIZE, write_dataset
-from shardprep.formats.dataset.manifest import Manifest
+from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, write_dataset
+from shardprep.formats.conversion.saved_items import GivenSchema, NumberedItems
 from shardprep.formats.errors import UsageError
-from shardprep.formats.progress import Progress
-from shardprep.loaders.batching.keras_hint import KerasHint
-from shardprep.loaders.batching.passes import end
-from shardprep.loaders.flow.core.checks import checked_int
-from shardprep.loaders.flow.core.length import Length
-from shardprep.loaders.flow.core.meter import PassMeter
-from shardprep.loaders.flow.core.node import Node
-from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
-from shardprep.loaders.flow.sources.parts import FromParts
+from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.shards.manifest import Manifest
+from shardprep.loaders.batches.passes import FrameworkHint, end
+from shardprep.loaders.flow.map import Map, MapComponent, Mapped, Transforming
+from shardprep.loaders.flow.node import Length, Node, checked_int
+from shardprep.loaders.flow.passes import PassContext, PassMeter, PassResources
+from shardprep.loaders.flow.prefetch import InProcess
+from shardprep.loaders.flow.process_map import ProcessMap
+from shardprep.loaders.flow.sources import FromParts
+from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
+from shardprep.loaders.flow.thread_map import ThreadMap
+from shardprep.loaders.loader.run_card import Resumed, kept_transform, refuse_another
+from shardprep.loaders.order.receipt import natural
 
-from .flow_meter import FlowMeter
-from .measure import FlowSpeed, makes_batches, measure
-from .saving import FlowItems
-from .state import FlowPlace, PassProgress, place_from, state_of
-from .stats import FlowStats
+STATE_VERSION = 1
 
 
-class Pipeline(KerasHint):
+@dataclass(frozen=True)
+class FlowPlace:
+    """The place in pass ``pass_number`` before which ``items`` items were delivered."""
+
+    pass_number: int = 0
+    items: int = 0
+
+
+class PassProgress:
+    """The place of a pass that began at ``start`` and is counted by ``meter``."""
+
+    def __init__(self, start: FlowPlace, meter: PassMeter) -> None:
+        self._start = start
+        self._meter = meter
+
+    def place(self, node: Node) -> FlowPlace:
+        """Return the place after the items delivered so far; after the last, the start of the next pass."""
+        number, items = self._start.pass_number, self._start.items + self._meter.items
+        is_last = node.length.is_exact and items >= node.length.items
+        return FlowPlace(number + 1) if is_last or self._meter.is_over else FlowPlace(number, items)
+
+
+def state_of(node: Node, place: FlowPlace, transforms: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the place as JSON values. Raises UsageError within a pass of items that cannot be picked."""
+    check_place(node, place)
+    state = {
+        "version": STATE_VERSION,
+        "flow": list(structure_of(node)),
+        "pass": place.pass_number,
+        "items": place.items,
+    }
+    return state | ({"transforms": transforms} if transforms else {})
+
+
+def place_from(node: Node, state: object, transforms: list[dict[str, Any]], transform: Resumed) -> FlowPlace:
+    """Return the place of a state. Raises UsageError for a value that is no state, or another flow's."""
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        raise UsageError(f"not the state of a flow, or not of version {STATE_VERSION}")
+    _check_structure(node, state.get("flow"))
+    refuse_another(state.get("transforms", transforms), transforms, transform)  # older states have none
+    try:
+        place = FlowPlace(natural(state.get("pass")), natural(state.get("items")))
+    except ValueError as error:
+        raise UsageError(f"not the state of a flow: {error}") from error
+    check_place(node, place)
+    return place
+
+
+def check_place(node: Node, place: FlowPlace) -> None:
+    """Raise UsageError where a pass cannot begin at this place."""
+    if place.items and not node.can_pick:
+        raise UsageError(
+            f"{_first_without_numbers(node).label} has no items by number, so that this flow goes on at the beginning "
+            "of a pass only: take its state between two passes"
+        )
+    if place.items and place.items > node.length.items:
+        raise UsageError(f"not the state of this flow: a pass has {node.length}, and not {place.items} items")
+
+
+def structure_of(node: Node) -> Iterator[str]:
+    """Yield the descriptions of a flow's steps and sources, from the last step on."""
+    yield node.description
+    for number, source in enumerate(node.sources):
+        prefix = f"{number}. " if len(node.sources) > 1 else ""
+        yield from (prefix + line for line in structure_of(source))
+
+
+def kept_transforms(node: Node) -> Iterator[dict[str, Any]]:
+    """Yield what a state keeps of the transforms of a flow's steps, in the order of :func:`structure_of`."""
+    if isinstance(node, Mapped) and isinstance(node.function.call, Transforming):
+        yield kept_transform(node.function.call.transform)
+    for source in node.sources:
+        yield from kept_transforms(source)
+
+
+def _check_structure(node: Node, structure: object) -> None:
+    if not isinstance(structure, list):
+        raise UsageError("not the state of a flow: it has no list of steps")
+    for here, there in zip_longest(structure_of(node), structure):
+        if here != there:
+            raise UsageError(
+                f"the state is of another flow: it has {_quoted(there)} where this one has {_quoted(here)}"
+            )
+
+
+def _quoted(line: object) -> str:
+    return "no step" if line is None else str(line)[:200]
+
+
+def _first_without_numbers(node: Node) -> Node:
+    """The first step or source from which on items cannot be picked."""
+    for source in node.sources:
+        if not source.can_pick:
+            return _first_without_numbers(source)
+    return node
+
+
+@dataclass(frozen=True)
+class FlowItems(NumberedItems):
+    """The items of pass 0 of ``node``, which can pick. ``kept`` are its flow's resources, None elsewhere."""
+
+    node: Node
+    kept: PassResources | None = None
+
+    def __len__(self) -> int:
+        return self.node.length.items
+
+    def pick(self, numbers: Iterable[int]) -> Iterator[Any]:
+        return self.node.pick(PassContext(0, self.kept or PassResources()), numbers)
+
+    def elsewhere(self) -> NumberedItems | None:
+        node = _alone(self.node)
+        return None if _has_processes(node) else FlowItems(node)
+
+
+def _alone(node: Node) -> Node:
+    """Return the node without threads and processes of maps at its end; its items are the same.
+
+    The writing workers each make whole items, so that a map needs no processes of its own. Declared outputs
+    are kept, because they may change the dtype of a result.
+    """
+    if isinstance(node, ThreadMap) or (isinstance(node, ProcessMap) and node.outputs is None):
+        mapped = cast("Mapped", node)
+        return Map(
+            _alone(mapped.source),
+            mapped.function,
+            drop_none=mapped.drop_none,
+            random=mapped.random,
+            seed=mapped.seed,
+        )
+    if isinstance(node, Map | MapComponent):
+        return replace(node, source=_alone(node.source))
+    return node
+
+
+def _has_processes(node: Node) -> bool:
+    return isinstance(node, ProcessMap | InProcess) or any(map(_has_processes, node.sources))
+
+
+class Pipeline(FrameworkHint):
     """A flow without the methods that make nodes; see :class:`.Flow`.
 
     Iterating it runs the next pass of ``node``, the flow's last step.
@@ -62,6 +203,7 @@ class Pipeline(KerasHint):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next pass, or continue where a loaded state was taken."""
+        self._transforms  # noqa: B018 - before calls in this process change them
         start, self._next = self._next, FlowPlace(self._next.pass_number + 1)
         now = self._pass(start.pass_number)
         self._current = PassProgress(start, now.meter)
@@ -165,20 +307,25 @@ class Pipeline(KerasHint):
         iteration yields what would have followed. Raises UsageError within a pass of a flow that has no items
         by number (:attr:`can_pick`): such a flow has a state between two passes only.
         """
-        return state_of(self.node, self._current.place(self.node))
+        return state_of(self.node, self._current.place(self.node), self._transforms)
 
     def state_or_none(self) -> dict[str, Any] | None:
         """Return the state; None where :meth:`state_dict` raises UsageError."""
         place = self._current.place(self.node)
-        return state_of(self.node, place) if self.can_pick or not place.items else None
+        return state_of(self.node, place, self._transforms) if self.can_pick or not place.items else None
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    @cached_property
+    def _transforms(self) -> list[dict[str, Any]]:
+        return list(kept_transforms(self.node))
+
+    def load_state_dict(self, state: dict[str, Any], *, transform: Resumed = "same") -> None:
         """Make the next iteration continue where the ``state`` of an equal flow was taken.
 
-        The steps, their options and seeds, and the lengths of sources are compared; functions and contents
-        are not. Raises UsageError for the state of another flow; nothing is changed then.
+        The steps, their options and seeds, the lengths of sources, and what :meth:`.Flow.transform` was given
+        are compared, the last unless ``transform`` is ``"changed"``; other functions and contents are not.
+        Raises UsageError for the state of another flow; nothing is changed then.
         """
-        self._next = place_from(self.node, state)
+        self._next = place_from(self.node, state, self._transforms, transform)
         self._current = PassProgress(self._next, PassMeter())
 
     @property
@@ -191,6 +338,7 @@ class Pipeline(KerasHint):
 
         Raises TypeError where it is not known exactly.
         """
+        self._refuse_sampler()
         return self.batches_per_epoch - self._next.items
 
     @property

@@ -1,1 +1,1 @@
-"""The loader of a dataset."""
+"""The loader of a dataset, its stats, and its runs: replayed, compared and shown."""

@@ -6,36 +6,110 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Literal
 
-from shardprep.formats.dataset.collecting.collection import Collection, open_records
-from shardprep.formats.dataset.dataset import Dataset
 from shardprep.formats.errors import UsageError
-from shardprep.formats.processes.worker_pool import usable_cpus
-from shardprep.formats.system.owned import Owned
-from shardprep.loaders.batching.spec import BatchSpec, loader_specs
-from shardprep.loaders.engine.crashes import CrashPolicy
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.formats.shards.dataset import Dataset, RecordSet
+from shardprep.formats.storage.cache import FileSource
+from shardprep.formats.storage.collection import Collection, open_records
+from shardprep.loaders.batches.stack import BatchSpec, loader_specs
+from shardprep.loaders.engine.dispatcher import CrashPolicy, Plan
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.protocol.batch import EngineBatch
-from shardprep.loaders.order.displaced_order import Records
-from shardprep.loaders.order.epoch import Epoch, EpochSteps, LoadedStep
+from shardprep.loaders.engine.messages import EngineBatch
+from shardprep.loaders.loader.ahead import BatchFeed, LocalShards, ShardFeed, ShardFiles
+from shardprep.loaders.loader.epoch_loader import ReplayableLoader
+from shardprep.loaders.loader.options import (
+    Chosen,
+    Classes,
+    Subset,
+    WantedColumns,
+    check_reading,
+    described,
+    key_of,
+    layout_of,
+    mean_bytes,
+    place_of,
+    plan_of,
+    worker_count,
+)
+from shardprep.loaders.loader.read_ahead import ReadAhead, reading_ahead
+from shardprep.loaders.loader.run_card import loader_identity
+from shardprep.loaders.loader.stats import LoaderStats
+from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, files_read, results_of
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Shuffle
-from shardprep.loaders.order.process_ranks.ranks import refuse_other_rank
-from shardprep.loaders.order.shuffle_quality import ShuffleQuality, shuffle_quality
+from shardprep.loaders.order.parts import Records
+from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
+from shardprep.loaders.order.ranks import refuse_other_rank
 from shardprep.loaders.transforms.contract import Transform, outputs_of
 
-from .batch_requests import BatchRequests, shards_of
-from .options import check_reading, described, key_of, layout_of, place_of, plan_of, worker_count
-from .replayable import ReplayableLoader
-from .replaying.identity import loader_identity
-from .results import results_of
-from .shard_task import ShardWork
-from .stats import LoaderStats
-from .subset import Chosen, Classes, Subset
-from .wanted_columns import WantedColumns, mean_bytes
+
+def shards_of(dataset: RecordSet, work: ShardWork, plan: EpochPlan) -> LocalShards:
+    """Return the shards that ``work`` reads: those of a dataset at a URL come through its cache.
+
+    Raises CacheTooSmall if its limit is less than an epoch of the plan needs.
+    """
+    if "://" not in dataset.location:
+        return LocalShards()
+    return ShardFeed(dataset, ShardFiles(files_read(work)), plan)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRequests:
+    """The requests of a loader's batches. ``read_ahead`` bytes are read early, in the order of storage."""
+
+    dataset: RecordSet
+    work: ShardWork
+    subset: Subset
+    plan: EpochPlan
+    results: DeclaredResults
+    shards: LocalShards
+    read_ahead: int
+
+    @contextmanager
+    def run(
+        self, engine: Engine, places: Iterator[Records], steps: Iterator[int], epoch: int, start: int = 0
+    ) -> Iterator[Iterator[EngineBatch]]:
+        """The context of the batches of an epoch that continues at ``start``.
+
+        ``places`` are those of each batch's records in the subset, and ``steps`` the number of each, from
+        ``start``, after its places are drawn. Raises UsageError for a closed engine.
+        """
+        engine.refuse_closed()
+        files, order, chosen = (
+            blocks_read(self.dataset, self.work),
+            None if self.subset.weights else self.plan.shards(epoch),  # by weight, they come in other turns
+            self.subset.chosen,
+        )
+        with (
+            self.shards.epoch(epoch, start) as feed,
+            reading_ahead(self.dataset.path, files, order, budget=self.read_ahead, chosen=chosen) as ahead,
+            closing(engine.run(self._plans(places, steps, epoch, ahead, feed))) as batches,  # type: ignore[type-var]
+        ):
+            yield batches
+
+    def _plans(
+        self,
+        places: Iterator[Records],
+        steps: Iterator[int],
+        epoch: int,
+        ahead: list[ReadAhead],
+        feed: BatchFeed,
+    ) -> Iterator[Plan]:
+        """Yield the items of each batch, and report their records to the read-ahead."""
+        for own, step in zip(places, steps, strict=False):
+            items = self.subset.items_at(own, epoch)
+            for each in ahead:
+                each.expect(items["number"])
+            request = self.results.request(items)
+            yield from feed.plans(request, step)
+
 
 DEFAULT_SLOTS = 9  # two in a queue, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
@@ -86,7 +160,10 @@ class Loader(Owned, ReplayableLoader):
     """
 
     dataset: Dataset | Collection
-    instead = "pass the path and the options to where the Loader is needed, and make it there"
+    instead = (
+        "pass the path and the options to where the Loader is needed, and make it there; for PyTorch, write "
+        "DataLoader(to_torch(it), batch_size=None) without num_workers"
+    )
 
     def __init__(
         self,
@@ -155,6 +232,7 @@ class Loader(Owned, ReplayableLoader):
                 skip_bad=on_bad_record == "skip",
                 one_thread=self._workers > 0,
                 with_image=wanted.with_image,
+                files=FileSource.of(self.dataset),
             )
             self._shards = shards_of(self.dataset, self._work, plan)
             undo.callback(self._shards.close)
@@ -177,6 +255,8 @@ class Loader(Owned, ReplayableLoader):
         """Begin the next epoch; one that was left early is not continued."""
         if not self._rank_is_given:
             refuse_other_rank(self._plan.rank, self._plan.world_size)
+        if not self._workers:
+            self._kept_transform  # noqa: B018 - before calls in this process change it
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[Loaded]:

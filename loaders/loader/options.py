@@ -1,4 +1,4 @@
-"""Checking a loader's options, and the plan, layout and workers that follow from them."""
+"""The options of a loader, checked: which records and which parts of them, and the plan that follows."""
 
 from __future__ import annotations
 
@@ -6,26 +6,217 @@ import math
 import operator
 import os
 import resource
-from collections.abc import Iterable
-from typing import Any, SupportsIndex
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
-from shardprep.formats.dataset.record_set import IndexRows
-from shardprep.formats.dataset.remote.open_dataset import url_of
 from shardprep.formats.errors import UsageError
-from shardprep.formats.processes.worker_pool import usable_cpus
-from shardprep.formats.system.user_path import user_path
-from shardprep.loaders.buffers.slots import SlotField, SlotLayout
-from shardprep.loaders.order.class_mixing import ClassMixing, warn_of_few_classes, warn_of_sorted_classes
+from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.records.codecs import is_masked
+from shardprep.formats.records.schema import Field
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.formats.shards.columns import PartFiles
+from shardprep.formats.shards.dataset import IndexRows, RecordSet
+from shardprep.formats.shards.tables import box_columns
+from shardprep.formats.storage.open import url_of
+from shardprep.loaders.batches.slots import SlotField, SlotLayout
+from shardprep.loaders.engine.messages import Items
+from shardprep.loaders.loader.run_card import digest_of
+from shardprep.loaders.loader.work import items_of
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
-from shardprep.loaders.order.process_ranks.ranks import rank_and_world_size
-from shardprep.loaders.order.sampled_mixing import sampled_mixing
-from shardprep.loaders.transforms.columns import AsColumns
-from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
+from shardprep.loaders.order.parts import Records, WeightedParts
+from shardprep.loaders.order.quality import (
+    ClassMixing,
+    sampled_mixing,
+    warn_of_few_classes,
+    warn_of_sorted_classes,
+)
+from shardprep.loaders.order.ranks import rank_and_world_size
+from shardprep.loaders.transforms.contract import IMAGE, ArraySpec, AsColumns, Transform, outputs_of
 
-from .subset import Subset
+MAX_NAMED = 8  # classes in a message
+
+Mask = npt.NDArray[np.bool_]
+Chosen = npt.ArrayLike
+Classes = Iterable[str | int]
+
+
+class Subset:
+    """Records of a dataset, in stored order. The place of a record is its number among them, from 0.
+
+    Orders, receipts and states are of places, as if the subset were a dataset of its own. ``numbers`` are the
+    record numbers, int64, ascending and unique; None for all records of the dataset. With ``weights``, the
+    dataset's parts have other shares of the places than they have of the records.
+    """
+
+    def __init__(self, dataset: RecordSet, numbers: Records | None = None, weights: object = None) -> None:
+        self.dataset = dataset
+        self.chosen = numbers
+        names, counts = [part.name for part in dataset.parts], [sum(own) for own in self._counts]
+        self.weights = None if weights is None else WeightedParts.of(weights, names, counts)
+
+    @classmethod
+    def of(
+        cls,
+        dataset: RecordSet,
+        records: Chosen | None,
+        classes: Classes | None,
+        weights: object = None,
+    ) -> Subset:
+        """Return the records that ``records`` and ``classes`` both choose; None chooses all.
+
+        ``records`` is a mask or has record numbers; ``classes`` has class names, or labels in the dataset's
+        label space. Raises UsageError for anything else, and where no record is chosen.
+        """
+        if records is None and classes is None and len(dataset):
+            return cls(dataset, weights=weights)
+        mask = np.ones(len(dataset), np.bool_)
+        if records is not None:
+            mask &= _mask(np.asanyarray(records), len(dataset))
+        if classes is not None:
+            mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
+        if not mask.any():
+            raise UsageError("records= and classes= choose no record of the dataset")
+        return cls(dataset, None if mask.all() else np.flatnonzero(mask), weights)
+
+    def __len__(self) -> int:
+        return len(self.dataset if self.chosen is None else self.chosen)
+
+    @cached_property
+    def identity(self) -> str:
+        """The root of the dataset; for a part of it, also a digest of the numbers, and of the weights."""
+        chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
+        weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
+        return self.dataset.root + chosen + weights
+
+    @property
+    def shard_counts(self) -> tuple[int, ...]:
+        """The number of these records in each block of the dataset, in stored order; by weight, of places."""
+        if self.weights and len(self.dataset.parts) > 1:
+            return self.weights.blocks(self._counts)
+        return tuple(count for counts in self._counts for count in counts)
+
+    @cached_property
+    def _counts(self) -> list[list[int]]:
+        """The number of these records in each block of each part."""
+        counts = [block.records for block in self.dataset.blocks]
+        if self.chosen is not None:
+            counts = np.diff(np.searchsorted(self.chosen, np.cumsum(counts)), prepend=0).tolist()
+        bounds = np.cumsum([0, *(block.records for block in self.dataset.blocks)])
+        firsts = [part.first_record for part in self.dataset.parts]
+        cuts = [*np.searchsorted(bounds, firsts).tolist(), len(counts)]
+        return [counts[start:stop] for start, stop in pairwise(cuts)]
+
+    @cached_property
+    def mean_image(self) -> float:
+        """The mean size of an encoded image, in bytes."""
+        if self.chosen is None:
+            return self.dataset.image_bytes / max(1, len(self))
+        return int(self.dataset.index["length"][self.chosen].sum(dtype=np.int64)) / len(self)
+
+    @cached_property
+    def crop_ready(self) -> float:
+        """The share of the images that are crop-ready, 0..1."""
+        if self.chosen is None:
+            return self.dataset.crop_ready / max(1, len(self))
+        flags = self.dataset.index["flags"][self.chosen]
+        return np.count_nonzero(flags & ImageFlag.CROP_READY) / max(1, len(self))
+
+    @property
+    def has_labels_at_hand(self) -> bool:
+        """Whether :attr:`labels` are in memory, and those of the places; not so of a large collection."""
+        return isinstance(self.dataset.index, np.ndarray) and self.weights is None
+
+    @property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """The labels in the index, by place."""
+        labels: npt.NDArray[np.int32] = self.dataset.index["label"]
+        return labels if self.chosen is None else labels[self.chosen]
+
+    def numbers(self, epoch: int) -> Records:
+        """Return the record numbers, by place."""
+        return self.numbers_at(np.arange(len(self)), epoch)
+
+    def numbers_at(self, places: Records, epoch: int) -> Records:
+        """Return the record numbers at these places of an epoch, which only weights make depend on it."""
+        found = self.weights.positions(places, epoch) if self.weights else places
+        return found if self.chosen is None else np.asarray(self.chosen[found])
+
+    def places_of(self, items: Items) -> Records:
+        """Return the places of items: with weights these are the numbers of their random values."""
+        places: Records = np.ascontiguousarray(items["draw" if self.weights else "number"])
+        return places if self.chosen is None or self.weights else np.searchsorted(self.chosen, places)
+
+    def items_at(self, places: Records, epoch: int) -> Items:
+        """Return the work items of the records at these places.
+
+        A record has the random values of its number. With weights it may come again, and has those of its
+        place.
+        """
+        numbers = self.numbers_at(places, epoch)
+        return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
+
+
+def _mask(records: npt.NDArray[np.generic], count: int) -> Mask:
+    """Return which of ``count`` records a mask or an array of record numbers chooses."""
+    if is_masked(records):
+        raise UsageError("records= is a masked array; fill it, with mask.filled(False) for one of booleans")
+    if records.ndim == 1 and records.dtype == np.bool_:
+        if len(records) != count:
+            raise UsageError(f"records= is a mask of {len(records)} records; the dataset has {count}")
+        return records.astype(np.bool_)
+    if records.ndim == 1 and not len(records):  # an empty list has no integer type
+        return np.zeros(count, np.bool_)
+    if records.ndim != 1 or records.dtype.kind not in "iu":
+        raise UsageError(
+            "records= must be a boolean mask with one value per record, or integers, the record numbers; not "
+            f"an array of {records.dtype} of shape {records.shape}"
+        )
+    return _mask_of_numbers(records, count)
+
+
+def _mask_of_numbers(numbers: npt.NDArray[np.generic], count: int) -> Mask:
+    outside = numbers[(numbers < 0) | (numbers >= count)]  # type: ignore[operator]
+    if len(outside):
+        raise UsageError(f"records= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
+    mask = np.zeros(count, np.bool_)
+    mask[numbers] = True
+    if np.count_nonzero(mask) != len(numbers):
+        found, times = np.unique(numbers, return_counts=True)
+        raise UsageError(f"records= has {found[times > 1][0]} more than once; give each record number once")
+    return mask
+
+
+def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
+    """Yield the labels in the index of class names, or of labels in the dataset's label space."""
+    space = dataset.space
+    if isinstance(classes, str | int) or not isinstance(classes, Iterable):
+        raise UsageError(f"classes= must be a list of class names or labels, not {classes!r}")
+    labels = space.mapping(dataset.label_space)[: len(space)].tolist()
+    known: dict[object, int] = {label: place for place, label in enumerate(labels)}
+    known.update(space.label_of)
+    for name in classes:
+        found = known.get(name) if isinstance(name, str | int | np.integer) else None
+        if found is None:
+            raise UsageError(f"the dataset has no class {name!r}; {_known_classes(dataset)}")
+        yield found
+
+
+def _known_classes(dataset: RecordSet) -> str:
+    names = [each.name for each in dataset.space.classes]
+    labels = dataset.space.mapping(dataset.label_space)[: len(names)]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return (
+        f"its classes are {', '.join(names[:MAX_NAMED])}{more}, its labels ({dataset.label_space}) "
+        f"{labels.min()} to {labels.max()}"
+    )
+
 
 ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
 
@@ -146,3 +337,74 @@ def key_of(index: IndexRows, number: int) -> str:
 def described(item: Any) -> str:
     """The key of an item that is given to a worker."""
     return str(item["key"], errors="replace")
+
+
+class WantedColumns(NamedTuple):
+    """The columns that are read, in order; ``names`` also has "image" where that is read.
+
+    ``fields`` are those that are stored as columns. ``boxes`` are the names by which a transform has those of
+    the table of boxes, which are in ``names`` only if they were chosen. ``are_chosen`` is False for a dataset
+    without columns of which nothing was chosen.
+    """
+
+    names: tuple[str, ...]
+    fields: tuple[Field, ...]
+    boxes: tuple[str, ...]
+    are_chosen: bool
+
+    @property
+    def with_image(self) -> bool:
+        """Whether images are read."""
+        return IMAGE in self.names
+
+    @property
+    def as_columns(self) -> AsColumns:
+        """The transform that delivers these columns as they are."""
+        rows = tuple(spec for field in self.fields if (spec := _row_of(field)))
+        return AsColumns(self.names, rows, tuple(field.name for field in self.fields if field.kind == "json"))
+
+    def files_of(self, dataset: RecordSet) -> tuple[PartFiles, ...]:
+        """Return the files that are read of each part."""
+        names = [field.name for field in self.fields]
+        return tuple(part.files(dataset.label_space, names, self.boxes) for part in dataset.parts)
+
+    @classmethod
+    def of(cls, dataset: RecordSet, names: Sequence[str] | None) -> Self:
+        """Return the columns of these names, None for all. Raises UsageError for others, and for none."""
+        first = dataset.parts[0].manifest
+        stored = ((IMAGE,) if first.has_images else ()) + dataset.schema.names
+        boxes = _boxes_of(dataset)
+        there = stored + boxes
+        if isinstance(names, str):
+            raise UsageError(f"columns must be a list of names, such as ({names!r},), not {names!r}")
+        chosen = stored if names is None else tuple(names)
+        for name in chosen:
+            if name not in there or chosen.count(name) > 1:
+                raise UsageError(f"columns has {name!r}; it may have each of {', '.join(there)} once")
+        if not chosen:
+            raise UsageError(f"columns is empty; it may have {', '.join(there)}")
+        fields = {field.name: field for field in dataset.schema}
+        wanted = boxes if names is None else tuple(name for name in chosen if name in boxes)
+        own = tuple(fields[name] for name in chosen if name in fields)
+        return cls(chosen, own, wanted, names is not None or bool(fields))
+
+
+def _boxes_of(dataset: RecordSet) -> tuple[str, ...]:
+    """The names of the columns of boxes, which all parts have."""
+    names = [box_columns(part.manifest) for part in dataset.parts]
+    return names[0] if all(names) else ()
+
+
+def mean_bytes(parts: Iterable[PartFiles]) -> float:
+    """The mean bytes of a record's values that have different sizes, without the image."""
+    counts = [(sum(s.size for c in part.columns for s in c.shards), part.records) for part in parts]
+    return sum(size for size, _ in counts) / max(1, sum(records for _, records in counts))
+
+
+def _row_of(field: Field) -> ArraySpec | None:
+    """Return the row of a value of a fixed size: labels are int64, as the dataset's are; None for others."""
+    dtype = field.codec.dtype
+    if dtype is None:
+        return None
+    base, shape = dtype.subdtype or (dtype, ())
+    return ArraySpec(field.name, shape, "int64" if field.kind == "label" else base.newbyteorder("=").name)

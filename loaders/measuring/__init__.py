@@ -1,27 +1,26 @@
 """Measuring loaders, flows and disks."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardprep.formats.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .loader_speed import measure
-    from .progress_bar import watched
-    from .recording import tracing
+    from shardprep.loaders.measuring.bench import measure
+    from shardprep.loaders.measuring.progress_bar import tracing, watched
 
-__all__ = ["measure", "tracing", "watched"]
+__all__ = [
+    "measure",
+    "tracing",
+    "watched",
+]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a function on first access: each worker of a flow imports this package, for its arrivals."""
-    if name == "measure":
-        from .loader_speed import measure as found  # for start-up time
-    elif name == "tracing":
-        from .recording import (  # type: ignore[assignment]  # for start-up time
-            tracing as found,
-        )
-    elif name == "watched":
-        from .progress_bar import (  # type: ignore[assignment]  # for start-up time
-            watched as found,
-        )
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "shardprep.loaders.measuring.bench": ["measure"],
+            "shardprep.loaders.measuring.progress_bar": ["tracing", "watched"],
+        },
+    )

@@ -1,24 +1,30 @@
-"""The state of a running loader or flow while its batches are drawn."""
+"""A running loader or flow, watched while its batches are drawn, or recorded as a trace."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from time import perf_counter
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from shardprep.formats.progress import in_notebook
-from shardprep.formats.system.owned import Owned
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.progress import in_notebook
+from shardprep.loaders.engine.trace import KEEP, Trace
+from shardprep.loaders.measuring.status import (
+    WINDOW_S,
+    StatusBar,
+    StatusLines,
+    Waiting,
+    Watchable,
+)
 
-from .watching.last_minute import Stats, Watchable
-from .watching.status import WINDOW_S, ShownStatus, StatusBar, StatusLines
-from .watching.waiting import Waiting
+if TYPE_CHECKING:
+    from shardprep.loaders.loader.loader import Loader
 
 
-def watched(loader: Watchable[Stats], *, title: str = "loading") -> Iterator[Any]:
+def watched(loader: Watchable, *, title: str = "loading") -> Iterator[Any]:
     """Yield the batches of the next epoch or pass of ``loader``, a Loader or a Flow, and show its state.
 
     ``for images, labels in watched(train): ...`` shows some lines at the end of a terminal's stderr: the
@@ -27,16 +33,12 @@ def watched(loader: Watchable[Stats], *, title: str = "loading") -> Iterator[Any
     are removed when the epoch ends, is left, or fails. A notebook shows one line of it, with the rate of the
     last second; elsewhere nothing is shown. It takes some microseconds per batch.
     """
-    with LoaderBar(loader, total=_length(loader), title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
-        yield from bar.over(batches)
-
-
-def _length(loader: Any) -> int | None:
-    """The number of batches; None where it is not known."""
     try:
-        return len(loader)
-    except TypeError:
-        return None
+        total = len(loader)  # type: ignore[arg-type]
+    except TypeError:  # of an unknown length
+        total = None
+    with LoaderBar(loader, total=total, title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
+        yield from bar.over(batches)
 
 
 class LoaderBar(Owned):
@@ -44,21 +46,22 @@ class LoaderBar(Owned):
 
     def __init__(
         self,
-        loader: Watchable[Stats],
+        loader: Watchable,
         *,
         total: int | None = None,
         title: str = "loading",
         shown: bool = True,
     ) -> None:
         self._loader = loader
-        self._status = status_of(loader, total=total, title=title) if shown else None
+        self._status = _status_of(loader, total=total, title=title) if shown else None
         self._waiting = Waiting(self._measure) if self._status and self._status.may_move_alone else None
         self._next = perf_counter() + WINDOW_S
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator of the batches that counts them; it holds none."""
-        awaited = batches if self._waiting is None else self._waiting.over(batches)
-        return map(self._passed, awaited)
+        if self._status is None:
+            return batches
+        return map(self._passed, self._waiting.over(batches) if self._waiting else batches)
 
     def _passed(self, batch: Any) -> Any:
         if self._status is not None:
@@ -75,16 +78,13 @@ class LoaderBar(Owned):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._waiting is not None:
-            self._waiting.close()
-        if self._status is not None:
-            self._status.close()
+    def __exit__(self, *exc: object) -> None:
+        for shown in (self._waiting, self._status):
+            if shown is not None:
+                shown.close()
 
 
-def status_of(loader: Watchable[Stats], *, total: int | None, title: str) -> ShownStatus | None:
+def _status_of(loader: Watchable, *, total: int | None, title: str) -> StatusLines | StatusBar | None:
     """Return what fits the place of the output: None where it is neither a terminal nor a notebook."""
     if in_notebook():
         return StatusBar(loader, total=total, title=title)
@@ -92,3 +92,18 @@ def status_of(loader: Watchable[Stats], *, total: int | None, title: str) -> Sho
         return None
     can_move = os.environ.get("TERM", "dumb") != "dumb"  # the cursor of a dumb terminal stays in its line
     return (StatusLines if can_move else StatusBar)(loader, total=total, title=title)
+
+
+@contextmanager
+def tracing(loader: Loader, *, keep: int = KEEP) -> Iterator[Trace]:
+    """Record what ``loader`` does within the context; the trace stays valid after it, and after the loader.
+
+    ``keep`` is how many of the last spans of each kind are kept. One trace at a time: a second one ends the
+    first.
+    """
+    engine = loader.engine
+    trace = engine.record(keep=keep)
+    try:
+        yield trace
+    finally:
+        engine.stop_recording(trace)

@@ -12,12 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-
-from .displaced_order import Records
-from .epoch_order import EpochOrder, Shuffle, epoch_order, shard_order
-from .rank_split import EpochSplit, RankSplit
-from .receipt import Receipt, natural
-from .rng import Purpose, keyed_bits
+from shardprep.loaders.order.epoch_order import (
+    EpochOrder,
+    EpochSplit,
+    RankSplit,
+    Shuffle,
+    epoch_order,
+    shard_order,
+)
+from shardprep.loaders.order.parts import Records
+from shardprep.loaders.order.receipt import Receipt
+from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 STATE_VERSION = 1
 
@@ -42,17 +47,14 @@ class EpochPlan:
     def __post_init__(self) -> None:
         records = self.split(0).whole.records
         if 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
-            raise UsageError(self._without_batch(records))
-
-    def _without_batch(self, records: int) -> str:
-        ranks = f" for each of {self.world_size} ranks" if self.world_size > 1 else ""
-        most = records // self.world_size
-        instead = [f"a batch_size of at most {most}"] if most else [f"at most {records} ranks"]
-        instead += ["drop_last=False"] if self.drop_last and most else []
-        return (
-            f"an epoch of {records} records has no batch with batch_size={self.batch_size}{ranks} and "
-            f"drop_last={self.drop_last}; use {' or '.join(instead)}"
-        )
+            ranks = f" for each of {self.world_size} ranks" if self.world_size > 1 else ""
+            most = records // self.world_size
+            instead = [f"a batch_size of at most {most}"] if most else [f"at most {records} ranks"]
+            instead += ["drop_last=False"] if self.drop_last and most else []
+            raise UsageError(
+                f"an epoch of {records} records has no batch with batch_size={self.batch_size}{ranks} and "
+                f"drop_last={self.drop_last}; use {' or '.join(instead)}"
+            )
 
     def split(self, start: int) -> EpochSplit:
         """Return this rank's batches of an epoch that continues at ``start``."""
@@ -70,6 +72,11 @@ class EpochPlan:
         return shard_order(
             self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch, partitions=mine
         )
+
+    def identity(self) -> dict[str, Any]:
+        """The values on which the order depends; a dataset's root covers its shards."""
+        shuffle = self.shuffle.to_json() if self.shuffle else None
+        return {"dataset": self.dataset, "shuffle": shuffle, "seed": self.seed}
 
 
 class Epoch:
@@ -123,7 +130,7 @@ class Epoch:
     @property
     def place(self) -> int:
         """The place in the epoch's order that all ranks reach with this step."""
-        return self._split.whole.end(self._steps - 1) if self._steps else self._split.whole.start
+        return self._split.whole.end(self._steps - 1) if self._steps else self.start
 
     @property
     def is_over(self) -> bool:
@@ -141,9 +148,9 @@ class Epoch:
         """Return the epoch's place and receipt as JSON values; :func:`resumed` continues from there."""
         return {
             "version": STATE_VERSION,
-            **_identity(self.plan),
+            **self.plan.identity(),
             "epoch": self.number,
-            "start": self._split.whole.start,
+            "start": self.start,
             "place": self.place,
             "rank": self.plan.rank,
             "world_size": self.plan.world_size,
@@ -160,41 +167,25 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
     """
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
-    differing = [name for name, value in _identity(plan).items() if state.get(name) != value]
+    differing = [name for name, value in plan.identity().items() if state.get(name) != value]
     if differing:
         hint = " (records= and classes= count, too)" if "dataset" in differing else ""
         raise UsageError(
             f"the state is of a loader with another {' and '.join(differing)}; use the same{hint}"
         )
-    number, place, rank, world_size = (
-        _number(state, name) for name in ("epoch", "place", "rank", "world_size")
-    )
-    receipt = _receipt(state, plan.dataset, number)
-    is_same_rank = (rank, world_size) == (plan.rank, plan.world_size)
-    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)
-
-
-def _identity(plan: EpochPlan) -> dict[str, Any]:
-    """The values on which the order depends; a dataset's root covers its shards."""
-    shuffle = plan.shuffle.to_json() if plan.shuffle else None
-    return {"dataset": plan.dataset, "shuffle": shuffle, "seed": plan.seed}
-
-
-def _number(state: dict[str, Any], name: str) -> int:
-    try:
-        return natural(state.get(name))
-    except ValueError as error:
-        raise UsageError(f"not the state of a loader: its {name} is {state.get(name)!r}") from error
-
-
-def _receipt(state: dict[str, Any], dataset: str, epoch: int) -> Receipt:
+    numbers: dict[str, Any] = {name: state.get(name) for name in ("epoch", "place", "rank", "world_size")}
+    for name, value in numbers.items():
+        if type(value) is not int or value < 0:
+            raise UsageError(f"not the state of a loader: its {name} is {value!r}")
+    number, place, *ranks = numbers.values()
     try:
         receipt = Receipt.from_json(state.get("receipt"))  # type: ignore[arg-type]
     except (DataError, UnknownVersion) as error:
         raise UsageError(f"not the state of a loader: {error}") from error
-    if (receipt.dataset, receipt.epoch) != (dataset, epoch):
+    if (receipt.dataset, receipt.epoch) != (plan.dataset, number):
         raise UsageError("not the state of a loader: its receipt is of another epoch or dataset")
-    return receipt
+    is_same_rank = ranks == [plan.rank, plan.world_size]
+    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)
 
 
 class LoadedStep(NamedTuple):

@@ -134,33 +134,22 @@ class Receipt:
         ``left_out`` is the number of records that ``drop_last`` cuts off, ``skipped`` that of bad records, 0
         by default. The error names them where they differ: ``check(n)`` passes only if n were delivered.
         """
-        self._check_all_are_known(records)
-        if self._left != {"left_out": left_out, "skipped": skipped}:
-            raise DataError(
-                f"epoch {self.epoch} of {self.dataset} delivered {self.count} of {records} records: drop_last left "
-                f"out {self.left_out.count}, and {len(self.skipped)} were skipped as bad; "
-                f"{self._accepted(records)} accepts that"
-            )
-
-    @property
-    def _left(self) -> dict[str, int]:
-        return {"left_out": self.left_out.count, "skipped": len(self.skipped)}
-
-    def _accepted(self, records: int) -> str:
-        """The check that passes for an epoch of this many records."""
-        counts = [f"{name}={count}" for name, count in self._left.items() if count]
-        return f"check({', '.join([str(records), *counts])})"
-
-    def _check_all_are_known(self, records: int) -> None:
-        """Raise DataError unless each record was delivered, skipped or left out, exactly once."""
+        kept = {"left_out": self.left_out.count, "skipped": len(self.skipped)}
+        counts = [f"{name}={count}" for name, count in kept.items() if count]
         accounted = self.delivered + Tally.of(self.skipped) + self.left_out
-        if accounted == Tally.of_dataset(records):
-            return
         missing = records - accounted.count
+        if accounted == Tally.of_dataset(records):
+            if kept != {"left_out": left_out, "skipped": skipped}:
+                raise DataError(
+                    f"epoch {self.epoch} of {self.dataset} delivered {self.count} of {records} records: drop_last left "
+                    f"out {self.left_out.count}, and {len(self.skipped)} were skipped as bad; "
+                    f"check({', '.join([str(records), *counts])}) accepts that"
+                )
+            return
         if missing < 0 and accounted == Tally.of_dataset(accounted.count):
             raise DataError(
                 f"epoch {self.epoch} of {self.dataset} has {accounted.count} records, not {records}; "
-                f"{self._accepted(accounted.count)} accepts that"
+                f"check({', '.join([str(accounted.count), *counts])}) accepts that"
             )
         if missing > 0:
             fault = f"at least {missing} of {records} records are missing"

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .displaced_order import Records
-from .epoch import EpochPlan
-from .epoch_order import EpochOrder, partition_window
-from .partitions import Partition, dealt
-from .rank_split import RankSplit
+from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch_order import RankSplit, partition_window
+from shardprep.loaders.order.parts import Partition, Records, dealt
 
 Shards = npt.NDArray[np.int64]
 Steps = npt.NDArray[np.int64]
@@ -79,20 +77,21 @@ def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Shards, Ste
     split, records = plan.split(start), sum(plan.shard_counts)
     window = partition_window(plan.shuffle, records) if plan.shuffle else 1
     partitions = dealt(plan.shard_counts, plan.shuffle.partitions if plan.shuffle else 1)
-    steps = len(split)
     for number, part in split.parts.items():
         partition = partitions[number]
         if window >= partition.records:
-            yield _all(partition, part)
+            used = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
+            yield used, np.zeros_like(used), np.full_like(used, len(part) - 1)
         elif records > EXACT_RECORDS:
             yield _bounds(plan, epoch, partition, window, part)
         else:
-            yield from _exact(plan.order(epoch), np.cumsum(plan.shard_counts), number, part, steps)
+            yield from _exact(plan, epoch, number, part, len(split))
 
 
 def _exact(
-    order: EpochOrder, ends: Records, number: int, part: RankSplit, epoch_steps: int
+    plan: EpochPlan, epoch: int, number: int, part: RankSplit, epoch_steps: int
 ) -> Iterator[tuple[Shards, Steps, Steps]]:
+    order, ends = plan.order(epoch), np.cumsum(plan.shard_counts)
     for begin in range(part.start, part.stop, PLACES):
         places = np.arange(begin, min(begin + PLACES, part.stop))
         steps = part.steps_of(places)
@@ -104,11 +103,6 @@ def _exact(
         firsts[touched[::-1]] = steps[::-1]
         found = np.flatnonzero(lasts >= 0)
         yield found, firsts[found], lasts[found]
-
-
-def _all(partition: Partition, part: RankSplit) -> tuple[Shards, Steps, Steps]:
-    used = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
-    return used, np.zeros_like(used), np.full_like(used, len(part) - 1)
 
 
 def _bounds(

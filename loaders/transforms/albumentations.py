@@ -9,10 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from .contract import ArraySpec, TransformInput
-from .decode import Orientation, decode_rgb
-from .global_random import seeded_globally
-from .tensor_results import in_arrays
+from shardprep.formats.errors import MissingExtra
+from shardprep.loaders.transforms.augment import seeded_globally
+from shardprep.loaders.transforms.contract import (
+    ArraySpec,
+    LibraryVersion,
+    TransformInput,
+    check_wrapper,
+    in_arrays,
+)
+from shardprep.loaders.transforms.decode import Orientation, decode_rgb
 
 # Every worker would ask the package index for a newer version when it imports the library.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
@@ -20,7 +26,9 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 try:
     import albumentations
 except ModuleNotFoundError as error:
-    raise ImportError("albumentations is not installed; pip install 'shardprep[albumentations]'") from error
+    raise MissingExtra.of(
+        "shardprep.loaders.transforms.albumentations", "albumentations", "albumentations"
+    ) from error
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,18 @@ class Albumentations:
 
     All randomness comes from the record's generator, which replaces that of ``transform``, so that an epoch
     repeats for any number of workers; the global generators of Python, NumPy and PyTorch are seeded from it
-    during the call. Picklable if ``transform`` is. Not thread-safe: use processes. The call raises BadImage
-    as :func:`.decode_rgb` does, and what ``transform`` raises.
+    during the call. Picklable if ``transform`` is. Not thread-safe: use processes. Raises UsageError for
+    options of another kind; the call raises BadImage as :func:`.decode_rgb` does, and what ``transform``
+    raises.
     """
 
     transform: Any
     _: KW_ONLY
     orientation: Orientation = "ignore"
     outputs: tuple[ArraySpec, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_wrapper(self.transform, self.orientation, self.outputs)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
         """Return the image that the transform makes of the record's, as an array."""
@@ -53,4 +65,6 @@ class Albumentations:
     @property
     def identity(self) -> tuple[object, ...]:
         """What determines the results, for :attr:`.Loader.identity`."""
-        return albumentations.to_dict(self.transform), self.orientation, self.outputs
+        described = albumentations.to_dict(self.transform)
+        described["__version__"] = LibraryVersion(described["__version__"])
+        return described, self.orientation, self.outputs

@@ -1,16 +1,20 @@
-"""The random crop and colour changes of a training transform. Pure; no pixels are read or written."""
+"""The random choices of a training transform: its crop, its colours, and the generators of libraries."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.crop_ready.crop import Crop
+from shardprep.formats.images.crop_ready import Crop
+from shardprep.loaders.transforms.contract import are_numbers
 
 Matrix = npt.NDArray[np.float64]
 
@@ -69,7 +73,8 @@ class ColorJitter:
     saturation: float = 0.4
 
     def __post_init__(self) -> None:
-        if not all(0 <= x < math.inf for x in (self.brightness, self.contrast, self.saturation)):
+        strengths = (self.brightness, self.contrast, self.saturation)
+        if not are_numbers(strengths, 3) or min(strengths) < 0:
             raise UsageError(f"the strengths of a colour jitter must be at least 0 and finite: {self}")
 
     def matrix(self, mean: npt.ArrayLike, draws: Sequence[float]) -> Matrix:
@@ -91,3 +96,26 @@ def lighting_offset(weights: npt.ArrayLike) -> Matrix:
     """AlexNet's lighting: the values added to R, G, B in 0..255 for three normally distributed weights."""
     added: Matrix = 255 * EIGENVECTORS @ (EIGENVALUES * np.asarray(weights))
     return added
+
+
+@contextmanager
+def seeded_globally(rng: np.random.Generator) -> Iterator[None]:
+    """Seed the global generators of Python, NumPy and PyTorch (for CPUs) from ``rng``; restore them after.
+
+    PyTorch's is left alone where it was not imported. Not thread-safe.
+    """
+    torch = sys.modules.get("torch")
+    of_torch = torch.random.default_generator if torch is not None else None
+    states = random.getstate(), np.random.get_state(), of_torch and of_torch.get_state()
+    words = rng.integers(1 << 32, size=3, dtype=np.uint32)
+    try:
+        random.seed(int(words[0]))
+        np.random.seed(words[1])
+        if of_torch is not None:
+            of_torch.manual_seed(int(words[2]))
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if of_torch is not None:
+            of_torch.set_state(states[2])

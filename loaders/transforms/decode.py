@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.images.crop_ready.crop import Crop
-from shardprep.formats.images.crop_ready.restart_grid import grid_of
-from shardprep.formats.images.decoder import Encoded, decode
-from shardprep.formats.images.kinds.jpeg import jpeg_orientation, jpeg_size
+from shardprep.formats.images.crop_ready import Crop, grid_of
+from shardprep.formats.images.decode import Encoded, decode
+from shardprep.formats.images.kinds import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2
+from shardprep.loaders.transforms.contract import check_choice
 
 if TYPE_CHECKING:
-    from .contract import TransformInput
+    from shardprep.loaders.transforms.contract import TransformInput
+
 
 Orientation = Literal["ignore", "apply"]
+ORIENTATIONS = ("ignore", "apply")
 Reduction = Literal[1, 2, 4, 8]
 Pixels = npt.NDArray[np.uint8]
 
@@ -66,6 +68,7 @@ def decode_rgb(
     An image that crashes OpenCV ends the process: a :class:`.Loader` with workers survives that and names the
     record, one without (``workers=0``) does not.
     """
+    check_choice("orientation", orientation, ORIENTATIONS)
     source = EncodedImage(image, orientation=orientation, key=key)
     if crop is None:
         return source.all_pixels()

@@ -7,12 +7,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardprep.formats.errors import BadTarget, UsageError
-
-from .contract import Array, ArraySpec, TransformInput
-from .geometry.boxes import Kept, boxes_of, kept_boxes, labels_of
-from .geometry.masks import mask_of, resized_mask
-from .geometry.span import Span
-from .geometry.turn import Turn
+from shardprep.loaders.transforms.contract import (
+    Array,
+    ArraySpec,
+    TransformInput,
+    check_choice,
+    is_count,
+    is_number,
+)
+from shardprep.loaders.transforms.geometry import (
+    Kept,
+    Span,
+    Turn,
+    boxes_of,
+    kept_boxes,
+    labels_of,
+    mask_of,
+    resized_mask,
+)
 
 BoxUnits = Literal["fractions", "pixels"]
 
@@ -50,16 +62,19 @@ class TargetOptions:
 
     def _check_targets(self) -> None:
         """Raise UsageError for options that have no meaning."""
-        if isinstance(self.masks, str):
-            raise UsageError(f"masks must be names of columns, such as ({self.masks!r},), not {self.masks!r}")
+        if not isinstance(self.masks, tuple | list) or not all(isinstance(name, str) for name in self.masks):
+            raise UsageError(f"masks must be names of columns, such as ('mask',), not {self.masks!r}")
+        if not isinstance(self.boxes, str | None) or not isinstance(self.box_labels, str | None):
+            raise UsageError(
+                f"boxes and box_labels must be names of columns, not {self.boxes!r} and {self.box_labels!r}"
+            )
         if self.box_labels is not None and self.boxes is None:
             raise UsageError(f"box_labels={self.box_labels!r} needs boxes, the column of their boxes")
-        if not 1 <= self.max_boxes <= MOST_BOXES:
+        if not is_count(self.max_boxes, most=MOST_BOXES):
             raise UsageError(f"max_boxes must be 1 to {MOST_BOXES}, not {self.max_boxes!r}")
-        if not 0 <= self.min_box <= 1:
+        if not is_number(self.min_box) or not 0 <= self.min_box <= 1:
             raise UsageError(f"min_box must be a share of a box's area, 0 to 1, not {self.min_box!r}")
-        if self.box_units not in ("fractions", "pixels"):
-            raise UsageError(f"box_units must be 'fractions' or 'pixels', not {self.box_units!r}")
+        check_choice("box_units", self.box_units, ("fractions", "pixels"))
         names = ["image", *(spec.name for spec in self._target_specs(1, 1))]
         if len(set(names)) != len(names):
             raise UsageError(f"the arrays of a transform must have different names, not {', '.join(names)}")

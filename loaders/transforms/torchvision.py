@@ -8,12 +8,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shardprep.formats.errors import UsageError
-
-from .contract import ArraySpec, TransformInput
-from .decode import Orientation, decode_rgb
-from .global_random import seeded_globally
-from .tensor_results import in_arrays
+from shardprep.formats.errors import MissingExtra
+from shardprep.loaders.transforms.augment import seeded_globally
+from shardprep.loaders.transforms.contract import (
+    ArraySpec,
+    LibraryVersion,
+    TransformInput,
+    check_choice,
+    check_wrapper,
+    in_arrays,
+)
+from shardprep.loaders.transforms.decode import Orientation, decode_rgb
 
 try:
     import torch
@@ -21,7 +26,7 @@ try:
     from PIL import Image
     from torchvision import tv_tensors
 except ModuleNotFoundError as error:
-    raise ImportError("torchvision is not installed; pip install 'shardprep[torchvision]'") from error
+    raise MissingExtra.of("shardprep.loaders.transforms.torchvision", "torchvision", "torchvision") from error
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,9 @@ class Torchvision:
 
     The global random generators of PyTorch (for CPUs), NumPy and Python are seeded from the record's, and
     restored after the call, so that an epoch repeats for any number of workers. Picklable if ``transform``
-    is. Not thread-safe: use processes. In a worker PyTorch uses one thread. Raises UsageError for another
-    ``image``; the call raises BadImage as :func:`.decode_rgb` does, and what ``transform`` raises.
+    is. Not thread-safe: use processes. In a worker PyTorch uses one thread. Raises UsageError for
+    options of another kind; the call raises BadImage as :func:`.decode_rgb` does, and what ``transform``
+    raises.
     """
 
     transform: Callable[[Any], Any]
@@ -47,8 +53,8 @@ class Torchvision:
     outputs: tuple[ArraySpec, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.image not in ("tensor", "pil"):
-            raise UsageError(f"image must be 'tensor' or 'pil', not {self.image!r}")
+        check_choice("image", self.image, ("tensor", "pil"))
+        check_wrapper(self.transform, self.orientation, self.outputs)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
         """Return what the transform makes of the record's image, as arrays."""
@@ -64,4 +70,5 @@ class Torchvision:
     @property
     def identity(self) -> tuple[object, ...]:
         """What determines the results, for :attr:`.Loader.identity`."""
-        return torchvision.__version__, self.transform, self.image, self.orientation, self.outputs
+        version = LibraryVersion(torchvision.__version__)
+        return version, self.transform, self.image, self.orientation, self.outputs

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.crop_ready.crop import Crop
-from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT
+from shardprep.formats.images.crop_ready import Crop
+from shardprep.formats.images.info import EXTREME_ASPECT
 from shardprep.formats.images.opencv import cv2
-
-from .augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop
-from .contract import Array, ArraySpec, TransformInput
-from .decode import EncodedImage, Orientation, Reduction
-from .geometry.shown import ShownPart
-from .geometry.span import Span
-from .geometry.turn import TURNS, turn_of
-from .geometry.windows import Window, window_of
-from .pixel_format import (
+from shardprep.loaders.transforms.augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop
+from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    Array,
+    ArraySpec,
     Layout,
     PixelFormat,
     PixelType,
+    TransformInput,
+    are_numbers,
+    check_choice,
+    is_count,
+    is_number,
 )
-from .targets import TargetOptions
+from shardprep.loaders.transforms.decode import ORIENTATIONS, EncodedImage, Orientation, Reduction
+from shardprep.loaders.transforms.geometry import TURNS, ShownPart, Span, Window, turn_of, window_of
+from shardprep.loaders.transforms.targets import TargetOptions
 
 Interpolation = Literal["auto", "linear", "area", "cubic"]
+Rounding = Literal["torchvision", "tensorpack"]
 
 REDUCTIONS: tuple[Reduction, ...] = (8, 4, 2)
 LEAST_RATIO = 0.85  # of a crop's shorter side to that of the reduced result: a crop of aspect 4/3 has 0.866
@@ -66,13 +68,8 @@ class ImageTransform(TargetOptions, ABC):
     orientation: Orientation = "ignore"
 
     def __post_init__(self) -> None:
-        if not all(1 <= side <= MAX_SIDE for side in self._sides):
-            raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, or (height, width), not {self.size!r}")
-        if self.interpolation not in ("auto", *METHODS):
-            names = ", ".join(METHODS)
-            raise UsageError(f"interpolation must be auto, {names}, not {self.interpolation!r}")
-        if self.orientation not in ("ignore", "apply"):
-            raise UsageError(f"orientation must be 'ignore' or 'apply', not {self.orientation!r}")
+        check_choice("interpolation", self.interpolation, ("auto", *METHODS))
+        check_choice("orientation", self.orientation, ORIENTATIONS)
         self._check_targets()
         self.outputs  # noqa: B018 - an impossible layout, dtype, mean or std is an error here
 
@@ -102,10 +99,9 @@ class ImageTransform(TargetOptions, ABC):
     def _sides(self) -> tuple[int, int]:
         """The height and the width."""
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
-        if len(sides) != 2 or not all(isinstance(side, SupportsIndex) for side in sides):
-            raise UsageError(f"size must be a number of pixels, or (height, width), not {self.size!r}")
-        height, width = map(operator.index, sides)
-        return height, width
+        if len(sides) != 2 or not all(is_count(side, most=MAX_SIDE) for side in sides):
+            raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, or (height, width), not {self.size!r}")
+        return int(sides[0]), int(sides[1])
 
     @cached_property
     def _format(self) -> PixelFormat:
@@ -150,10 +146,18 @@ class TrainTransform(ImageTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UsageError(f"scale must be two shares of the area, 0 < low <= high <= 1, not {self.scale}")
-        if not 1 / MAX_SIDE <= self.ratio[0] <= self.ratio[1] <= MAX_SIDE:
-            raise UsageError(f"ratio must be two aspects, 1/{MAX_SIDE} <= low <= high, not {self.ratio}")
+        if not are_numbers(self.scale, 2) or not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UsageError(
+                f"scale must be two shares of the area, 0 < low <= high <= 1, not {self.scale!r}"
+            )
+        if not are_numbers(self.ratio, 2) or not 1 / MAX_SIDE <= self.ratio[0] <= self.ratio[1] <= MAX_SIDE:
+            raise UsageError(f"ratio must be two aspects, 1/{MAX_SIDE} <= low <= high, not {self.ratio!r}")
+        if not isinstance(self.flip, bool | np.bool_):
+            raise UsageError(f"flip must be True, to mirror half of the images, or False, not {self.flip!r}")
+        if not isinstance(self.color_jitter, ColorJitter | None):
+            raise UsageError(f"color_jitter must be a ColorJitter, or None, not {self.color_jitter!r}")
+        if self.lighting is not None and (not is_number(self.lighting) or self.lighting < 0):
+            raise UsageError(f"lighting must be a number of at least 0, or None, not {self.lighting!r}")
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
         encoded = self._encoded(record)
@@ -206,7 +210,8 @@ class EvalTransform(ImageTransform):
     """The transform of evaluation: the shorter side resized to ``resize``, then the centre of ``size``.
 
     ``resize`` is in pixels, at least the longer side of ``size``, so that every image has such a centre.
-    Nothing is random. The longer side is rounded down and the centre's place to even, as torchvision does. If
+    Nothing is random. ``rounding`` is that of a library: "torchvision" rounds the longer side down and the
+    centre's place to even; "tensorpack" rounds the longer side to the nearest and the centre's place down. If
     one side of an image is more than 16 times the other (EXTREME_ASPECT), only the part that the centre needs
     is resized: its pixels may differ by rounding from those of the whole image.
 
@@ -217,12 +222,15 @@ class EvalTransform(ImageTransform):
 
     _: KW_ONLY
     resize: int = 256
+    rounding: Rounding = "torchvision"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not max(self._sides) <= self.resize <= MAX_SIDE:
+        if self.rounding not in get_args(Rounding):
+            raise UsageError(f"rounding must be one of {get_args(Rounding)}, not {self.rounding!r}")
+        if not is_count(self.resize, most=MAX_SIDE) or self.resize < max(self._sides):
             raise UsageError(
-                f"resize ({self.resize}) must not be smaller than size ({self.size}), nor above {MAX_SIDE}"
+                f"resize ({self.resize!r}) must be a number of pixels, not be smaller than size ({self.size}), nor above {MAX_SIDE}"
             )
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
@@ -257,12 +265,20 @@ class EvalTransform(ImageTransform):
         smallest = min(image.size)
         reduction = self._reduction(image, (smallest, smallest), (self.resize, self.resize))
         decoded = [-(-side // reduction) for side in image.size]
-        resized = [self.resize * side // min(decoded) for side in decoded]
+        resized = [self._resized(side, min(decoded)) for side in decoded]
         wide, high = (
-            Span(side, 0, small * reduction, large, size, round((large - size) / 2))
+            Span(side, 0, small * reduction, large, size, self._half(large - size))
             for side, small, large, size in zip(image.size, decoded, resized, self._sides[::-1], strict=True)
         )
         return reduction, wide, high
+
+    def _resized(self, side: int, shorter: int) -> int:
+        if self.rounding == "tensorpack":
+            return int(self.resize / shorter * side + 0.5)
+        return self.resize * side // shorter
+
+    def _half(self, pixels: int) -> int:
+        return pixels // 2 if self.rounding == "tensorpack" else round(pixels / 2)
 
     def _window(self, side: int, resized: int, first: int, size: int, method: int) -> Window:
         is_whole = method != cv2.INTER_AREA or resized > side

@@ -7,14 +7,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from datasets import converted, flip, prep, prep_here, tree
-from image_files import encoded, pixels
-from sampling import torture_except
-from source_builders import write
 
+from shardprep import Flow, Loader
 from shardprep.cli.app import cli
+from shardprep.formats import (
+    DatasetNotFound,
+    open_collection,
+    open_dataset,
+    read_manifest,
+    summarise,
+    verify,
+)
+from support.datasets import converted, flip, prep, prep_here, tree
+from support.image_files import encoded, pixels
+from support.sampling import torture_except
+from support.source_builders import write
 
 
 def assert_one_line(text: str) -> None:
@@ -94,11 +104,8 @@ def test_inspect_of_an_unlabelled_split(archives: Path, tmp_path: Path) -> None:
         ["convert", ".", "out", "--order", "other"],
         ["convert", ".", "out", "--seed", "-1"],
         ["convert", ".", "out", "--workers", "9" * 20],
-        ["verify", "/nowhere"],
         ["verify", ".", "--level", "deep"],
-        ["inspect", "/nowhere"],
         ["inspect", "/dev/null"],
-        ["repair", "/nowhere", "--source", "."],
         ["nonsense"],
         ["sample", "out", "--classes", "0"],
         ["sample", "out", "--classes", "1001"],
@@ -110,6 +117,82 @@ def test_wrong_usage_is_2(words: list[str], tmp_path: Path) -> None:
     assert done.returncode == 2
     assert_one_line(done.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "verify {}",
+        "inspect {}",
+        "repair {} --source .",
+        "report {} -o r.html",
+        "export {} out --to mds",
+        "replay {}",
+    ],
+)
+def test_a_missing_dataset_is_3_and_the_folder_that_was_meant_is_named(words: str, tmp_path: Path) -> None:
+    (tmp_path / "shards/train").mkdir(parents=True)
+    (tmp_path / "images").mkdir()
+
+    near, far = (prep_here(*words.format(path).split(), cwd=tmp_path) for path in ("shard/trian", "/nowhere"))
+
+    assert (near.returncode, far.returncode) == (3, 3)
+    assert near.stderr == "prep: shard/trian: there is no such folder; did you mean 'shards/train'?\n"
+    assert far.stderr == "prep: /nowhere: there is no such folder\n"
+
+
+@pytest.mark.parametrize(
+    "opens", [open_dataset, open_collection, read_manifest, verify, summarise, Loader, Flow.from_dataset]
+)
+def test_a_missing_dataset_is_an_error_of_its_own_and_one_of_python(opens: Any, tmp_path: Path) -> None:
+    (tmp_path / "Train").mkdir()
+    arguments = {"batch_size": 1} if opens is Loader else {}
+
+    with pytest.raises(DatasetNotFound, match=r"did you mean '.*/Train'") as caught:
+        opens(tmp_path / "train", **arguments)
+
+    assert isinstance(caught.value, FileNotFoundError)
+    assert (caught.value.errno, caught.value.filename) == (2, str(tmp_path / "train"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "extra", "words"),
+    [
+        ("pyarrow", "parquet", "export {} out --to parquet"),
+        ("obstore", "remote", "fetch file://{} out"),
+        ("distributed", "dask", "convert {} out --cluster tcp://127.0.0.1:1"),
+        ("ray", "ray", "convert {} out --cluster auto"),
+    ],
+)
+def test_a_missing_extra_is_3_and_the_command_that_installs_it_is_named(
+    package: str, extra: str, words: str, archives: Path, tmp_path: Path
+) -> None:
+    dataset = tmp_path / "dataset"
+    converted(archives, dataset, split="train")
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; from shardprep.cli.app import run; "
+        f"sys.exit(run({words.format(dataset)!r}.split()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 3
+    assert_one_line(done.stderr)
+    assert f"which is not installed: pip install 'shardprep[{extra}]'" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [20, 60, 110, 140, 240])
+def test_too_little_memory_to_load_a_library_is_3(megabytes: int, archives: Path, tmp_path: Path) -> None:
+    dataset = tmp_path / "dataset"
+    converted(archives, dataset, split="train")
+    command = f"ulimit -v {megabytes}000; exec {sys.executable} -m shardprep.cli verify {dataset} --level decode --json"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 3
+    assert_one_line(done.stderr)
+    assert "cannot be loaded" in done.stderr
+    assert json.loads(done.stdout)["error"]["exit_code"] == 3
 
 
 def test_wrong_usage_names_the_help() -> None:

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from datasets import flip, prep_here, tree
 
 from shardprep.formats import convert
+from support.datasets import flip, prep_here, tree
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from dask_cluster import DaskCluster, dask_cluster
-from datasets import converted, flip, prep, prep_here, tree
-from waiting import until
+
+from support.dask_cluster import DaskCluster, dask_cluster
+from support.datasets import converted, flip, prep, prep_here, tree
+from support.waiting import until
 
 needs_dask = pytest.mark.skipif(not find_spec("distributed"), reason="Dask is not installed")
 
@@ -117,11 +118,3 @@ def test_a_part_has_no_cluster(archives: Path, tmp_path: Path) -> None:
     done = prep_here(*words(archives, "--part", "1/2", "--cluster", "tcp://127.0.0.1:1"), cwd=tmp_path)
 
     assert done.returncode == 2
-
-
-@pytest.mark.skipif(find_spec("distributed") is not None, reason="Dask is installed")
-def test_without_dask_the_error_says_what_to_install(archives: Path, tmp_path: Path) -> None:
-    done = prep_here(*words(archives, "--cluster", "tcp://127.0.0.1:1"), cwd=tmp_path)
-
-    assert done.returncode == 2
-    assert "pip install 'shardprep[dask]'" in done.stderr

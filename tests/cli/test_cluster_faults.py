@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from dask_cluster import dask_cluster
-from datasets import converted, prep, tree
-from waiting import until
 
-from shardprep.formats.conversion.building.progress_counters import COUNTERS_NAME
+from shardprep.formats.conversion.work_folder import COUNTERS_NAME
+from support.dask_cluster import dask_cluster
+from support.datasets import converted, prep, tree
+from support.waiting import until
 
 pytestmark = [
     pytest.mark.torture,

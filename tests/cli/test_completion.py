@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sampling import torture_except
+
+from support.sampling import torture_except
 
 pytestmark = pytest.mark.slow
 

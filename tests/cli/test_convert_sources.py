@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import prep_here
-from image_files import encoded, pixels
-from source_builders import write
+
+from support.datasets import prep_here
+from support.image_files import encoded, pixels
+from support.source_builders import write
 
 
 @pytest.fixture

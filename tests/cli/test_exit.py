@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from datasets import converted, is_root, prep
-from sampling import torture_except
 
 from shardprep.formats import verify
+from support.datasets import converted, is_root, prep
+from support.sampling import torture_except
 
 PREP = [sys.executable, "-m", "shardprep.cli"]
 AS_ANYBODY = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if is_root() else []
@@ -62,7 +62,7 @@ def test_an_error_without_a_reader_keeps_its_exit_code(without_reader: int) -> N
     with os.fdopen(without_reader, "w") as pipe:
         done = subprocess.run([*PREP, "verify", "/nowhere"], stderr=pipe, timeout=60)
 
-    assert done.returncode == 2
+    assert done.returncode == 3
 
 
 @pytest.mark.slow
@@ -203,9 +203,9 @@ def test_a_disk_with_less_space_than_a_commit_is_reported_as_full(tmp_path: Path
     script = f"""
 from pathlib import Path
 from shardprep.formats.errors import NoSpace
-from shardprep.formats.containers.lmdb_shard import LmdbShardWriter
-from shardprep.formats.containers.container import Extent
-from shardprep.formats.containers.container import Stored
+from shardprep.formats.shards.lmdb import LmdbShardWriter
+from shardprep.formats.shards.container import Extent
+from shardprep.formats.shards.container import Stored
 
 try:
     with LmdbShardWriter(Path({str(tmp_path)!r}, "shard.lmdb"), Extent(512, 512 * 30_000, 8)) as writer:
@@ -250,7 +250,7 @@ def test_a_shard_that_cannot_be_opened_for_want_of_files_is_not_damaged(dataset:
     (shard, *_) = sorted(dataset.glob("shard-*"))
     script = f"""
 from pathlib import Path
-from shardprep.formats.containers.lmdb_reader import LmdbShardReader
+from shardprep.formats.shards.lmdb_reader import LmdbShardReader
 
 try:
     LmdbShardReader(Path({str(shard)!r}))

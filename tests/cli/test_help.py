@@ -1,35 +1,23 @@
 """The help of ``prep`` and of its commands."""
 
+import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from datasets import prep
-from sampling import torture_except
 
 from shardprep.cli.app import cli
+from support.datasets import prep
+from support.sampling import torture_except
 
-IN_ORDER = [
-    "sample",
-    "convert",
-    "index",
-    "join",
-    "collect",
-    "verify",
-    "inspect",
-    "report",
-    "repair",
-    "publish",
-    "fetch",
-    "export",
-    "bench-disk",
-    "bench-loader",
-    "replay",
-    "serve",
-    "keygen",
-    "demo",
-]
+GROUPS = {
+    "Prepare": ["demo", "sample", "convert", "index", "join", "collect"],
+    "Check and mend": ["verify", "repair"],
+    "Look": ["inspect", "report"],
+    "Move": ["publish", "fetch", "export"],
+    "Train": ["bench-disk", "bench-loader", "replay", "serve", "keygen"],
+}
 
 
 def examples_of(command: str) -> list[str]:
@@ -61,13 +49,19 @@ def test_an_example_can_be_parsed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", torture_except([80, 100], 80))
-def test_commands_stand_in_the_order_of_work_with_whole_summaries(columns: int) -> None:
-    shown = prep("--help", check=True, env={"COLUMNS": str(columns), "PATH": "/usr/bin:/bin"}).stdout
+def test_commands_stand_in_groups_in_the_order_of_work_with_whole_summaries(columns: int) -> None:
+    shown = prep("--help", check=True, env=os.environ | {"COLUMNS": str(columns)}).stdout
 
-    lines = shown.partition("Commands:\n")[2].splitlines()
-    assert [line.split()[0] for line in lines] == IN_ORDER
-    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+    groups = [group.splitlines() for group in shown[shown.index("Prepare:\n") :].split("\n\n")]
+    assert {title.removesuffix(":"): [row.split()[0] for row in rows] for title, *rows in groups} == GROUPS
+    rows = [row for _, *rows in groups for row in rows]
+    assert all(row.endswith(".") and not row.endswith("...") for row in rows)
+    assert {len(row) - len(re.sub(r"^  \S+ +", "", row)) for row in rows} == {len("  bench-loader  ")}
     assert max(map(len, shown.splitlines())) <= columns
+
+
+def test_every_command_is_in_one_group() -> None:
+    assert sorted(cli.commands) == sorted(name for names in GROUPS.values() for name in names)
 
 
 @pytest.mark.parametrize("command", sorted(cli.commands))

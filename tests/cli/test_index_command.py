@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from datasets import flip, prep, prep_here
 
 from shardprep.formats import read_manifest
+from support.datasets import flip, prep, prep_here
 
 VAL = "ILSVRC2012_img_val.tar"
 

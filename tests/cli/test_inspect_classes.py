@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import converted, prep_here
 
 from shardprep.formats import open_dataset
+from support.datasets import converted, prep_here
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
-from datasets import converted, flip, prep
 
 from shardprep.formats import PlanOptions, convert
-from shardprep.formats.conversion.building.work_folder import finished_shards
+from shardprep.formats.conversion.work_folder import finished_shards
+from support.datasets import converted, flip, prep
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def test_a_conversion_says_how_many_shards_are_kept(archives: Path, tmp_path: Pa
 
     kept = len(finished_shards(tmp_path / "out"))
     match = re.fullmatch(
-        r"prep: interrupted; (\d+) of (\d+) shards are done; the same command goes on from there\n",
+        r"prep: interrupted; (\d+) of (\d+) shards are done; run it again to continue\n",
         complained,
     )
     assert match, complained
@@ -79,7 +79,7 @@ def test_after_restart_the_command_without_it_goes_on(archives: Path, tmp_path: 
 
     _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
 
-    assert complained.endswith("shards are done; the same command without --restart goes on from there\n")
+    assert complained.endswith("shards are done; run it again, without restart, to continue\n")
 
 
 @pytest.mark.torture
@@ -123,7 +123,7 @@ def test_a_repair_says_how_many_shards_are_rebuilt(archives: Path, tmp_path: Pat
     _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
 
     kept = len(finished_shards(tmp_path / "out"))
-    assert re.search(rf"; {kept} of \d+ shards are rebuilt; the same command goes on", complained), complained
+    assert re.search(rf"; {kept} of \d+ shards are rebuilt; run it again to continue", complained), complained
 
 
 def test_an_interrupted_call_has_the_same_note(archives: Path, tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_an_interrupted_call_has_the_same_note(archives: Path, tmp_path: Path) -
         )
 
     (note,) = stopped.value.__notes__
-    assert re.fullmatch(r"2 of \d+ shards are done; the same command goes on from there", note)
+    assert re.fullmatch(r"2 of \d+ shards are done; run it again to continue", note)

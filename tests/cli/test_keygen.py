@@ -5,10 +5,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from datasets import prep
-from sampling import torture_except
 
-from shardprep.loaders.remote.auth.keys import fingerprint, load_public, load_secret
+from shardprep.loaders.machines.keys import fingerprint, load_public, load_secret
+from support.datasets import prep
+from support.sampling import torture_except
 
 
 @pytest.mark.slow

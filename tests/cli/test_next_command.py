@@ -7,7 +7,8 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from datasets import converted, flip, prep, prep_here, tree, writable
+
+from support.datasets import converted, flip, prep, prep_here, tree, writable
 
 
 def last(text: str) -> str:

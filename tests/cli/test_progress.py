@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from datasets import prep, prep_here
-from terminals import on_terminal, states
 
 from shardprep.cli.app import cli
-from shardprep.cli.console.pace import Pace
-from shardprep.cli.console.progress import BarProgress, PlainProgress, fitting
+from shardprep.cli.console.progress import BarProgress, Pace, PlainProgress, fitting
+from support.datasets import prep, prep_here
+from support.terminals import on_terminal, states
 
 LINE = re.compile(
     r"\d\d:\d\d:\d\d convert train: (?P<share>\d+)%, (?P<done>\d+) of (?P<total>\d+) shards?"

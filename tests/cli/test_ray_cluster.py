@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from datasets import converted, flip, prep, prep_here, tree
-from ray_cluster import OPTIONS, RayCluster, ray_cluster
-from waiting import until
+
+from support.datasets import converted, flip, prep, tree
+from support.ray_cluster import OPTIONS, RayCluster, ray_cluster
+from support.waiting import until
 
 has_ray = find_spec("ray") is not None and find_spec("grpc") is not None
 needs_ray = pytest.mark.skipif(not has_ray, reason="Ray is not installed")
@@ -68,7 +69,7 @@ def lose(cluster: RayCluster, address: str, archives: Path, folder: Path) -> Non
         lost = prep(*command, cwd=folder, env=cluster.environment)
     assert lost.returncode == 3, lost.stderr
     assert "the executor did not run this shard's job" in lost.stderr
-    assert "The same call keeps the shards that are done" in lost.stderr
+    assert "Run it again: finished shards are kept" in lost.stderr
     assert "Traceback" not in lost.stderr
 
     prep(*words(archives, output="lost", size=1), cwd=folder, check=True)
@@ -153,12 +154,3 @@ def test_a_cluster_of_ray_that_does_not_answer_is_an_error(archives: Path, tmp_p
             assert (failed.returncode, failed.stdout) == (3, ""), failed.stderr
             assert failed.stderr.startswith(f"prep: no cluster of Ray answers at {address}")
             assert failed.stderr.count("\n") == 1
-
-
-@pytest.mark.skipif(has_ray, reason="Ray is installed")
-@pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "auto"])
-def test_without_ray_the_error_says_what_to_install(archives: Path, tmp_path: Path, address: str) -> None:
-    done = prep_here(*words(archives, "--cluster", address), cwd=tmp_path)
-
-    assert done.returncode == 2
-    assert "pip install 'shardprep[ray]'" in done.stderr

@@ -10,9 +10,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from datasets import prep, prep_here
 
+from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.loaders import EvalTransform, Loader, LocalShuffle, RunCard, TrainTransform
+from support.datasets import prep, prep_here
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +191,25 @@ def test_what_cannot_be_replayed_is_said(folder: Path, words: list[object], mess
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--card", "--state"])
+@pytest.mark.parametrize(
+    "change", [{"color_jitter": 5}, {"lighting": "0.1"}, {"flip": "no"}, {"size": "16"}], ids=str
+)
+def test_a_wrong_option_of_the_transform_is_damage(
+    folder: Path, tmp_path: Path, option: str, change: dict[str, Any]
+) -> None:
+    values = json.loads((folder / {"--card": "run.json", "--state": "state.json"}[option]).read_text())
+    card = values if option == "--card" else values["card"]
+    card["transform"]["arguments"] |= change
+    (tmp_path / "changed.json").write_bytes(canonical_json(values))
+
+    done = prep_here("replay", "shards/train", option, tmp_path / "changed.json", cwd=folder)
+
+    assert done.returncode == 1
+    (name,) = change
+    assert f"its TrainTransform cannot be made: {name} must be" in done.stderr
 
 
 def test_the_first_difference_of_two_runs_is_named(folder: Path) -> None:

@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from datasets import prep_here
 
+from shardprep import Loader
 from shardprep.formats import collect, open_dataset, report, write_dataset
-from shardprep.formats.containers.registry import container
-from shardprep.formats.system.atomic_write import hash_file
+from shardprep.formats.runtime.files import hash_file
+from shardprep.formats.shards.read import container
+from support.datasets import prep_here
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,18 @@ def test_inspect_writes_the_same_page(folder: Path) -> None:
 
     assert done.stdout.endswith("page: two.html\n")
     assert (folder / "one.html").read_bytes() == (folder / "two.html").read_bytes()
+
+
+def test_the_record_numbers_of_findings_are_saved_for_each_split(folder: Path) -> None:
+    words = ("report", "shards", "-o", "all.html", "--pixels", "none", "--save-findings", "found.json")
+    done = prep_here(*words, cwd=folder)
+
+    assert "record numbers: found-val.json" in done.stdout
+    for name in ("train", "val", "test"):
+        found = json.loads((folder / f"found-{name}.json").read_text())
+        with Loader(folder / "shards" / name, batch_size=1, workers=0) as loader:
+            assert loader.dataset.root == found["root"]
+            assert len(loader.dataset) == found["records"]
 
 
 def test_records_without_images_have_a_page(folder: Path) -> None:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from flow_members import Items, all_of
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
-from shardprep.loaders.batching.passes import end
-from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
-from shardprep.loaders.flow.sources.python import FromSequence
-from shardprep.loaders.flow.steps.cache import Cache, _Store, read_only
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow.passes import PassContext, PassResources
+from shardprep.loaders.flow.sources import FromSequence
+from shardprep.loaders.flow.steps import Cache, _Store, read_only
+from support.flow_members import Items, all_of
 
 
 class Pair(NamedTuple):

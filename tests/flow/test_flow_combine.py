@@ -7,43 +7,35 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
-from flow_members import Items
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
-from shardprep.loaders.batching.passes import end
-from shardprep.loaders.flow.core.length import INFINITE, UNKNOWN, at_most, exact
-from shardprep.loaders.flow.core.pass_context import PassContext
-from shardprep.loaders.flow.steps.combine import Concat, SharedNumbers, Zip, joined
-from shardprep.loaders.flow.steps.mix import Choose, Mix
-from shardprep.loaders.flow.steps.weighted_choice import weighted_choice, weights_of
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow.combine import (
+    Choose,
+    Concat,
+    Mix,
+    SharedNumbers,
+    Zip,
+    weighted_choice,
+    weights_of,
+)
+from shardprep.loaders.flow.node import INFINITE, UNKNOWN, at_most, exact
+from shardprep.loaders.flow.passes import PassContext
+from support.flow_members import Items
 
 counts = st.lists(st.integers(0, 12), min_size=1, max_size=4)
-seeds = st.integers(0, (1 << 64) - 1)
 weights = st.floats(1e-3, 1e3)
 
 
 def flows_of(counts: list[int]) -> list[Flow]:
     """Items are (flow, number)."""
     return [Flow.from_iterable([(n, item) for item in range(count)]) for n, count in enumerate(counts)]
-
-
-def by_flow(items: list[tuple[int, int]], flows: int) -> list[list[int]]:
-    return [[number for flow, number in items if flow == n] for n in range(flows)]
-
-
-@given(counts=counts)
-def test_one_flow_comes_after_the_other(counts: list[int]) -> None:
-    first, *others = flows_of(counts)
-    flow = first.concat(*others)
-    assert list(flow) == [(n, item) for n, count in enumerate(counts) for item in range(count)]
-    assert len(flow) == sum(counts)
 
 
 def test_a_flow_is_begun_when_the_one_before_it_has_ended() -> None:
@@ -63,14 +55,6 @@ def test_nothing_comes_after_an_endless_flow() -> None:
     assert list(islice(Flow.from_iterable([2]).concat(endless), 3)) == [2, 1, 1]
 
 
-@given(counts=counts)
-def test_items_come_side_by_side_until_one_flow_ends(counts: list[int]) -> None:
-    first, *others = (Flow.from_iterable(range(10 * n, 10 * n + count)) for n, count in enumerate(counts))
-    flow = first.zip(*others)
-    assert list(flow) == list(zip(*(range(10 * n, 10 * n + c) for n, c in enumerate(counts)), strict=False))
-    assert len(flow) == min(counts)
-
-
 @pytest.mark.parametrize("lengths", [(2, 5), (5, 2), (3, 3)])
 def test_when_one_ends_all_have_ended_and_none_after_it_was_asked(lengths: tuple[int, int]) -> None:
     sources = [Items(count) for count in lengths]
@@ -87,35 +71,6 @@ def test_when_one_ends_all_have_ended_and_none_after_it_was_asked(lengths: tuple
 
     assert len(list(Flow.from_iterable(range(3)).zip(Flow.from_callable(begin)))) == 3
     assert asked == [0, 1, 2]
-
-
-class Pair(NamedTuple):
-    a: int
-    b: int
-
-
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ([1, 2], (1, 2)),
-        ([(1, 2), (3,)], (1, 2, 3)),
-        ([[1, 2], 3], (1, 2, 3)),
-        ([Pair(1, 2), (3, 4)], (1, 2, 3, 4)),
-        ([{"a": 1}, {"b": 2}], {"a": 1, "b": 2}),
-        ([{"a": 1}, 2], ({"a": 1}, 2)),
-        ([(), 1], (1,)),
-        (["ab", b"cd"], ("ab", b"cd")),
-    ],
-    ids=str,
-)
-def test_what_stands_side_by_side_is_one(parts: list[Any], expected: Any) -> None:
-    assert joined(parts) == expected
-
-
-def test_arrays_stand_side_by_side() -> None:
-    rows = np.arange(6).reshape(3, 2)
-    (first, *_) = Flow.from_iterable(rows).zip(Flow.from_iterable(rows + 10))
-    assert [part.tolist() for part in first] == [[0, 1], [10, 11]]
 
 
 def test_a_name_that_two_dicts_have_is_an_error() -> None:
@@ -159,21 +114,6 @@ def test_numbers_are_shared_between_threads() -> None:
     assert got == [list(range(300))] * 4
 
 
-@given(counts=counts, seed=seeds, number=st.integers(0, 1000), data=st.data())
-def test_mixed_flows_come_whole_and_each_in_order(
-    counts: list[int], seed: int, number: int, data: st.DataObject
-) -> None:
-    chosen = data.draw(st.none() | st.lists(weights, min_size=len(counts), max_size=len(counts)))
-    first, *others = flows_of(counts)
-    flow = first.mix(*others, weights=chosen, seed=seed)
-
-    items = list(flow.at_pass(number))
-
-    assert by_flow(items, len(counts)) == [list(range(count)) for count in counts]
-    assert len(flow) == len(items)
-    assert items == list(flow.at_pass(number))
-
-
 def test_every_way_to_mix_is_as_likely() -> None:
     first, second = flows_of([2, 2])
     flow = first.mix(second)
@@ -209,21 +149,6 @@ def test_the_choices_stay_what_they_are() -> None:
     chosen = [n for n, _ in first.choose(second, weights=[2, 1], seed=5).at_pass(1)]
     assert mixed == [1, 1, 0, 1, 1, 0, 0, 0, 0, 0]
     assert chosen == [1, 1, 0, 1, 1, 0]
-
-
-@given(counts=counts, seed=seeds)
-def test_chosen_items_come_in_order_until_a_flow_that_is_drawn_has_ended(
-    counts: list[int], seed: int
-) -> None:
-    first, *others = flows_of(counts)
-    flow = first.choose(*others, seed=seed)
-
-    items = list(flow)
-
-    found = by_flow(items, len(counts))
-    assert all(numbers == list(range(len(numbers))) for numbers in found)
-    assert any(len(numbers) == count for numbers, count in zip(found, counts, strict=True))
-    assert len(items) <= flow.length.count
 
 
 @pytest.mark.parametrize(

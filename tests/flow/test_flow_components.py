@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.flow.flow import Flow
-
-
-class Point(NamedTuple):
-    x: int
-    y: int
-
-
-ITEMS: dict[str, tuple[Any, int | str, Any]] = {
-    "tuple": ((1, 2, 3), 1, (1, -2, 3)),
-    "from the end": ((1, 2, 3), -1, (1, 2, -3)),
-    "numpy's number": ((1, 2, 3), np.int64(0), (-1, 2, 3)),  # type: ignore[dict-item]
-    "list": ([1, 2, 3], 1, [1, -2, 3]),
-    "named tuple": (Point(1, 2), 1, Point(1, -2)),
-    "dict": ({"a": 1, "b": 2}, "a", {"a": -1, "b": 2}),
-}
-
-
-@pytest.mark.parametrize("form", ITEMS)
-def test_one_component_is_mapped_and_the_form_is_kept(form: str) -> None:
-    item, component, expected = ITEMS[form]
-    before = repr(item)
-
-    (found,) = Flow.from_iterable([item]).map_component(lambda x: -x, component)
-
-    assert found == expected
-    assert type(found) is type(item)
-    assert found is not item
-    assert repr(item) == before
 
 
 def test_the_other_components_are_the_very_same() -> None:
@@ -67,25 +39,6 @@ def test_what_a_components_function_raises_has_its_place() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         list(Flow.from_iterable([(2, 1), (2, 0)]).map_component((1).__truediv__, 1))
     assert raised.value.__notes__ == ["In item 1 of pass 0, at map_component(int.__truediv__, 1)"]
-
-
-@pytest.mark.parametrize(
-    ("item", "components", "expected"),
-    [
-        ((1, 2, 3), (2, 0, 2), (3, 1, 3)),
-        ([1, 2, 3], (-1,), (3,)),
-        (Point(1, 2), (1, 0), (2, 1)),
-        ({"a": 1, "b": 2, "c": 3}, ("c", "a"), {"c": 3, "a": 1}),
-    ],
-    ids=str,
-)
-def test_components_are_selected_in_the_order_asked_for(item: Any, components: Any, expected: Any) -> None:
-    flow = Flow.from_iterable([item] * 3).select(*components)
-
-    assert list(flow) == [expected] * 3
-    assert list(flow.pick(0, [1])) == [expected]
-    for found in flow:
-        assert list(found) == list(expected)
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import weakref
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, fields
-from itertools import cycle, islice, zip_longest
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 import pytest
-from flow_members import MEMBERS, Items, Member, SourceFailed, all_of, plain
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.batching.passes import end
-from shardprep.loaders.flow.core.length import LengthKind
-from shardprep.loaders.flow.core.node import Node
-from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow.node import Node
+from shardprep.loaders.flow.passes import PassContext, PassResources
+from support.flow_members import MEMBERS, Items, Member, SourceFailed, all_of, plain
 
 every_member = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
 HOLDING_NOTHING = [member for member in MEMBERS if not member.holds]
@@ -43,38 +41,11 @@ def assert_all_ended(source: Items) -> None:
 
 
 @every_member
-@with_and_without_numbers
-def test_a_copy_has_the_same_passes(member: Member, can_pick: bool) -> None:
-    node, _ = made(member, can_pick=can_pick)
-
-    copy = pickle.loads(pickle.dumps(node))  # noqa: S301
-
-    assert [all_of(copy, PassContext(n)) for n in (0, 1, 7)] == [
-        all_of(node, PassContext(n)) for n in (0, 1, 7)
-    ]
-
-
-@every_member
 def test_it_cannot_be_changed(member: Member) -> None:
     node, _ = made(member)
     for each in fields(node):  # type: ignore[arg-type]
         with pytest.raises(FrozenInstanceError):
             setattr(node, each.name, None)
-
-
-@every_member
-@with_and_without_numbers
-def test_a_pass_is_a_function_of_its_number(member: Member, can_pick: bool) -> None:
-    node, _ = made(member, can_pick=can_pick)
-    kept = PassResources()
-
-    for number in (5, 0, 5):
-        assert (
-            all_of(node, PassContext(number))
-            == all_of(node, PassContext(number))
-            == all_of(node, PassContext(number, kept))
-        )
-    kept.close()
 
 
 @every_member
@@ -110,77 +81,11 @@ def test_a_pass_that_is_over_has_ended_its_source(member: Member, can_pick: bool
 
 
 @every_member
-@with_and_without_numbers
-def test_two_passes_at_once_do_not_disturb_each_other(member: Member, can_pick: bool) -> None:
-    node, _ = made(member, can_pick=can_pick)
-    kept = PassResources()
-
-    pairs = list(
-        zip_longest(
-            node.run(PassContext(0, kept)), node.run(PassContext(1, kept)), node.run(PassContext(0, kept))
-        )
-    )
-
-    for number, got in zip((0, 1, 0), zip(*pairs, strict=True), strict=True):
-        assert [plain(item) for item in got if item is not None] == all_of(node, PassContext(number))
-    kept.close()
-
-
-@every_member
-@with_and_without_numbers
-@pytest.mark.parametrize("count", [0, 1, 2, 20])
-def test_its_length_is_honest(member: Member, can_pick: bool, count: int) -> None:
-    try:
-        node, _ = made(member, can_pick=can_pick, count=count)
-    except UsageError:
-        assert not count
-        return
-    for number in range(3):
-        try:
-            found = len(all_of(node, PassContext(number)))
-        except UsageError:
-            assert not count
-            return
-        if node.length.kind is LengthKind.EXACT:
-            assert found == node.length.items
-        else:
-            assert node.length.kind is not LengthKind.INFINITE
-            assert found <= node.length.count
-
-
-@every_member
-def test_what_is_picked_is_what_a_pass_has_there(member: Member) -> None:
-    node, source = made(member)
-    if not node.can_pick:
-        with pytest.raises(UsageError, match="by number"):
-            list(node.pick(PassContext(), [0]))
-        return
-    for number in (0, 3):
-        whole = all_of(node, PassContext(number))
-        rng = np.random.default_rng(number)
-        wanted = [0, len(whole) - 1, *rng.integers(0, len(whole), 30).tolist(), 0, 0]
-        got = [plain(item) for item in node.pick(PassContext(number), iter(wanted))]
-        assert got == [whole[n] for n in wanted]
-    assert list(node.pick(PassContext(), [])) == []
-    assert_all_ended(source)
-
-
-@every_member
 def test_without_numbers_nothing_is_picked(member: Member) -> None:
     node, _ = made(member, can_pick=False)
     assert not node.can_pick
     with pytest.raises(UsageError, match="by number"):
         list(node.pick(PassContext(), [0]))
-
-
-@every_member
-@pytest.mark.parametrize("wrong", [-1, "len", 10**9])
-def test_there_is_no_item_of_a_number_that_is_out_of_bounds(member: Member, wrong: Any) -> None:
-    node, source = made(member)
-    if node.can_pick:
-        with pytest.raises(IndexError):
-            list(node.pick(PassContext(), [0, node.length.items if wrong == "len" else wrong]))
-        assert_all_ended(source)
 
 
 @every_member

@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import flip, writable
-from flow_members import all_of
 
-from shardprep.formats.dataset.remote.open_dataset import open_dataset
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged, UsageError
+from shardprep.formats.storage.open import open_dataset
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
-from shardprep.loaders.flow.core.node import Fetched
-from shardprep.loaders.flow.core.pass_context import PassContext
-from shardprep.loaders.flow.sources import dataset as flow_dataset
-from shardprep.loaders.flow.sources.dataset import FromDataset
-from shardprep.loaders.flow.steps.repeat import Take
-from shardprep.loaders.flow.steps.shuffle import LocallyShuffled
+from shardprep.loaders.flow import dataset_source as flow_dataset
+from shardprep.loaders.flow.dataset_source import FromDataset
+from shardprep.loaders.flow.node import Fetched
+from shardprep.loaders.flow.passes import PassContext
+from shardprep.loaders.flow.steps import LocallyShuffled, Take
+from support.datasets import flip, writable
+from support.flow_members import all_of
 
 SHUFFLES = [None, LocalShuffle(1), LocalShuffle(30), LocalShuffle("500kB"), GlobalShuffle()]
 

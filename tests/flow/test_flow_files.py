@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flow_members import all_of
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.core.pass_context import PassContext
-from shardprep.loaders.flow.sources.files import FromFiles
+from shardprep.loaders.flow.passes import PassContext
+from shardprep.loaders.flow.sources import FromFiles
+from support.flow_members import all_of
 
 FILES = ["b/2.jpg", "b/10.JPEG", "a/z.png", "a/sub/deep/1.jpg", "a-b/1.jpg", "é/ü.jpg", "b/Z.jpg", "b/a.jpg"]
 ORDER = ["a-b/1.jpg", "a/sub/deep/1.jpg", "a/z.png", "b/10.JPEG", "b/2.jpg", "b/Z.jpg", "b/a.jpg", "é/ü.jpg"]
@@ -39,6 +39,40 @@ def test_files_come_in_the_order_of_their_paths_bytes_with_their_classs_place(fo
     assert list(flow) == list(flow) == expected(ORDER)
     assert len(flow) == len(FILES)
     assert flow.batches_never_change
+
+
+def test_a_folder_without_classes_takes_labels_by_name_or_in_order(folder: Path) -> None:
+    flat = folder / "b"
+    names = ["10.JPEG", "2.jpg", "Z.jpg", "a.jpg"]
+    items = [(f"b/{name}".encode(), 7 + number) for number, name in enumerate(names)]
+
+    by_name = Flow.from_files(flat, labels={name: 7 + number for number, name in enumerate(names)})
+    in_order = Flow.from_files(flat, labels=[7, 8, 9, 10])
+
+    assert list(by_name) == list(in_order) == items
+    assert sorted(Flow.from_files(flat, labels=[7, 8, 9, 10], seed=1)) == items
+    assert list(Flow.from_files(folder, labels=dict.fromkeys(ORDER, 0))) == [(n.encode(), 0) for n in ORDER]
+    with by_name.map(len, processes=1) as lengths:
+        assert list(lengths) == [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"2.jpg": 1}, "3 files have no label in labels=, such as 10.JPEG"),
+        (
+            dict.fromkeys(["10.JPEG", "2.jpg", "Z.jpg", "a.jpg", "c.jpg"], 1),
+            "1 files of labels= are not there, such as c",
+        ),
+        ([1, 2, 3], "has 4 files, and labels= has 3"),
+        ([1, 2, 3, "4"], "a label must be a whole number"),
+        (5, "labels= has a label for each file"),
+    ],
+    ids=str,
+)
+def test_labels_that_are_not_one_for_each_file_are_refused(folder: Path, labels: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Flow.from_files(folder / "b", labels=labels)
 
 
 def test_other_suffixes_may_be_asked_for(folder: Path) -> None:

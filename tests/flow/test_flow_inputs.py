@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow_functions import OUTPUTS, named, pair, pair_but_17
-from loader_workers import OwnError
-from process_table import children
-from sampling import torture_except
-from tf_devices import tf
-from tf_members import WAYS, WHOLE, Made, arrays, first, gather
-from tf_members import members as members_of
 
 from shardprep.loaders import Flow
-from shardprep.loaders.buffers.memory import aligned
+from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.tf_inputs import (
     BatchQueueInput,
     DatasetInput,
@@ -29,6 +22,13 @@ from shardprep.loaders.tf_inputs import (
     original_errors,
     to_dataset,
 )
+from support.flow_functions import OUTPUTS, named, pair, pair_but_17
+from support.loader_workers import OwnError
+from support.process_table import children
+from support.sampling import torture_except
+from support.tf_devices import tf
+from support.tf_members import WAYS, WHOLE, Made, arrays, first, gather
+from support.tf_members import members as members_of
 
 COUNT, SIZE = 23, 5
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from flow_members import Items
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.flow.steps.print_items import describe
+from shardprep.loaders.flow.steps import describe
+from support.flow_members import Items
 
 
 class Point(NamedTuple):

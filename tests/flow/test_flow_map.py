@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow_members import Items
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.flow.flow import Flow
+from support.flow_members import Items
 
 WAYS: dict[str, dict[str, Any]] = {"here": {}, "threads": {"threads": 3}}
 
@@ -38,17 +36,6 @@ def failing_at(number: int, error: BaseException) -> Any:
         return item
 
     return function
-
-
-@pytest.mark.slow
-@each_way
-@settings(deadline=None)  # threads wait for others on a busy machine
-@given(items=st.lists(st.integers(), max_size=40))
-def test_a_map_is_that_of_python(way: dict[str, Any], items: list[int]) -> None:
-    flow = Flow.from_iterable(items).map(lambda x: (x, x + 1), **way)
-
-    assert list(flow) == [(x, x + 1) for x in items]
-    assert len(flow) == len(items)
 
 
 @each_way
@@ -105,17 +92,6 @@ def test_none_is_refused_with_the_items_number_and_what_to_do(way: dict[str, Any
     assert "drop_none=True" in str(raised)
 
 
-@each_way
-def test_none_is_left_out_where_that_is_asked_for(way: dict[str, Any]) -> None:
-    flow = Flow.from_iterable(range(90)).map(lambda x: None if x % 3 else x, drop_none=True, **way)
-
-    assert list(flow) == list(range(0, 90, 3))
-    assert str(flow.length) == "at most 90"
-    assert not flow.can_pick
-    with pytest.raises(UsageError, match="by number"):
-        flow.pick(0, [1])
-
-
 def jitter(item: int, rng: np.random.Generator) -> tuple[int, int]:
     return item, int(rng.integers(1 << 60))
 
@@ -130,21 +106,6 @@ def test_randomness_is_of_the_seed_the_pass_and_the_items_number(way: dict[str, 
 
     assert passes == [list(here.at_pass(number)) for number in (0, 1)]
     assert len({drawn for items in [*passes, other] for _, drawn in items}) == 90
-
-
-@pytest.mark.slow
-@each_way
-@settings(deadline=None)  # threads wait for others on a busy machine
-@given(numbers=st.lists(st.integers(0, 29), max_size=60), ahead=st.integers(0, 3))
-def test_what_is_picked_is_as_random_as_in_the_pass(
-    way: dict[str, Any], numbers: list[int], ahead: int
-) -> None:
-    source = Flow.from_iterable(range(30))
-    source = source.prefetch(ahead) if ahead else source
-    flow = source.map(jitter, random=True, **way)
-    whole = list(flow.at_pass(2))
-
-    assert list(flow.pick(2, iter(numbers))) == [whole[number] for number in numbers]
 
 
 @each_way
@@ -190,14 +151,6 @@ def test_neither_an_item_nor_its_result_is_held(way: dict[str, Any]) -> None:
     del result
     assert seen[0]() is None
     assert list(results) == []
-
-
-@given(items=st.lists(st.integers(), max_size=40))
-def test_a_filter_is_that_of_python(items: list[int]) -> None:
-    flow = Flow.from_iterable(items).filter(lambda x: x % 3)
-
-    assert list(flow) == [x for x in items if x % 3]
-    assert str(flow.length) == f"at most {len(items)}"
 
 
 @pytest.mark.parametrize(

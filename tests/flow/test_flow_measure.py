@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow_members import Items
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.measuring.arrivals import Arrivals, window_rates
+from shardprep.loaders.loader.stats import Arrivals, window_rates
+from support.flow_members import Items
 
 ITEM_BYTES = 8  # of an item of Items: float32 [2]; its int does not count
 

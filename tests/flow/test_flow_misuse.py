@@ -23,9 +23,6 @@ NO_OUTPUTS: list[Any] = [
     "x",
     [],
     [1],
-    ArraySpec("a", (2,), "no dtype"),
-    ArraySpec("a", (2,), "object"),
-    ArraySpec("a", (-2,), "float32"),
     [ArraySpec("a", (2,), "float32")] * 2,
 ]
 
@@ -36,6 +33,11 @@ MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "map seed": (lambda value: FLOW.map(abs, seed=value), NO_SEEDS),
     "map deadline": (lambda value: FLOW.map(abs, processes=1, deadline=value), NO_TIMES),
     "map outputs": (lambda value: FLOW.map(abs, processes=1, outputs=value), NO_OUTPUTS),
+    "ArraySpec": (lambda value: ArraySpec("a", (2,), value), ["no dtype", "object", ",", 5]),
+    "ArraySpec shape": (
+        lambda value: ArraySpec("a", value, "uint8"),
+        [(-2,), (2.5,), [2], 2, None, (1 << 63,)],
+    ),
     "map_component": (lambda value: FLOW.map_component(value, 0), NO_FUNCTIONS),
     "map_component of": (lambda value: FLOW.map_component(abs, value), [1.5, None, True, []]),
     "filter": (lambda value: FLOW.filter(value), NO_FUNCTIONS),
@@ -47,6 +49,7 @@ MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "batch_by_shape": (lambda value: FLOW.batch_by_shape(value), [*NO_COUNTS, None, 0]),
     "repeat": (lambda value: FLOW.repeat(value), NO_COUNTS),
     "take": (lambda value: FLOW.take(value), [*NO_COUNTS, None]),
+    "skip": (lambda value: FLOW.skip(value), [*NO_COUNTS, None]),
     "concat": (lambda value: FLOW.concat(value), [[1], None]),
     "mix weights": (lambda value: FLOW.mix(FLOW, weights=value), NO_WEIGHTS),
     "choose weights": (lambda value: FLOW.choose(FLOW, weights=value), NO_WEIGHTS),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
@@ -17,24 +14,6 @@ from shardprep.loaders import Flow
 
 def noisy(number: int, rng: np.random.Generator) -> tuple[int, float]:
     return number, float(rng.random())
-
-
-@given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5))
-def test_items_come_from_each_part_in_turn_until_all_have_ended(lengths: list[int]) -> None:
-    parts = [[(part, number) for number in range(length)] for part, length in enumerate(lengths)]
-    flow = Flow.from_parts(parts.__getitem__, parts=len(parts))
-    expected = [item for item in chain.from_iterable(zip_longest(*parts)) if item is not None]
-
-    assert list(flow) == list(flow) == expected
-    assert [list(flow.part(0, part)) for part in range(flow.parts)] == parts
-    assert str(flow.length) == "unknown"
-
-
-def test_steps_after_it_go_over_all_parts() -> None:
-    flow = Flow.from_parts(lambda part: iter(range(part, part + 3)), parts=2).batch(4)
-
-    assert [batch.tolist() for batch in flow] == [[0, 1, 1, 2], [2, 3]]
-    assert flow.parts == 1
 
 
 def test_a_part_may_be_a_flow_with_random_values_of_its_own_and_of_the_pass() -> None:

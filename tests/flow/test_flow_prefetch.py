@@ -13,24 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow_members import Items, SourceFailed, all_of
-from scripts import Start, scripts
-from waiting import until
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
-from shardprep.loaders.batching.passes import end
-from shardprep.loaders.flow.core.pass_context import PassContext
-from shardprep.loaders.flow.core.user_function import Function
-from shardprep.loaders.flow.sources.python import FromCallable
-from shardprep.loaders.flow.steps import prefetch
-from shardprep.loaders.flow.steps.prefetch import Prefetch
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow import prefetch
+from shardprep.loaders.flow.passes import Function, PassContext
+from shardprep.loaders.flow.prefetch import Prefetch
+from shardprep.loaders.flow.sources import FromCallable
+from support.flow_members import Items, SourceFailed, all_of
+from support.scripts import Start, scripts
+from support.waiting import until
 
 TEST_TIMEOUT_S = 60  # seconds after which a test that hangs fails
 PRELUDE = """
 import os, sys, threading
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.steps import prefetch
+from shardprep.loaders.flow import prefetch
 
 prefetch.CLOSE_TIMEOUT_S = 0.2
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sampling import torture_except
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
-from shardprep.loaders.engine.protocol.worker_errors import WorkFailed
-from shardprep.loaders.flow.core import user_function
+from shardprep.loaders.engine.messages import WorkFailed
+from shardprep.loaders.flow import passes as user_function
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.flow.map.item_groups import GROUP_BYTES
+from shardprep.loaders.flow.process_map import GROUP_BYTES
 from shardprep.loaders.transforms.contract import ArraySpec
+from support.sampling import torture_except
 
 IMAGE = ArraySpec("image", (4, 5), "float32")
-NUMBER = ArraySpec("number", (), "int64")
 
 slow_examples = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -38,14 +36,6 @@ slow_examples = settings(
 
 def square(x: int) -> int:
     return x * x
-
-
-def noisy(x: int, rng: np.random.Generator) -> tuple[int, int]:
-    return x, int(rng.integers(1 << 40))
-
-
-def image_of(x: int) -> tuple[np.ndarray[Any, Any], np.int64]:
-    return np.full((4, 5), x, np.float32), np.int64(x)
 
 
 def numbers(count: int) -> Flow:
@@ -61,15 +51,6 @@ def drawn(flow: Flow) -> tuple[list[Any], Exception | None]:
     except Exception as error:
         return found, error
     return found, None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", torture_except([1, 4], 4))
-def test_any_number_of_workers_gives_the_same_items_in_order(workers: int) -> None:
-    with numbers(300).map(noisy, processes=workers, random=True, seed=3) as flow:
-        assert [list(flow.at_pass(n)) for n in (0, 1)] == [
-            list(numbers(300).map(noisy, random=True, seed=3).at_pass(n)) for n in (0, 1)
-        ]
 
 
 def test_lambdas_closures_and_any_values_go_both_ways() -> None:
@@ -167,18 +148,6 @@ def test_whatever_a_function_does_comes_after_the_results_before_it_and_names_it
 
 
 @pytest.mark.torture
-def test_none_is_refused_unless_it_is_to_be_dropped() -> None:
-    with (
-        numbers(100).map(lambda x: x if x % 3 else None, processes=1) as flow,
-        pytest.raises(UsageError, match="drop_none=True"),
-    ):
-        list(flow)
-    with numbers(100).map(lambda x: x if x % 3 else None, processes=1, drop_none=True) as flow:
-        assert list(flow) == [x for x in range(100) if x % 3]
-        assert str(flow.length) == "at most 100"
-
-
-@pytest.mark.torture
 @slow_examples
 @given(cuts=st.lists(st.integers(0, 150), max_size=4), ordered=st.booleans())
 def test_a_full_pass_after_any_that_were_left_early_is_exact(
@@ -216,88 +185,6 @@ def test_a_flow_that_is_zipped_with_itself_has_workers_of_its_own() -> None:
     mapped = numbers(40).map(square, processes=1)
     with mapped.zip(mapped) as flow:
         assert list(flow) == [(x * x, x * x) for x in range(40)]
-
-
-@pytest.mark.torture
-def test_picked_items_are_those_of_the_pass() -> None:
-    """Picking uses other slots than a whole pass that makes batches, before or after it."""
-    with numbers(300).map(noisy, processes=1, random=True).batch(100) as flow:
-        (picked,) = flow.pick(4, [2])
-        whole = list(flow.at_pass(4))
-
-        assert [len(numbers) for numbers, _ in whole] == [100] * 3
-        np.testing.assert_equal(picked, whole[2])
-        np.testing.assert_equal(list(flow.pick(4, [2, 0, 0])), [whole[2], whole[0], whole[0]])
-    assert not numbers(3).map(square, processes=1, ordered=False).can_pick
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("outputs", [IMAGE, pytest.param((IMAGE, NUMBER), marks=pytest.mark.torture)])
-def test_declared_outputs_arrive_in_batches(outputs: Any) -> None:
-    single = outputs is IMAGE
-
-    def make(x: int) -> Any:
-        return image_of(x)[0] if single else image_of(x)
-
-    with numbers(503).map(make, processes=1, outputs=outputs).batch(25) as flow:
-        batches = list(flow)
-        assert flow.batches_never_change
-
-    images = [batch if single else batch[0] for batch in batches]
-    assert [len(image) for image in images] == [25] * 20 + [3]
-    assert np.array_equal(np.concatenate(images)[:, 1, 1], np.arange(503))
-    assert all(image.ctypes.data % 64 == 0 for image in images)
-
-
-MAKERS: list[Callable[[int], Any]] = [
-    lambda x: np.full((4, 5), x),
-    lambda x: (np.full(3, x, np.float32), x),
-    lambda x: {"image": np.full(3, x), "label": np.int32(x), "weight": x / 2},
-    lambda x: [True, 1j * x],
-    lambda x: np.full(3, x, ">f4") if x % 100 < 50 else np.asfortranarray(np.full((2, 2), x)),
-    lambda x: (np.zeros((0, 3)), (np.full(2, x), {"deep": x})),
-    lambda x: np.full(3 if x < 600 else 4, x),
-]
-
-
-def made(item: tuple[int, int]) -> Any:
-    return MAKERS[item[0]](item[1])
-
-
-@pytest.mark.torture
-def test_workers_learn_the_form_of_batches_and_write_them_as_stacking_would() -> None:
-    """Each maker's results twice, with workers that know the form of the maker before."""
-    makers: list[int] = []
-    items = Flow.from_callable(lambda: ((makers[-1], x) for x in range(1003)))
-    serial = items.map(made).batch(10)
-    with items.map(made, processes=2).batch(10) as flow:
-        for maker in (0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6):
-            makers.append(maker)
-            held = list(flow)
-            np.testing.assert_equal(held, list(serial))
-        assert flow.batches_never_change
-
-
-@pytest.mark.torture
-def test_results_that_change_form_are_batched_until_two_meet_in_one_batch() -> None:
-    with numbers(1000).map(MAKERS[6], processes=1).batch(21) as flow:
-        found, raised = drawn(flow)
-
-    assert len(found) == 600 // 21
-    assert isinstance(raised, UsageError)
-    assert "different shapes" in str(raised)
-
-
-@pytest.mark.torture
-def test_rows_that_are_dropped_need_not_fit_together() -> None:
-    with numbers(610).map(MAKERS[6], processes=1).batch(599, remainder="drop") as flow:
-        assert [batch.shape for batch in flow] == [(599, 3)]
-
-
-@pytest.mark.torture
-def test_declared_outputs_arrive_alone() -> None:
-    with numbers(103).map(image_of, processes=1, outputs=(IMAGE, NUMBER)) as flow:
-        assert [(item[0][0, 0], int(item[1])) for item in flow] == [(x, x) for x in range(103)]
 
 
 def test_an_output_of_another_form_than_declared_says_both() -> None:
@@ -374,17 +261,6 @@ def test_a_slow_source_is_not_waited_for_by_what_it_has_given() -> None:
 
 
 # In one other process
-
-
-@pytest.mark.slow
-def test_a_pass_in_a_process_is_the_pass() -> None:
-    inner = numbers(200).map(noisy, random=True).shuffle(40)
-    with inner.in_process() as flow:
-        for number in range(3):
-            assert list(flow.at_pass(number)) == list(inner.at_pass(number))
-        for _ in zip(range(10), flow, strict=False):
-            pass
-        assert list(flow.at_pass(0)) == list(inner.at_pass(0))
 
 
 @pytest.mark.slow
@@ -490,13 +366,6 @@ def test_closing_a_flow_ends_its_workers_and_another_pass_begins_new_ones() -> N
         assert len(multiprocessing.active_children()) == 1
         flow.close()
         assert not multiprocessing.active_children()
-
-
-@pytest.mark.torture
-def test_a_copy_of_a_flow_runs_as_it_did() -> None:
-    flow = numbers(30).map(noisy, processes=1, random=True).batch(4)
-    with pickle.loads(pickle.dumps(flow)) as copy:  # noqa: S301
-        np.testing.assert_equal(list(copy), list(numbers(30).map(noisy, random=True).batch(4)))
 
 
 SCRIPT = """

@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow_members import all_of
 from hypothesis import given
 from hypothesis import strategies as st
-from sampling import torture_except
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
-from shardprep.loaders.fake.fake_data import FakeData
-from shardprep.loaders.flow.core.pass_context import PassContext, PassResources
-from shardprep.loaders.flow.core.user_function import Function
-from shardprep.loaders.flow.sources.fake import FromFakeData
-from shardprep.loaders.flow.sources.python import FromCallable, FromIterable, FromSequence, from_iterable
+from shardprep.loaders.flow.passes import Function, PassContext, PassResources
+from shardprep.loaders.flow.sources import (
+    FromCallable,
+    FromFakeData,
+    FromIterable,
+    FromSequence,
+    from_iterable,
+)
+from shardprep.loaders.loader.fake import FakeData
+from support.flow_members import all_of
+from support.sampling import torture_except
 
 
 class Squares:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardprep.loaders.flow import Flow, FlowStats
-from shardprep.loaders.loader.bottleneck import STEP
+from shardprep.loaders.loader.stats import STEP
 from shardprep.loaders.measuring import progress_bar, watched
 
 SLOW_S = 0.003

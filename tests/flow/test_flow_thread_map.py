@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripts import scripts
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.flow.map.thread_map import WINDOW
+from shardprep.loaders.flow.thread_map import WINDOW
+from support.scripts import scripts
 
 TEST_TIMEOUT_S = 20.0  # a limit for a busy machine, far above what the tests need
 
@@ -198,13 +198,6 @@ def test_an_exception_of_the_source_waits_for_all_that_is_under_way() -> None:
     assert sorted(next(results) for _ in range(5)) == [0, 1, 2, 3, 4]
     with pytest.raises(OSError, match="gone"):
         next(results)
-
-
-def test_maps_in_threads_follow_each_other() -> None:
-    flow = Flow.from_iterable(range(100)).map(lambda x: x + 1, threads=2)
-    assert list(flow.map(lambda x: 2 * x, threads=3).map(str, threads=1)) == [
-        str(2 * x + 2) for x in range(100)
-    ]
 
 
 def test_ctrl_c_is_heard_while_a_result_is_waited_for() -> None:

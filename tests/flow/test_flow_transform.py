@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sampling import torture_except
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import EvalTransform, Flow, Loader, TrainTransform
+from support.sampling import torture_except
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_proxy import Proxy, faulty_proxy
-from object_server import as_endpoint
+
+from support.faulty_proxy import Proxy, faulty_proxy
+from support.object_server import as_endpoint
 
 
 @pytest.fixture

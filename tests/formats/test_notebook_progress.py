@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import verify
-from shardprep.formats.progress import NoProgress, shown
+from shardprep.formats.runtime.progress import NoProgress, shown
 
 KERNEL = """
 import sys

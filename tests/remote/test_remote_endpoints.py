@@ -5,11 +5,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-from datasets import is_root
-from key_files import KeyFolder
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders.remote.auth.endpoints import PlaintextWire, check_endpoint
+from shardprep.loaders.machines.keys import PlaintextWire, check_endpoint
+from support.datasets import is_root
+from support.key_files import KeyFolder
 
 
 @pytest.fixture

@@ -17,28 +17,26 @@ import google_crc32c
 import numpy as np
 import pytest
 import zmq
-from remote_ends import ANY_PORT, TIMEOUT_S, numbers, serving, slow_numbers
-from sampling import torture_except
 
-from shardprep.loaders.frames import codec
-from shardprep.loaders.frames.codec import FrameKind, pack_batch, pack_note, read_head
-from shardprep.loaders.frames.frame_socket import Message
-from shardprep.loaders.remote import RemoteSource
-from shardprep.loaders.remote.auth.receiver_auth import ReceiverAuth
-from shardprep.loaders.remote.leasing.ledger import StepLease
-from shardprep.loaders.remote.leasing.step_tracker import Steps
-from shardprep.loaders.remote.messages import (
+from shardprep.loaders.machines import codec
+from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
+from shardprep.loaders.machines.handshake import ReceiverAuth
+from shardprep.loaders.machines.ledger import StepLease, Steps
+from shardprep.loaders.machines.receive import MAX_BAD_FRAMES, Reception
+from shardprep.loaders.machines.socket import Message
+from shardprep.loaders.machines.wire import (
     VERSION,
     Delivery,
     Hello,
+    SourceTerms,
     StepRef,
     Welcome,
     pack_delivery,
     read_lease,
 )
-from shardprep.loaders.remote.receiver import Reception
-from shardprep.loaders.remote.sender_registry import MAX_BAD_FRAMES
-from shardprep.loaders.remote.source_terms import SourceTerms
+from shardprep.loaders.remote import RemoteSource
+from support.remote_ends import ANY_PORT, TIMEOUT_S, numbers, serving, slow_numbers
+from support.sampling import torture_except
 
 STEPS = 40
 TERMS = SourceTerms({"dataset": "sha256:1", "seed": "0"}, STEPS, STEPS, picks=True)
@@ -69,7 +67,9 @@ class Room:
 
     def __init__(self) -> None:
         self.said: dict[bytes, list[Any]] = {}
-        socket = SimpleNamespace(send=self._say, events=lambda: (), receive=lambda: None, endpoint="here")
+        socket = SimpleNamespace(
+            send=self._say, events=lambda: (), receive=lambda: None, endpoint="here", dropped=0
+        )
         self.reception = Reception(socket, ReceiverAuth(None), ahead=12, lease_seconds=60, limit=LIMIT)  # type: ignore[arg-type]
         self.reception.begin(0, Steps(total=None))
         self.came: list[Any] = []

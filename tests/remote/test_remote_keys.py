@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import zmq.auth
-from datasets import is_root
 from hypothesis import given
 from hypothesis import strategies as st
-from key_files import KeyFolder
 
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
-from shardprep.loaders.remote.auth.keys import (
+from shardprep.loaders.machines.keys import (
     MAX_BYTES,
     fingerprint,
     load_allowed,
@@ -25,6 +23,8 @@ from shardprep.loaders.remote.auth.keys import (
     load_secret,
     make_keys,
 )
+from support.datasets import is_root
+from support.key_files import KeyFolder
 
 OTHER_USER = 65534
 
@@ -63,7 +63,7 @@ def test_only_its_user_may_read_a_secret_key_whatever_the_umask(tmp_path: Path, 
 @pytest.mark.slow
 def test_a_secret_is_never_in_a_file_of_a_looser_mode(tmp_path: Path) -> None:
     opened: list[int] = []
-    script = f"from shardprep.loaders.remote.auth.keys import make_keys; make_keys({str(tmp_path / 'k')!r}, overwrite=True)"
+    script = f"from shardprep.loaders.machines.keys import make_keys; make_keys({str(tmp_path / 'k')!r}, overwrite=True)"
     trace = ["strace", "-f", "-e", "trace=openat,open,creat,chmod,fchmod,fchmodat,rename,fsync"]
     try:
         done = subprocess.run(

@@ -9,9 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from shardprep.loaders.frames.codec import FrameDamaged
-from shardprep.loaders.remote.leasing.ledger import LEASE_STEPS, MAX_FAILURES, Arrival, Ledger, StepLease
-from shardprep.loaders.remote.leasing.step_tracker import Steps
+from shardprep.loaders.machines.codec import FrameDamaged
+from shardprep.loaders.machines.ledger import LEASE_STEPS, MAX_FAILURES, Arrival, Ledger, StepLease, Steps
 
 A, B, C = b"a", b"b", b"c"
 LEASE_SECONDS = 10.0

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardprep.loaders.remote.leasing.ledger import AHEAD, Ledger
-from shardprep.loaders.remote.leasing.sender_window import FIRST_SIZE, SLOW_GROWTH, SenderWindow
-from shardprep.loaders.remote.leasing.step_tracker import Steps
+from shardprep.loaders.machines.ledger import AHEAD, FIRST_SIZE, SLOW_GROWTH, Ledger, SenderWindow, Steps
 
 STEPS = 2_000
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from remote_ends import SOURCES, line_of, locally, programs, same, wired
 
+from shardprep.loaders.machines.ledger import Ledger, PartSteps
 from shardprep.loaders.remote import RemoteSource
-from shardprep.loaders.remote.leasing.ledger import Ledger
-from shardprep.loaders.remote.leasing.part_steps import PartSteps
+from support.remote_ends import SOURCES, line_of, locally, programs, same, wired
 
 ANY_PORT = "tcp://127.0.0.1:*"
 HERE = Path()

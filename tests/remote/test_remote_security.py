@@ -16,22 +16,25 @@ from typing import Self
 
 import pytest
 import zmq
-from key_files import KeyFolder
-from repository import SUPPORT
-from sampling import torture_except
-from secured_ends import ANY_PORT, MAX_BYTES, TIMEOUT_S, Receiver, receiving, sending, until
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders.frames.frame_socket import Message
-from shardprep.loaders.remote.auth import receiver_auth
-from shardprep.loaders.remote.auth.keys import SenderKeys
-from shardprep.loaders.remote.auth.receiver_auth import MAX_REFUSALS, ReceiverAuth, Refusal, ZapHandler
-from shardprep.loaders.remote.auth.sender_auth import (
+from shardprep.loaders.machines import handshake as receiver_auth
+from shardprep.loaders.machines.handshake import (
+    MAX_REFUSALS,
     ConnectionDamaged,
     NotAdmitted,
+    ReceiverAuth,
+    Refusal,
     SenderAuth,
     WrongReceiver,
+    ZapHandler,
 )
+from shardprep.loaders.machines.keys import SenderKeys
+from shardprep.loaders.machines.socket import Message
+from support.key_files import KeyFolder
+from support.repository import SUPPORT
+from support.sampling import torture_except
+from support.secured_ends import ANY_PORT, MAX_BYTES, TIMEOUT_S, Receiver, receiving, sending, until
 
 NO_RESULT_TIMEOUT_S = 0.5  # longer than HANDSHAKE_TIMEOUT_MS
 
@@ -474,7 +477,7 @@ FEW_FILES = """
 import os, resource, sys
 sys.path[:0] = {tests!r}.split(os.pathsep)
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-from secured_ends import Receiver, ReceiverKeys, until
+from support.secured_ends import Receiver, ReceiverKeys, until
 
 def is_full():
     try:

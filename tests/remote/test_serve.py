@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import prep_here
-from key_files import KeyFolder
 
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.remote import RemoteSource
+from support.datasets import prep_here
+from support.key_files import KeyFolder
 
 OPTIONS = ("--batch-size", 8, "--size", 224, "--shuffle", 10, "--seed", 3, "--workers", 1)
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_datasets import write_columns
+
+from support.column_datasets import write_columns
 
 tf = pytest.importorskip("tensorflow")
 
 from shardprep.formats import UsageError  # noqa: E402 - after the check that TensorFlow is there
-from shardprep.formats.columns.schema import Schema  # noqa: E402
+from shardprep.formats.records.schema import Schema  # noqa: E402
 from shardprep.loaders import Loader  # noqa: E402
 from shardprep.loaders.tf_inputs import QueueInput, StagingInput, to_dataset  # noqa: E402
 

@@ -14,11 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loader_workers import OwnError, Tagging
-from repository import SUPPORT
-from sampling import torture_except
-from tf_devices import tf
-from tf_members import Numbered, arrays, assert_whole, by_function, first, gather, numbers_of
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, LocalShuffle, SlotsHeld, TrainTransform
@@ -29,6 +24,11 @@ from shardprep.loaders.tf_inputs import (
     original_errors,
     to_dataset,
 )
+from support.loader_workers import OwnError, Tagging
+from support.repository import SUPPORT
+from support.sampling import torture_except
+from support.tf_devices import tf
+from support.tf_members import Numbered, arrays, assert_whole, by_function, first, gather, numbers_of
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
@@ -217,8 +217,8 @@ def test_tensorflows_own_errors_stay_what_they_are() -> None:
 
 WORKER = """
 import json, sys
-from tf_devices import tf
-from loader_workers import Tagging
+from support.tf_devices import tf
+from support.loader_workers import Tagging
 from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.tf_inputs import to_dataset
 

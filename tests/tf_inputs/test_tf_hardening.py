@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loader_workers import Tagging
-from tf_devices import tf
-from thread_room import no_room
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders import Loader
-from shardprep.loaders.buffers.memory import aligned
+from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.tf_inputs import (
     BatchQueueInput,
     FeedInput,
@@ -23,6 +20,9 @@ from shardprep.loaders.tf_inputs import (
     original_errors,
     to_dataset,
 )
+from support.loader_workers import Tagging
+from support.tf_devices import tf
+from support.thread_room import no_room
 
 
 class Rewinding:

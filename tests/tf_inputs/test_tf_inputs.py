@@ -16,11 +16,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaded import assert_same, epoch_of
-from loader_workers import OwnError, Tagging, fail
-from sampling import torture_except
-from tf_devices import tf
-from tf_members import (
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders import Loader, LocalShuffle, SlotsHeld, TrainTransform
+from shardprep.loaders.tf_inputs import (
+    BatchQueueInput,
+    DatasetInput,
+    DummyConstantInput,
+    FeedInput,
+    Input,
+    QueueInput,
+    StagingInput,
+    TensorInput,
+    original_errors,
+    to_dataset,
+)
+from support.loaded import assert_same, epoch_of
+from support.loader_workers import OwnError, Tagging, fail
+from support.sampling import torture_except
+from support.tf_devices import tf
+from support.tf_members import (
     FED,
     MEMBERS,
     TIMEOUT_S,
@@ -40,21 +55,6 @@ from tf_members import (
     stepping,
     until_the_end,
     woken_by_closing,
-)
-
-from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle, SlotsHeld, TrainTransform
-from shardprep.loaders.tf_inputs import (
-    BatchQueueInput,
-    DatasetInput,
-    DummyConstantInput,
-    FeedInput,
-    Input,
-    QueueInput,
-    StagingInput,
-    TensorInput,
-    original_errors,
-    to_dataset,
 )
 
 Pair = namedtuple("Pair", ["image", "label"])

@@ -10,11 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import converted
-from loader_workers import OwnError
-from sampling import torture_except
-from tf_devices import tf
-from tf_members import Numbered
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import EvalTransform, FakeData, Flow, Loader, LocalShuffle, TrainTransform
@@ -28,6 +23,11 @@ from shardprep.loaders.tf_inputs import (
     original_errors,
     to_dataset,
 )
+from support.datasets import converted
+from support.loader_workers import OwnError
+from support.sampling import torture_except
+from support.tf_devices import tf
+from support.tf_members import Numbered
 
 MAKERS: dict[str, Callable[[Any], Input]] = {
     "feed": FeedInput,
@@ -168,7 +168,7 @@ def test_what_keras_does_not_take_is_an_error_that_names_what_it_takes(train: Lo
         for given, taken in (
             (inputs, "its as_dataset()"),
             *[
-                (each, "shardprep.loaders.tf_inputs.to_dataset() of it")
+                (each, "shardprep.loaders.frameworks.tf_inputs() of it")
                 for each in (train, flow, FakeData(2, batch_size=2))
             ],
         ):

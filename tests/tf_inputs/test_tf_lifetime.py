@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from repository import SUPPORT
-from sampling import torture_except
-from scripts import Start, scripts, session_of
-from tensorflow_log import without_tensorflow_log
+
+from support.repository import SUPPORT
+from support.sampling import torture_except
+from support.scripts import Start, scripts, session_of
+from support.tensorflow_log import without_tensorflow_log
 
 TEST_TIMEOUT_S = 60
 
 PRELUDE = """
 import os, signal, sys, threading, time
-from tf_devices import tf
+from support.tf_devices import tf
 import numpy as np
-from loader_workers import Tagging, nap, report_late_joins
+from support.loader_workers import Tagging, nap, report_late_joins
 from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.tf_inputs import *
 

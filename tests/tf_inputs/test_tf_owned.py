@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loader_workers import Tagging
-from owners import assert_refuses_copies, files_opened_afterwards, temporary_folder
-from sampling import torture_except
-from tf_devices import tf
-from tf_members import WHOLE, Made
 
 from shardprep.loaders import Loader
 from shardprep.loaders.tf_inputs import QueueInput, ZMQInput
+from support.loader_workers import Tagging
+from support.owners import assert_refuses_copies, files_opened_afterwards, temporary_folder
+from support.sampling import torture_except
+from support.tf_devices import tf
+from support.tf_members import WHOLE, Made
 
 
 @pytest.mark.parametrize("make", torture_except(WHOLE.values(), WHOLE["staging-1"]), ids=WHOLE.keys())

@@ -10,10 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import assert_same, epoch_of, loader_on
-from sampling import torture_except
-from tf_devices import tf
-from tf_members import (
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders import Receipt, TrainTransform
+from shardprep.loaders.batches.stack import Batches
+from shardprep.loaders.tf_inputs import (
+    BatchQueueInput,
+    DatasetInput,
+    FeedInput,
+    Input,
+    QueueInput,
+    to_dataset,
+)
+from support.loaded import assert_same, epoch_of, loader_on
+from support.sampling import torture_except
+from support.tf_devices import tf
+from support.tf_members import (
     TIMEOUT_S,
     Made,
     Numbered,
@@ -29,18 +41,6 @@ from tf_members import (
     staging_over_queue,
     stepping,
     until_the_end,
-)
-
-from shardprep.formats.errors import UsageError
-from shardprep.loaders import Receipt, TrainTransform
-from shardprep.loaders.batching.group import Batches
-from shardprep.loaders.tf_inputs import (
-    BatchQueueInput,
-    DatasetInput,
-    FeedInput,
-    Input,
-    QueueInput,
-    to_dataset,
 )
 
 STATEFUL: dict[str, Made] = {

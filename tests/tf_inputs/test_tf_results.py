@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_devices import tf
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, TransformInput
 from shardprep.loaders.tf_inputs import FeedInput, QueueInput, StagingInput, to_dataset
+from support.tf_devices import tf
 
 Rng = np.random.Generator
 

@@ -10,10 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import assert_same, epoch_of
-from loader_workers import OwnError, Tagging
-from tf_devices import tf
-from tf_members import (
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders import Loader, LocalShuffle
+from shardprep.loaders.tf_inputs import (
+    DatasetInput,
+    FeedInput,
+    QueueInput,
+    StagingInput,
+    TensorInput,
+    original_errors,
+)
+from support.loaded import assert_same, epoch_of
+from support.loader_workers import OwnError, Tagging
+from support.tf_devices import tf
+from support.tf_members import (
     Aside,
     Made,
     Numbered,
@@ -26,17 +37,6 @@ from tf_members import (
     numbers_of,
     staging_over_queue,
     woken_by_closing,
-)
-
-from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle
-from shardprep.loaders.tf_inputs import (
-    DatasetInput,
-    FeedInput,
-    QueueInput,
-    StagingInput,
-    TensorInput,
-    original_errors,
 )
 
 v1 = tf.compat.v1

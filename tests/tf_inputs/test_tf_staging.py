@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loader_workers import OwnError, Tagging
-from sampling import torture_except
-from tf_devices import tf
-from tf_members import (
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders import Loader, LocalShuffle
+from shardprep.loaders.tf_inputs import QueueInput, StagingInput, original_errors
+from support.loader_workers import OwnError, Tagging
+from support.sampling import torture_except
+from support.tf_devices import tf
+from support.tf_members import (
     Aside,
     Numbered,
     Stop,
@@ -22,10 +26,6 @@ from tf_members import (
     until_the_end,
     woken_by_closing,
 )
-
-from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle
-from shardprep.loaders.tf_inputs import QueueInput, StagingInput, original_errors
 
 REPLICAS = [2, 3]
 

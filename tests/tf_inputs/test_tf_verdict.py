@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow_functions import slow_item
-from sampling import torture_except
-from tf_devices import tf
-from verdict_workers import Nothing, Sleeping
 
 from shardprep.loaders import Flow, Loader
-from shardprep.loaders.loader.bottleneck import Verdict
+from shardprep.loaders.loader.stats import Verdict
 from shardprep.loaders.tf_inputs import FeedInput, Input, InputStats, QueueInput, StagingInput, TensorInput
+from support.flow_functions import slow_item
+from support.sampling import torture_except
+from support.tf_devices import tf
+from support.verdict_workers import Nothing, Sleeping
 
 INPUTS: dict[str, Callable[[Any], Input]] = {
     "feed": FeedInput,
@@ -125,6 +125,16 @@ def test_what_a_source_knows_of_its_limit_is_told(name: str) -> None:
     assert (stats.verdict.limit, stats.verdict.unit) == ("map(crop)", "batches")
     assert "more processes help" in str(stats)
     json.dumps(stats.to_dict())
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_prefetch_is_advised_only_where_the_step_waits_for_a_generator(name: str) -> None:
+    stats = next(runs_of(INPUTS[name], Flow.from_callable(slow_batches), fast_step))
+
+    assert stats.verdict
+    assert stats.verdict.limit == "from_callable(slow_batches)"
+    assert "give a map threads= or processes=" in stats.verdict.advice
+    assert ("prefetch()" in stats.verdict.advice) == (name == "feed")
 
 
 def test_a_source_that_waits_for_its_consumer_is_not_the_limit_of_itself() -> None:

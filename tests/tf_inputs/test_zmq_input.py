@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_devices import tf
-from tf_members import TIMEOUT_S, until_the_end
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.frames.receiver import FrameReceiver, SenderFailed
-from shardprep.loaders.frames.sender import ReceiverGone, send_batches
+from shardprep.loaders.machines.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
 from shardprep.loaders.tf_inputs import QueueInput, StagingInput, ZMQInput, original_errors
+from support.tf_devices import tf
+from support.tf_members import TIMEOUT_S, until_the_end
 
 ANY_PORT = "tcp://127.0.0.1:*"
 BATCHES = [

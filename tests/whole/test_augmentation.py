@@ -9,11 +9,14 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from repository import ROOT
-from tensorpack_page import entry_of, started
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardprep import ColorJitter, EvalTransform, TrainTransform
 from shardprep.formats.records.record import Record
+from support.pictures import with_orientation
+from support.repository import ROOT
+from support.tensorpack_page import entry_of, started
 
 PAGE = (ROOT / "docs" / "training" / "augmentation.md").read_text()
 ROWS = [entry_of(row) for row in re.findall(r"^\| `.*$", PAGE, re.M)]
@@ -122,10 +125,22 @@ def transforms_to(expected: Any) -> Callable[[Any, Names], bool]:
     return check
 
 
+def shortest_edge_of_tensorpack(image: Any, size: int, interpolation: int = cv2.INTER_LINEAR) -> Any:
+    """What tensorpack 0.11's ResizeShortestEdge makes, by its own arithmetic."""
+    h, w = image.shape[:2]
+    scale = size * 1.0 / min(h, w)
+    newh, neww = (size, int(scale * w + 0.5)) if h < w else (int(scale * h + 0.5), size)
+    return cv2.resize(image, (neww, newh), interpolation=interpolation)
+
+
+FBRESNET = EvalTransform(224, resize=256, interpolation="cubic", rounding="tensorpack", orientation="apply")
+
 CHECKS: dict[str, Callable[[Any, Names], bool]] = {
     "imgaug.AugmentorList": is_composed,
     "imgaug.Resize": lambda found, names: found.shape == (64, 48, 3),
-    "imgaug.ResizeShortestEdge": lambda found, names: found.shape == (32, 43, 3),
+    "imgaug.ResizeShortestEdge": lambda found, names: np.array_equal(
+        found, shortest_edge_of_tensorpack(names["image"], 32)
+    ),
     "imgaug.RandomCrop": is_part,
     "imgaug.CenterCrop": is_centre,
     "imgaug.Flip": is_flipped,
@@ -142,7 +157,7 @@ CHECKS: dict[str, Callable[[Any, Names], bool]] = {
     "fbresnet_augmentor True": transforms_to(
         TrainTransform(224, interpolation="cubic", color_jitter=ColorJitter(0.4, 0.4, 0.4), lighting=0.1)
     ),
-    "fbresnet_augmentor False": transforms_to(EvalTransform(224, resize=256, interpolation="cubic")),
+    "fbresnet_augmentor False": transforms_to(FBRESNET),
 }
 
 
@@ -156,3 +171,19 @@ def test_what_to_write_does_what_the_page_says(name: str, names: Names) -> None:
     row = ROWS[list(CHECKS).index(name)]
 
     assert CHECKS[name](row.run(names).value, names)
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(height=st.integers(20, 700), width=st.integers(20, 700), is_turned=st.booleans())
+def test_the_centre_is_that_of_tensorpack_to_the_pixel(height: int, width: int, is_turned: bool) -> None:
+    image = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
+    encoded = cv2.imencode(".jpg", image)[1].tobytes()
+    encoded = with_orientation(encoded, 6) if is_turned else encoded
+    read = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
+    resized = shortest_edge_of_tensorpack(read, 256, cv2.INTER_CUBIC)
+    top, left = (int((side - 224) * 0.5) for side in resized.shape[:2])
+
+    found = FBRESNET(Record("key", 0, encoded), np.random.default_rng(0))
+
+    assert np.array_equal(found, resized[top : top + 224, left : left + 224, ::-1])

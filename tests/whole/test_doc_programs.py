@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import prep
-from documents import PAGES, README, Block, blocks_of
-from repository import ROOT
-from tensorflow_log import without_tensorflow_log
+
+from support.datasets import prep
+from support.documents import PAGES, README, Block, blocks_of
+from support.repository import ROOT
+from support.tensorflow_log import without_tensorflow_log
 
 pytestmark = pytest.mark.slow
 

@@ -1,11 +1,15 @@
 """The tree of errors, as it is drawn and as it is."""
 
 import ast
+import pickle
 import re
+from pathlib import Path
 
 import pytest
-from imports import FILES, tree_of
-from repository import ROOT
+
+from shardprep.formats import DatasetNotFound, MissingExtra, ShardprepError
+from support.imports import FILES, tree_of
+from support.repository import ROOT
 
 ERRORS = ROOT / "formats" / "errors.py"
 LINE = re.compile(r"^    ([│├└─ ]*)(\w+)(?: \(([\w/.]+)\))?(?:  .*)?$")
@@ -58,4 +62,28 @@ def test_every_error_says_what_it_means() -> None:
         for path in FILES
         for node in tree_of(path).body
         if isinstance(node, ast.ClassDef) and node.name in errors and not ast.get_docstring(node)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "error", [DatasetNotFound.at(Path("/nowhere/shards")), MissingExtra.of("it", "Ray", "ray", path="x")]
+)
+def test_an_error_that_is_also_one_of_python_says_the_same_in_another_process(error: ShardprepError) -> None:
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+
+    assert (type(copy), str(copy), copy.path) == (type(error), str(error), error.path)
+    if isinstance(error, FileNotFoundError):
+        assert (copy.errno, copy.filename, copy.strerror) == (2, error.path, error.message)
+
+
+def test_an_error_that_python_raises_names_no_command_to_repeat() -> None:
+    said = re.compile(r"(same|repeat the) (command|call)\b")
+
+    assert [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in FILES
+        if "cli" not in path.relative_to(ROOT).parts
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value
+        if said.search(node.value) and not node.value.endswith(".")  # which a docstring of one line does
     ] == []

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import ROOT
-from scripts import session_of
-from tensorflow_log import without_tensorflow_log
 
 from shardprep.formats import convert, make_sample
+from support.repository import ROOT
+from support.scripts import session_of
+from support.tensorflow_log import without_tensorflow_log
 
 pytestmark = pytest.mark.slow
 

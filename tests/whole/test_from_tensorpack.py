@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorpack_data_checks
-import tensorpack_running_checks
-from datasets import unpack
-from repository import ROOT
-from tensorpack_checks import checks_in
-from tensorpack_page import ENTRIES, PAGE, PREAMBLE, WHOLE, Entry, anchor_of, started
 
 from shardprep.formats import convert
+from support import tensorpack_data_checks, tensorpack_running_checks
+from support.datasets import unpack
+from support.repository import ROOT
+from support.tensorpack_checks import checks_in
+from support.tensorpack_page import ENTRIES, PAGE, PREAMBLE, WHOLE, Entry, anchor_of, started
 
 NAMES = re.findall(
     r"\w+",

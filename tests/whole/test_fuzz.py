@@ -9,27 +9,27 @@ from itertools import pairwise
 from pathlib import Path
 
 import cv2
-import fuzz_targets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from column_datasets import write_columns
-from datasets import converted
-from fuzz_targets import TARGETS
-from image_files import chunk, encoded, pixels, png, tiff, with_exif
-from image_kinds import KINDS
-from pictures import cmyk_jpeg
-from record_sources import official, tfds, write_shard, write_tfrecord
-from repository import SUPPORT
-from source_builders import Miniature
 from test_boxes import WNID, box_object, xml
 from test_png import TWO
 from test_tensorpack_lmdb import SERIALIZERS, key_of, save
 
 from shardprep.formats import collect
-from shardprep.formats.records.canonical_json import canonical_json
+from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.loaders import Loader, TrainTransform
+from support import fuzz_targets
+from support.column_datasets import write_columns
+from support.datasets import converted
+from support.fuzz_targets import TARGETS
+from support.image_files import chunk, encoded, pixels, png, tiff, with_exif
+from support.image_kinds import KINDS
+from support.pictures import cmyk_jpeg
+from support.record_sources import official, tfds, write_shard, write_tfrecord
+from support.repository import SUPPORT
+from support.source_builders import Miniature
 
 MINI = Miniature()
 

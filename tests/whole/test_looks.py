@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disk_profiles import full_profile
-from loaded import epoch_of
 
 from shardprep.formats import open_dataset, summarise, verify
 from shardprep.loaders import FakeData, Flow, Loader
 from shardprep.loaders.remote import RemoteStats, SenderReport
+from support.disk_profiles import full_profile
+from support.loaded import epoch_of
 
 
 @pytest.fixture

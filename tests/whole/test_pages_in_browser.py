@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsers import Browser, browser
-from disk_profiles import full_profile
-from examined import made_datasets
-from run_figures import bench, course, stats, trace_of
-from sampling import torture_except
 
 from shardprep.formats import Examination, examine
-from shardprep.loaders.measuring.pages.run_page import run_page, save_page
+from shardprep.loaders.loader.run_page import run_page, save_page
+from support.browsers import Browser, browser
+from support.disk_profiles import full_profile
+from support.examined import made_datasets
+from support.run_figures import bench, course, stats, trace_of
+from support.sampling import torture_except
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from datasets import flip
-from sampling import torture_except
 
 from shardprep.formats import CorruptRecord, Field, Schema, open_dataset, verify, write_dataset
 from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
+from support.datasets import flip
+from support.sampling import torture_except
 
 RECORDS = 24
 GENRES = ("comedy", "crime", "drama", "horror")

@@ -25,13 +25,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The index and manifest of a dataset of ImageNet's size; its shards are not there."""
     import numpy as np
 
-    from shardprep.formats.containers.published_file import FileEntry
-    from shardprep.formats.containers.table import write_table
-    from shardprep.formats.conversion.building.plan import PlanOptions
-    from shardprep.formats.dataset.index import index_dtype
-    from shardprep.formats.dataset.manifest import Manifest
+    from shardprep.formats.conversion.plan import PlanOptions
     from shardprep.formats.records.labels import LabelSpace, official_words
-    from shardprep.formats.system.atomic_write import hash_file
+    from shardprep.formats.runtime.files import hash_file
+    from shardprep.formats.shards.files import FileEntry, write_table
+    from shardprep.formats.shards.manifest import Manifest
+    from shardprep.formats.shards.tables import index_dtype
 
     folder = tmp_path_factory.mktemp("large")
     rows = np.zeros(IMAGES, index_dtype(25))

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import prep_here
-from disk_profiles import full_profile
-from image_files import encoded, pixels
-from source_builders import write
 from test_public import CALLS
 
 from shardprep import formats
 from shardprep.formats import UsageError
-from shardprep.formats.system.user_path import user_path
+from shardprep.formats.runtime.files import user_path
 from shardprep.loaders import ContactSheet, Flow, Loader, RunCard
 from shardprep.loaders.engine.trace import Trace
+from shardprep.loaders.machines.keys import load_allowed, load_public, load_secret, make_keys
 from shardprep.loaders.measuring import measure, tracing
 from shardprep.loaders.measuring.disk import DiskProfile, measure_disk
-from shardprep.loaders.remote.auth.keys import load_allowed, load_public, load_secret, make_keys
+from support.datasets import prep_here
+from support.disk_profiles import full_profile
+from support.image_files import encoded, pixels
+from support.source_builders import write
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +150,7 @@ def look() -> None:
     assert Path("~/cache/datasets").expanduser().is_dir()
     found = formats.report("~/dataset", "~/report.html", against="~/dataset", pixels="none")
     assert formats.examine("~/dataset", against="~/dataset", pixels="none") == found
+    found.save_findings("~/findings.json")
     found.save("~/again.html")
     home = Path("~").expanduser()
     assert (home / "again.html").read_bytes() == (home / "report.html").read_bytes()
@@ -180,7 +181,7 @@ COVERED: dict[Callable[[], None], set[str]] = {
     look: {
         "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
         "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against",
-        "Examination.save.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
+        "Examination.save.path", "Examination.save_findings.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""

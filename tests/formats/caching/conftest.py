@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from column_datasets import write_columns
-from datasets import converted
-from faulty_proxy import Proxy, faulty_proxy
-from object_server import as_endpoint, object_server
+
+from support.column_datasets import write_columns
+from support.datasets import converted
+from support.faulty_proxy import Proxy, faulty_proxy
+from support.object_server import as_endpoint, object_server
 
 
 @pytest.fixture(scope="module")

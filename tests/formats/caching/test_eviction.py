@@ -8,8 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardprep.formats.dataset.remote.caching.eviction import CachedFile, eviction_order, identity_of
-from shardprep.formats.dataset.remote.caching.reader_file import LivingReader, nearest
+from shardprep.formats.storage.cache_folder import (
+    CachedFile,
+    LivingReader,
+    eviction_order,
+    identity_of,
+    nearest,
+)
 
 NAMES = [f"{number:016x}".ljust(64, "0") for number in range(1, 6)]
 

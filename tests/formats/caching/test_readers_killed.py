@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from faulty_proxy import Proxy
-from repository import ROOT
 
 from shardprep.formats import read_manifest
-from shardprep.formats.dataset.remote.caching.file_cache import FileCache
-from shardprep.formats.system.storage.location import Location
+from shardprep.formats.storage.cache import FileCache
+from shardprep.formats.storage.store import Location
+from support.faulty_proxy import Proxy
+from support.repository import ROOT
 
-PROGRAM = ROOT / "tests/support/machines/cache_readers.py"
+PROGRAM = ROOT / "tests/support/cache_readers.py"
 BLOCK = 4096  # a file takes whole blocks of the disk
 URL = "s3://bucket/splits/train"
 

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cut_datasets import collected, cut
-from datasets import converted, flip, prep_here, writable
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,10 +25,12 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.dataset.collecting import collection as collections
-from shardprep.formats.dataset.collecting.collection_file import CollectionFile, PartEntry
-from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.storage import collection as collections
+from shardprep.formats.storage.collection import CollectionFile, PartEntry
+from support.cut_datasets import collected, cut
+from support.datasets import converted, flip, prep_here, writable
 
 
 @pytest.fixture

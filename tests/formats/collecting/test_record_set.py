@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cut_datasets import collected
 
 from shardprep.formats import Dataset, UsageError, open_collection, open_dataset
-from shardprep.formats.dataset.collecting import collection as collections
-from shardprep.formats.dataset.record_set import RecordSet
+from shardprep.formats.shards.dataset import RecordSet
+from shardprep.formats.storage import collection as collections
+from support.cut_datasets import collected
 
 Open = Callable[..., RecordSet]
 

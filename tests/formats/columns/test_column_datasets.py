@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from column_datasets import EVERY_KIND, every_kind, write_columns
-from image_files import JPEG
 
 from shardprep.formats import PlanOptions, open_dataset, read_manifest
-from shardprep.formats.columns.schema import Schema
-from shardprep.formats.containers.registry import CONTAINERS
 from shardprep.formats.errors import CorruptRecord, DataError, ManifestDamaged
+from shardprep.formats.records.schema import Schema
+from shardprep.formats.shards.read import CONTAINERS
+from support.column_datasets import EVERY_KIND, every_kind, write_columns
+from support.image_files import JPEG
 
 
 @pytest.fixture(scope="module", params=CONTAINERS)

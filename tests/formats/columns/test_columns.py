@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from image_files import JPEG
 
 from shardprep.formats import UsageError
-from shardprep.formats.columns.arrays import DTYPES, ArrayCodec
-from shardprep.formats.columns.codec import BadValue
-from shardprep.formats.columns.schema import Field, Schema
+from shardprep.formats.records.codecs import DTYPES, ArrayCodec, BadValue
+from shardprep.formats.records.schema import Field, Schema
+from support.image_files import JPEG
 
 CLASSES = ("cat", "dog", "eel")
 JSON = st.recursive(

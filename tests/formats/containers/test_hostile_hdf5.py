@@ -8,10 +8,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from shard_files import THREE, columns, write, write_around
 
-from shardprep.formats.containers.hdf5_reader import Hdf5ShardReader
 from shardprep.formats.errors import ShardDamaged
+from shardprep.formats.shards.hdf5 import Hdf5ShardReader
+from support.shard_files import THREE, columns, write, write_around
 
 RECORDS, PAYLOAD = 3, sum(len(r.image) for r in THREE)
 Hostility = Callable[[h5py.File], object]

@@ -11,10 +11,10 @@ import lmdb
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from shard_files import HEADER, THREE, read, stored, values, write, write_lmdb
 
-from shardprep.formats.containers.lmdb_reader import LmdbShardReader
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
+from shardprep.formats.shards.lmdb_reader import LmdbShardReader
+from support.shard_files import HEADER, THREE, read, stored, values, write, write_lmdb
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 HONEST = values(THREE)

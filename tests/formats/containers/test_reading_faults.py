@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import epoch_of, loader_on
-from loader_workers import CutShort, Tagging
-from sampling import torture_except
-from shard_files import THREE, read, stored, write
 
 from shardprep.formats import open_dataset
-from shardprep.formats.containers.archive import ARCHIVE_NAME
-from shardprep.formats.containers.registry import ALL_CONTAINERS, CONTAINERS, container
 from shardprep.formats.errors import ShardDamaged
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.read import ALL_CONTAINERS, CONTAINERS, container
+from support.loaded import epoch_of, loader_on
+from support.loader_workers import CutShort, Tagging
+from support.sampling import torture_except
+from support.shard_files import THREE, read, stored, write
 
 STRACE = shutil.which("strace")
 
@@ -42,8 +42,8 @@ def copy(lmdb_shards: Path, tmp_path: Path) -> Path:
 READING = """
 import errno, os, sys
 from pathlib import Path
-from shardprep.formats.containers.registry import container
-import numpy as np, shard_files
+from shardprep.formats.shards.read import container
+import numpy as np; from support import shard_files
 
 kind, path, expected = sys.argv[1], Path(sys.argv[2]), errno.errorcode
 found = {"opening": [], "reading": [], "right": 0}
@@ -157,7 +157,7 @@ def test_no_descriptor_left_is_no_damage(kind: str, tmp_path: Path) -> None:
 LITTLE_MEMORY = """
 import errno, resource, sys
 from pathlib import Path
-from shardprep.formats.containers.registry import container
+from shardprep.formats.shards.read import container
 import numpy as np
 
 kind, path = sys.argv[1], Path(sys.argv[2])

@@ -15,9 +15,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from image_files import png
-from sampling import torture_except
-from shard_files import (
+
+from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.records.record import MAX_KEY_BYTES, Record, content_digest, record_crc
+from shardprep.formats.runtime.files import hash_file
+from shardprep.formats.runtime.workers import isolated
+from shardprep.formats.shards.container import Memory, ShardReader, Stored
+from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
+from shardprep.formats.shards.read import ALL_CONTAINERS, container, open_shard
+from shardprep.formats.verification.checks import Checked, ShardCheck
+from support.image_files import png
+from support.sampling import torture_except
+from support.shard_files import (
     THREE,
     extent,
     index_rows,
@@ -28,16 +37,6 @@ from shard_files import (
     write,
     write_around,
 )
-
-from shardprep.formats.containers.container import Memory, ShardReader, Stored
-from shardprep.formats.containers.lmdb_shard import RECORDS_PER_COMMIT
-from shardprep.formats.containers.registry import ALL_CONTAINERS, container, open_shard
-from shardprep.formats.dataset.verification.check import Checked
-from shardprep.formats.dataset.verification.shard_check import ShardCheck
-from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.processes.child_process import isolated
-from shardprep.formats.records.record import MAX_KEY_BYTES, Record, content_digest, record_crc
-from shardprep.formats.system.atomic_write import hash_file
 
 SEVERAL_COMMITS = range(3 * RECORDS_PER_COMMIT + 5)
 MANY = [stored(f"n{i % 7}/{i}", i % 7, bytes([i % 251]) * (i % 40)) for i in SEVERAL_COMMITS]

@@ -9,10 +9,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from datasets import converted, prep, tree, unpack, writable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sampling import torture_except
 
 from shardprep.formats import (
     BadImage,
@@ -28,9 +26,11 @@ from shardprep.formats import (
     open_dataset,
     verify,
 )
-from shardprep.formats.conversion import preflight
-from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.system import filesystem
+from shardprep.formats.conversion import prepare as preflight
+from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.runtime import files as filesystem
+from support.datasets import converted, prep, tree, unpack, writable
+from support.sampling import torture_except
 
 
 @pytest.fixture(scope="session")
@@ -280,7 +280,7 @@ def test_resuming_with_other_options_is_refused_and_names_old_and_new(
 ) -> None:
     interrupted(archives, tmp_path / "out")
 
-    with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; repeat"):
+    with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; give the options"):
         converted(archives, tmp_path / "out", **changed)
 
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from column_datasets import EVERY_KIND, write_columns
-from datasets import converted, flip, is_root, prep, tree, writable
-from sampling import torture_except
 
 from shardprep.formats import (
     BadImage,
@@ -21,7 +18,10 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.columns.schema import Schema
+from shardprep.formats.records.schema import Schema
+from support.column_datasets import EVERY_KIND, write_columns
+from support.datasets import converted, flip, is_root, prep, tree, writable
+from support.sampling import torture_except
 
 STRACE = shutil.which("strace")
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_reported_and_a_run_with_more_space_finishes(source: Path
     line = f"convert {source} {disk}/out --split train --shard-size 9000 --workers 0"
     unchecked = tmp_path / "unchecked.py"
     unchecked.write_text(
-        "import sys\nimport shardprep.formats.conversion.finalize\nfrom shardprep.cli.app import run\n"
+        "import sys\nimport shardprep.formats.conversion.finish\nfrom shardprep.cli.app import run\n"
         "sys.modules['shardprep.formats.conversion.convert'].check_space = lambda *a: None\n"
         f"sys.exit(run({line!r}.split()))\n"
     )

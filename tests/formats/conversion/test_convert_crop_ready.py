@@ -11,9 +11,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from datasets import converted, tree, writable
-from image_files import encoded, png
-from sampling import torture_except
 
 from shardprep.formats import (
     OperationError,
@@ -26,11 +23,14 @@ from shardprep.formats import (
     summarise,
     verify,
 )
-from shardprep.formats.images.crop_ready import jpegtran
-from shardprep.formats.images.crop_ready.restart_grid import grid_of
-from shardprep.formats.images.kinds.image_info import ImageFlag
-from shardprep.formats.sources.sample.make_sample import make_sample
+from shardprep.formats.images import crop_ready as jpegtran
+from shardprep.formats.images.crop_ready import grid_of
+from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.sources.sample import make_sample
 from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform, decode_rgb
+from support.datasets import converted, tree, writable
+from support.image_files import encoded, png
+from support.sampling import torture_except
 
 pytestmark = pytest.mark.skipif(not shutil.which(jpegtran.PROGRAM), reason="no jpegtran")
 
@@ -169,9 +169,7 @@ def test_repair_asks_for_the_version_that_coded_the_images(
     shutil.copytree(ready, tmp_path / "copy")
     shard = writable(tmp_path / "copy/shard-00000.lmdb")
     shard.write_bytes(shard.read_bytes()[:-100])
-    monkeypatch.setattr(
-        "shardprep.formats.conversion.building.plan.jpegtran_version", lambda: "libjpeg-turbo 9.9"
-    )
+    monkeypatch.setattr("shardprep.formats.conversion.plan.jpegtran_version", lambda: "libjpeg-turbo 9.9")
 
     with pytest.raises(OperationError, match="here is libjpeg-turbo 9"):
         repair(tmp_path / "copy", archives, workers=0)

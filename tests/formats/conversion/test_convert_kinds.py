@@ -3,20 +3,20 @@
 import json
 from pathlib import Path
 
-import crashing_decoder
 import cv2
 import numpy as np
 import pytest
-from datasets import converted, prep
-from image_files import encoded
-from image_kinds import KINDS, chunk_of_riff, extended_webp
-from resealed import reseal
-from sampling import torture_except
-from source_builders import write
 
 from shardprep.formats import UnknownVersion, open_dataset, read_manifest, summarise, verify
-from shardprep.formats.dataset.verification.verify import LEVELS
+from shardprep.formats.verification.levels import LEVELS
 from shardprep.loaders import Loader, TrainTransform
+from support import crashing_decoder
+from support.datasets import converted, prep
+from support.image_files import encoded
+from support.image_kinds import KINDS, chunk_of_riff, extended_webp
+from support.resealed import reseal
+from support.sampling import torture_except
+from support.source_builders import write
 
 AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(90)

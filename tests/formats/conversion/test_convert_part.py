@@ -14,11 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from column_datasets import write_columns
-from datasets import converted, flip, prep, prep_here, tree
 from hypothesis import given
 from hypothesis import strategies as st
-from repository import ROOT
 
 from shardprep.formats import (
     ConvertedPart,
@@ -32,15 +29,17 @@ from shardprep.formats import (
     plan_conversion,
     verify,
 )
-from shardprep.formats.containers import lmdb_shard
-from shardprep.formats.conversion import preparation
-from shardprep.formats.conversion.building.part import ConversionPart
-from shardprep.formats.conversion.building.plan import plan
-from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.conversion.preflight import check_output
-from shardprep.formats.images.crop_ready import jpegtran
-from shardprep.formats.sources.official_tars import OfficialTars
+from shardprep.formats.conversion import prepare as preparation
+from shardprep.formats.conversion.plan import ConversionPart, plan
+from shardprep.formats.conversion.prepare import check_output
+from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.images import crop_ready as jpegtran
+from shardprep.formats.shards import lmdb as lmdb_shard
+from shardprep.formats.sources.ilsvrc import OfficialTars
 from shardprep.formats.sources.recognise import recognise
+from support.column_datasets import write_columns
+from support.datasets import converted, flip, prep, prep_here, tree
+from support.repository import ROOT
 
 SHARD_SIZE = 60_000
 OPTIONS = PlanOptions(shard_size=SHARD_SIZE)
@@ -297,7 +296,7 @@ def test_a_part_of_a_finished_conversion_reads_no_image_and_leaves_nothing(
 def test_a_part_that_the_end_of_the_conversion_overtakes_leaves_nothing(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["shardprep.formats.conversion.convert_part"]
+    module = sys.modules["shardprep.formats.conversion.convert"]
     real = module.prepare
 
     def prepare(*given: object) -> object:

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import converted, tree
-from image_files import encoded, pixels
-from source_builders import write
 
 from shardprep.formats import (
     ConvertOptions,
@@ -20,6 +17,9 @@ from shardprep.formats import (
     convert,
     plan_conversion,
 )
+from support.datasets import converted, tree
+from support.image_files import encoded, pixels
+from support.source_builders import write
 
 
 @pytest.fixture

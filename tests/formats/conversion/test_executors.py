@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from column_sources import write_pictures
-from datasets import converted, tree, unpack
-from engines import Engine, elsewhere, finish
-from waiting import until
 
 from shardprep.formats import BadImage, PlanOptions, SourceOptions, convert, export, verify
-from shardprep.formats.containers import lmdb_shard
-from shardprep.formats.processes.executors.executor_call import AT_ONCE, ExecutorFailed
-from shardprep.formats.processes.executors.other_machine import OtherMachine
+from shardprep.formats.runtime.executors import AT_ONCE, ExecutorFailed, OtherMachine
+from shardprep.formats.shards import lmdb as lmdb_shard
+from support.column_sources import write_pictures
+from support.datasets import converted, tree, unpack
+from support.engines import Engine, elsewhere, finish
+from support.waiting import until
 
 OPTIONS = PlanOptions(shard_size=60_000)
 
@@ -101,7 +100,7 @@ def test_what_a_job_raises_is_raised_as_it_is(
     def fail(*given: object, **options: object) -> None:
         raise raised
 
-    monkeypatch.setattr("shardprep.formats.conversion.building.build_shard._write", fail)
+    monkeypatch.setattr("shardprep.formats.conversion.shard._write", fail)
     with ThreadPoolExecutor(1) as threads:
         for raised in (BadImage("is none"), OSError(5, "Input/output error"), ZeroDivisionError("a mistake")):
             with pytest.raises(type(raised)) as found:

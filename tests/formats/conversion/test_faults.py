@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from datasets import converted, is_root, prep, tree
-from process_table import text_of
-from sampling import sampled, torture_except
 
 from shardprep.formats import convert, verify
+from support.datasets import converted, is_root, prep, tree
+from support.process_table import text_of
+from support.sampling import sampled, torture_except
 
 STRACE = shutil.which("strace")
 needs_strace = pytest.mark.skipif(not STRACE, reason="strace is not installed")
@@ -217,7 +217,7 @@ def test_a_full_disk_is_reported_and_a_run_with_more_space_finishes(
     line = " ".join(map(str, arguments(archives, disk / "out", container)))
     unchecked = tmp_path / "unchecked.py"
     unchecked.write_text(
-        "import sys\nimport shardprep.formats.conversion.finalize\nfrom shardprep.cli.app import run\n"
+        "import sys\nimport shardprep.formats.conversion.finish\nfrom shardprep.cli.app import run\n"
         "sys.modules['shardprep.formats.conversion.convert'].check_space = lambda *a: None\n"
         f"sys.exit(run({line!r}.split()))\n"
     )
@@ -343,13 +343,12 @@ def test_workers_end_when_their_parent_is_killed(running: subprocess.Popen[str])
 def test_an_image_that_kills_its_worker_is_named(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workers import PoisonedSource
-
     from shardprep.formats import PlanOptions, WorkerDied
+    from support.workers import PoisonedSource
 
     source = PoisonedSource(archives)
     monkeypatch.setattr(
-        sys.modules["shardprep.formats.conversion.preparation"], "recognise", lambda *a, **k: source
+        sys.modules["shardprep.formats.conversion.prepare"], "recognise", lambda *a, **k: source
     )
 
     with pytest.raises(WorkerDied) as caught:

@@ -11,16 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_datasets import EVERY_KIND, write_columns
-from column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
-from datasets import flip, prep_here, tree
-from sampling import torture_except
-from source_builders import write
 
 from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_dataset, repair, verify
-from shardprep.formats.columns.schema import Schema
-from shardprep.formats.containers.registry import CONTAINERS
-from shardprep.formats.conversion.building.work_folder import WorkFolder
+from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.errors import (
     DataError,
     NoSpace,
@@ -29,6 +22,13 @@ from shardprep.formats.errors import (
     SourceIncomplete,
     UsageError,
 )
+from shardprep.formats.records.schema import Schema
+from shardprep.formats.shards.read import CONTAINERS
+from support.column_datasets import EVERY_KIND, write_columns
+from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
+from support.datasets import flip, prep_here, tree
+from support.sampling import torture_except
+from support.source_builders import write
 
 NAMES = [f"{number}.png" for number in range(9)]
 ROWS = rows_of(NAMES)
@@ -205,6 +205,7 @@ def test_a_missing_or_surplus_partner_is_named(
         ({"a": "a.npy#b"}, UsageError, "an array, which has no columns"),
         ({"a": "short.npy"}, SourceIncomplete, "has 8 rows, and the dataset has 9"),
         ({"a": "objects.npy"}, SourceDamaged, "holds object"),
+        ({"a": "long.npy"}, SourceDamaged, "holds float128.*up to 64 bits"),
         ({"a": "cut.npy"}, SourceDamaged, "has not the size that its header says"),
         ({"a": "text.npy"}, SourceDamaged, "write it with numpy.save"),
         ({"b": "a.csv"}, SourceDamaged, "line 1: has no column 'b'"),
@@ -220,6 +221,7 @@ def test_what_cannot_be_joined_is_refused_and_changes_nothing(
     np.save(tmp_path / "a.npy", np.arange(9))
     np.save(tmp_path / "short.npy", np.arange(8))
     np.save(tmp_path / "objects.npy", np.array([object()] * 9))
+    np.save(tmp_path / "long.npy", np.arange(9, dtype=np.longdouble) / 3)
     write(tmp_path / "cut.npy", (tmp_path / "a.npy").read_bytes()[:-1])
     for name in ("text.npy", "text.txt"):
         write(tmp_path / name, b"text")

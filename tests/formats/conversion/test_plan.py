@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardprep.formats.conversion.building.plan import Plan, PlanOptions, plan
+from shardprep.formats.conversion.plan import Plan, PlanOptions, plan
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.stored_order import permutation
-from shardprep.formats.sources.listing.source import ByteReader, Listing, entry_dtype
+from shardprep.formats.records.record import permutation
+from shardprep.formats.sources.source import ByteReader, Listing, entry_dtype
 
 Entry = tuple[str, int, int]  # key, label, length
 CLASSES = LabelSpace.of(["n1", "n2", "n3"])
@@ -217,8 +217,8 @@ ALL_OF_TRAIN = """
 import re
 import numpy as np
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.conversion.building.plan import PlanOptions, plan
-from shardprep.formats.sources.listing.source import Listing, entry_dtype
+from shardprep.formats.conversion.plan import PlanOptions, plan
+from shardprep.formats.sources.source import Listing, entry_dtype
 
 rows = np.zeros(1_281_167, entry_dtype(28, 0))
 rows["label"] = np.arange(len(rows)) % 1000

@@ -3,9 +3,6 @@
 from pathlib import Path
 
 import pytest
-from datasets import tree
-from image_files import encoded, pixels
-from source_builders import write
 
 from shardprep.formats import (
     ConvertOptions,
@@ -16,8 +13,11 @@ from shardprep.formats import (
     plan_conversion,
     verify,
 )
-from shardprep.formats.progress import NoProgress
-from shardprep.formats.sources.listing.problems import Problems
+from shardprep.formats.runtime.progress import NoProgress
+from shardprep.formats.sources.source import Problems
+from support.datasets import tree
+from support.image_files import encoded, pixels
+from support.source_builders import write
 
 
 class Notes(NoProgress):

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats.containers.container import Extent
-from shardprep.formats.conversion.building import progress_counters
-from shardprep.formats.conversion.building.plan import PlannedShard
-from shardprep.formats.conversion.building.progress_counters import (
+from shardprep.formats.conversion import work_folder as progress_counters
+from shardprep.formats.conversion.plan import PlannedShard
+from shardprep.formats.conversion.work_folder import (
     COUNTERS_NAME,
     ProgressCounters,
     ShardCounter,
+    is_of_this_host,
+    make_run_folder,
 )
-from shardprep.formats.conversion.building.run_folder import is_of_this_host, make_run_folder
+from shardprep.formats.shards.container import Extent
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from datasets import converted, flip, prep, tree, writable
-from repository import ROOT
-from sampling import torture_except
 
 from shardprep.formats import ManifestDamaged, OperationError, PlanMismatch, repair, verify
+from support.datasets import converted, flip, prep, tree, writable
+from support.repository import ROOT
+from support.sampling import torture_except
 
 
 @pytest.fixture(params=torture_except(["lmdb", "hdf5"], "hdf5"))
@@ -54,7 +54,7 @@ def test_a_damaged_quarantine_list_is_rebuilt(archives: Path, tmp_path: Path) ->
     source = tmp_path / "source" / "cat"
     source.mkdir(parents=True)
     for number, name in enumerate(["a.jpg", "b.jpg"]):
-        shutil.copy(ROOT / "formats/sources/sample/photographs/coffee.jpg", source / name)
+        shutil.copy(ROOT / "formats/data/photographs/coffee.jpg", source / name)
         if number:
             (source / name).write_bytes(b"no image")
     converted(source.parent, tmp_path / "out", on_bad_image="skip")

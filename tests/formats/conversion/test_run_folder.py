@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import converted, tree
 
 from shardprep.formats import BadImage, NoSpace, PlanMismatch, PlanOptions, convert, verify
-from shardprep.formats.conversion.building.work_folder import WorkFolder
+from shardprep.formats.conversion.work_folder import WorkFolder
+from support.datasets import converted, tree
 
 
 class Holding(ThreadPoolExecutor):
@@ -22,7 +22,7 @@ class Holding(ThreadPoolExecutor):
         super().__init__(2)
         self.jobs: list[Future[Any]] = []
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
-        real = sys.modules["shardprep.formats.conversion.building.build_shard"]._write  # type: ignore[attr-defined]
+        real = sys.modules["shardprep.formats.conversion.shard"]._write  # type: ignore[attr-defined]
 
         def write(job: Any, built: Path) -> Any:
             if job.shard.number == 0:
@@ -33,7 +33,7 @@ class Holding(ThreadPoolExecutor):
             self.has_begun.wait(30)
             raise BadImage("is none")
 
-        monkeypatch.setattr("shardprep.formats.conversion.building.build_shard._write", write)
+        monkeypatch.setattr("shardprep.formats.conversion.shard._write", write)
 
     def submit(self, *call: Any, **given: Any) -> Future[Any]:
         self.jobs.append(super().submit(*call, **given))

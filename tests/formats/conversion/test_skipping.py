@@ -4,9 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import converted, prep, tree
-from image_files import JPEG, encoded, pixels
-from source_builders import write
 from test_convert import StopAfter
 
 from shardprep.formats import (
@@ -19,7 +16,10 @@ from shardprep.formats import (
     convert,
     verify,
 )
-from shardprep.formats.images.causes import cause_of
+from shardprep.formats.images.info import cause_of
+from support.datasets import converted, prep, tree
+from support.image_files import JPEG, encoded, pixels
+from support.source_builders import write
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(90)
 BAD = {

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import converted, flip, prep_here, writable
-from resealed import Json, in_part, reseal, with_header, with_rows
 
 from shardprep.formats import ManifestDamaged, open_dataset, read_manifest, verify
-from shardprep.formats.containers.published_file import FileEntry
-from shardprep.formats.dataset.index import index_dtype
-from shardprep.formats.dataset.manifest import Manifest
-from shardprep.formats.dataset.table_checks import checked_index
-from shardprep.formats.records.canonical_json import sha256_of
 from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.runtime.json_record import sha256_of
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.tables import checked_index, index_dtype
 from shardprep.loaders import Loader
+from support.datasets import converted, flip, prep_here, writable
+from support.resealed import Json, in_part, reseal, with_header, with_rows
 
 DTYPE = "[('key', '|S25'), ('label', '<i4')]"
 HEADERS = {

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from datasets import prep, tree
-from freezing import Freezing
-from sampling import sampled, torture_except
 
 from shardprep.formats import verify
+from support.datasets import prep, tree
+from support.freezing import Freezing
+from support.sampling import sampled, torture_except
 
 NEXT = range(1, 20, 3)  # where the next run's worker stops
 FEWEST = 15  # operations on files that it takes to make a shard and its commit record

@@ -5,9 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from datasets import converted, flip, prep, tree, writable
-from repository import ROOT
-from sampling import torture_except
 
 from shardprep.formats import (
     ConvertOptions,
@@ -21,10 +18,13 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.containers.shard_cache import MAX_OPEN
-from shardprep.formats.conversion.building.built_shard import BuiltShard
-from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.conversion.running.job_runner import in_order
+from shardprep.formats.conversion.jobs import in_order
+from shardprep.formats.conversion.shard import BuiltShard
+from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.shards.read import MAX_OPEN
+from support.datasets import converted, flip, prep, tree, writable
+from support.repository import ROOT
+from support.sampling import torture_except
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ class Killed(BaseException):
 @pytest.fixture
 def killed_before_the_manifest(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """End conversions when all but the manifest is published; undo the patch to let them finish."""
-    from shardprep.formats.conversion import finalize
+    from shardprep.formats.conversion import finish as finalize
 
     real = finalize.publish_bytes
 
@@ -162,7 +162,7 @@ def bad_tree(folder: Path, photographs: Path) -> Path:
 
 @pytest.fixture
 def photographs() -> Path:
-    return ROOT / "formats" / "sources" / "sample" / "photographs"
+    return ROOT / "formats/data/photographs"
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_more_shards_than_descriptors_can_be_read(archives: Path, tmp_path: Path
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 from shardprep.formats import open_dataset
-from shardprep.formats.containers import shard_cache
+from shardprep.formats.shards import read as shard_cache
 shard_cache.MAX_OPEN = 8
 with open_dataset({str(output)!r}) as ds:
     print(sum(1 for _ in ds))

@@ -10,23 +10,25 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from image_files import JPEG
-from repository import SUPPORT
-from sampling import torture_except
-from saved_items import NUMBER, are_same, made
 
 from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
-from shardprep.formats.columns.arrays import DTYPES
-from shardprep.formats.conversion.writing.item_coder import BadItem
+from shardprep.formats.conversion.saved_items import BadItem
 from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
+from shardprep.formats.records.codecs import DTYPES
+from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.loaders import Flow
+from support.flow_functions import process_of
+from support.image_files import JPEG
+from support.repository import SUPPORT
+from support.sampling import torture_except
+from support.saved_items import NUMBER, are_same, made
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -150,6 +152,17 @@ def test_the_bytes_do_not_depend_on_the_workers_or_on_where_items_are_made(
     assert verify(whole).findings == []
 
 
+@pytest.mark.parametrize(
+    ("seconds", "is_here"), torture_except([(0.0, True), (0.04, False)], (0.0, True)), ids=["soon", "slow"]
+)
+def test_processes_are_started_only_where_that_saves_time(
+    tmp_path: Path, seconds: float, is_here: bool
+) -> None:
+    Flow.from_iterable([seconds] * 100).map(process_of).save(tmp_path / "out")
+
+    assert (set(Flow.from_dataset(tmp_path / "out")) == {os.getpid()}) == (is_here or usable_cpus() == 1)
+
+
 def test_shuffled_items_are_all_there_and_in_another_order(whole: Path, tmp_path: Path) -> None:
     manifest = numbered().save(tmp_path / "out", order="shuffled", seed=1, workers=0)
     names = [item["name"] for item in Flow.from_dataset(tmp_path / "out")]
@@ -202,6 +215,44 @@ def test_keys_that_are_there_twice_are_named(tmp_path: Path) -> None:
 def test_a_value_that_no_column_holds_is_an_error_that_names_it(tmp_path: Path, value: Any) -> None:
     with pytest.raises(BadItem, match="item 1: "):
         write_dataset([{"a": [1]}, {"a": value}], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("a", np.ma.array([1.0, 2.0], mask=[False, True]), "float64[2]"),
+        ("a", np.ma.masked, "float"),
+        ("a", np.ma.array(5, mask=True), "int"),
+        ("label", np.ma.array(5, mask=True), "label"),
+    ],
+    ids=["array", "masked", "number", "label"],
+)
+def test_a_masked_array_is_refused_with_the_remedy(tmp_path: Path, name: str, value: Any, kind: str) -> None:
+    for samples in ([{name: value, "b": 0}], iter([{name: value, "b": 0}])):
+        for schema in (None, {name: kind, "b": "int"}):
+            with pytest.raises(BadItem, match=rf"item 0: .*{name}.* lose its mask: give its filled\(value\)"):
+                write_dataset(samples, tmp_path / "out", schema=schema, workers=0)
+            samples = [{name: value, "b": 0}]
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+def test_the_types_that_come_back_as_others_are_those_that_the_page_names(tmp_path: Path) -> None:
+    for item, back in [
+        (Point(1, 2), (1, 2)),
+        (np.str_("a"), "a"),
+        (np.array(1.5, np.float32), np.float32(1.5)),
+        (bytearray(b"a"), b"a"),
+        (memoryview(b"a"), b"a"),
+        (np.zeros(2).view(np.memmap), np.zeros(2)),
+    ]:
+        write_dataset([item], tmp_path / type(item).__name__, workers=0)
+        (found,) = Flow.from_dataset(tmp_path / type(item).__name__)
+        assert type(found) is type(back)
+        np.testing.assert_array_equal(found, back)
 
 
 @pytest.mark.parametrize("samples", [[], iter([]), {}, b"abc", 7, [{}], [()]])
@@ -272,7 +323,7 @@ def test_finished_shards_are_kept_and_a_generator_begins_anew(tmp_path: Path) ->
 KILLED = """
 import sys, time
 from shardprep import Flow, write_dataset
-from saved_items import made
+from support.saved_items import made
 
 def slow(number, rng):
     time.sleep(0.01)

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from column_datasets import EVERY_KIND, every_kind, write_columns
-from image_files import JPEG
 
 from shardprep.cli.app import run
 from shardprep.formats import open_dataset, summarise
+from support.column_datasets import EVERY_KIND, every_kind, write_columns
+from support.image_files import JPEG
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from repository import GOLDEN
 
 from shardprep.formats import open_dataset, verify
+from support.repository import GOLDEN
 
 DATASETS = sorted(path.parent for path in GOLDEN.glob("*/*/manifest.json"))
 CONTENT_ROOT = "blake3:7ac8994a968220d7e9c248c53024ede553743464f1c393a925064a821dd5421d"

@@ -17,10 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import converted, flip, prep_here, tree, writable
 from hypothesis import given
 from hypothesis import strategies as st
-from sampling import torture_except
 
 from shardprep.formats import (
     CorruptRecord,
@@ -38,11 +36,12 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.containers.archive import ARCHIVE_NAME, IndexedArchive
-from shardprep.formats.containers.blocks import blocks_in
-from shardprep.formats.conversion.building.work_folder import finished_shards
-from shardprep.formats.dataset.manifest_shape import manifest_checks
-from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.conversion.work_folder import finished_shards
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.shards import manifest as manifest_checks
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, IndexedArchive, blocks_in
+from support.datasets import converted, flip, prep_here, tree, writable
+from support.sampling import torture_except
 
 TRAIN = "ILSVRC2012_img_train.tar"
 SIZE = 150_000

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import writable
-from fuzz_targets import seal
-from loaded import Kept, assert_same, epoch_of, loader_on
-from sampling import torture_except
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.loaders import Flow
+from support.datasets import writable
+from support.fuzz_targets import seal
+from support.loaded import Kept, assert_same, epoch_of, loader_on
+from support.sampling import torture_except
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import converted, prep
-from image_files import png
-from resealed import Json, in_part, reseal
 
 from shardprep.formats import Manifest, ManifestDamaged, open_dataset, read_manifest, verify
-from shardprep.formats.containers.table import Rows
-from shardprep.formats.dataset.verification.manifest_claims import check_quarantine, false_claims
-from shardprep.formats.records.canonical_json import canonical_json
 from shardprep.formats.records.labels import LabelSpace, official_words
+from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.shards.files import Rows
+from shardprep.formats.verification.checks import check_quarantine, false_claims
+from support.datasets import converted, prep
+from support.image_files import png
+from support.resealed import Json, in_part, reseal
 
 
 @pytest.fixture(scope="module")

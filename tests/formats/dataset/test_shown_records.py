@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import UsageError, open_dataset
-from shardprep.formats.images.gallery import Gallery, ShownImage
+from shardprep.formats.images.pictures import Gallery, ShownImage
 
 
 def pictures(page: str) -> list[bytes]:

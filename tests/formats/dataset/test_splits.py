@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import ManifestDamaged, UsageError, convert, open_dataset
-from shardprep.formats.dataset.splits import splits_of
+from shardprep.formats.shards.dataset import splits_of
 from shardprep.loaders import Loader
 
 

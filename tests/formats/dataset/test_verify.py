@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import converted, flip, is_root, prep, writable
-from sampling import torture_except
 
 from shardprep.formats import (
     CorruptRecord,
@@ -19,8 +17,12 @@ from shardprep.formats import (
     UnknownVersion,
     open_dataset,
     verify,
+    write_dataset,
 )
-from shardprep.formats.records.canonical_json import canonical_json, sha256_of
+from shardprep.formats.runtime.json_record import canonical_json, sha256_of
+from support.datasets import converted, flip, is_root, prep, writable
+from support.image_files import encoded, pixels
+from support.sampling import torture_except
 
 CONTAINERS = ["lmdb", "hdf5"]
 
@@ -62,6 +64,21 @@ def test_any_flipped_byte_of_any_file_is_found(dataset: Path) -> None:
         assert [f.file for f in found] == [file.name]
         flip(file, position, bit)
     assert findings(dataset) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_bit_that_no_record_has_is_found_by_its_hash_at_each_level(container: str, tmp_path: Path) -> None:
+    items = [{"image": encoded(pixels(9, 9, 3)), "text": "word " * n} for n in range(6)]
+    write_dataset(items, tmp_path, container=container, workers=0)
+    files = [*shards(tmp_path), *tmp_path.glob("column-text-*")]
+    for file in files:
+        flip(file, file.read_bytes().rindex(bytes(16)) + 8)
+
+    for level in ("full", "records", "decode"):
+        found = findings(tmp_path, level)
+        for file in files:
+            assert Finding(file.name, "its SHA-256 is not the manifest's") in found
 
 
 @pytest.mark.slow
@@ -244,7 +261,7 @@ def test_an_index_that_lies_is_found_at_records_level(dataset: Path) -> None:
     with writable(dataset / "index.npy").open("wb") as file:
         np.save(file, index)
     manifest = json.loads((dataset / "manifest.json").read_bytes())
-    from shardprep.formats.system.atomic_write import hash_file
+    from shardprep.formats.runtime.files import hash_file
 
     entry = next(t for t in manifest["tables"] if t["name"] == "index.npy")
     entry |= {"sha256": hash_file(dataset / "index.npy"), "size": (dataset / "index.npy").stat().st_size}

@@ -2,20 +2,22 @@
 
 import random
 import shutil
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from column_datasets import EVERY_KIND, write_columns
-from crashing_decoder import crashing, install
-from image_files import JPEG
-from mutations import mutated
-from resealed import listed, reseal, with_header, with_rows
-from sampling import torture_except
 
 from shardprep.formats import Finding, PlanOptions, verify
-from shardprep.formats.columns.schema import Schema
-from shardprep.formats.containers.registry import CONTAINERS
+from shardprep.formats.records.schema import Schema
+from shardprep.formats.shards.read import CONTAINERS
+from support.column_datasets import EVERY_KIND, write_columns
+from support.crashing_decoder import crashing, install
+from support.image_files import JPEG
+from support.mutations import mutated
+from support.resealed import listed, reseal, with_header, with_rows
+from support.sampling import torture_except
 
 NAMES = EVERY_KIND.names
 VARYING = [field.name for field in EVERY_KIND if not field.is_fixed]
@@ -183,8 +185,16 @@ def test_a_damaged_index_leaves_the_columns_checked_by_what_they_hold(dataset: P
     assert any(name == caption.name and "CRC-32C" in problem for name, problem in named)
 
 
+def png(pixels: bytes) -> bytes:
+    """A PNG of intact chunks; its compressed pixels may be anything."""
+    header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
+    parts = [struct.pack(">I", len(data)) + name + data for name, data in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(part + struct.pack(">I", zlib.crc32(part[4:])) for part in parts)
+
+
 BAD_VALUES = {
-    "mask": b"no image",
+    "mask": png(b"no pixels"),
     "caption": b"\xff",
     "about": b"{",
     "tags": b"abc",

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import converted, flip, tree
-from engines import Engine, elsewhere, finish
-from sampling import torture_except
 
 from shardprep.formats import repair, verify
-from shardprep.formats.dataset.verification import seen_dataset
-from shardprep.formats.dataset.verification.verify import LEVELS
-from shardprep.formats.processes.executors.executor_call import ExecutorFailed
-from shardprep.formats.processes.executors.other_machine import OtherMachine
+from shardprep.formats.runtime.executors import ExecutorFailed, OtherMachine
+from shardprep.formats.verification import running as seen_dataset
+from shardprep.formats.verification.levels import LEVELS
+from support.datasets import converted, flip, tree
+from support.engines import Engine, elsewhere, finish
+from support.sampling import torture_except
 
 
 @pytest.fixture

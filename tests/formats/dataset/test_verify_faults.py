@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from datasets import converted, flip
-from sampling import torture_except
+
+from support.datasets import converted, flip
+from support.sampling import torture_except
 
 PREP = [sys.executable, "-m", "shardprep.cli"]
 

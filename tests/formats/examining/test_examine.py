@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
-from crashing_decoder import install, write_images
-from datasets import converted, flip, writable
-from examined import Made, made_datasets
-from image_files import encoded, pixels
 
 from shardprep.formats import Examination, UsageError, examine, open_dataset
+from support.crashing_decoder import install, write_images
+from support.datasets import converted, flip, writable
+from support.examined import Made, made_datasets
+from support.image_files import encoded, pixels
 
 Built = tuple[Path, Path, Made, set[str]]
 
@@ -51,6 +52,46 @@ def test_duplicates_and_suspects_are_found_with_full_precision_and_recall(
     assert pairs(found, "suspects") == made.mislabelled
     assert pairs(found, "equal bytes") == made.exact - made.mislabelled
     assert pairs(found, "look alike") == made.near - made.mislabelled
+
+
+def test_all_record_numbers_are_in_the_json_and_without_them_nothing_is_found(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noise = [cv2.resize(rng.integers(0, 256, (9, 9, 3), np.uint8), (64, 64)) for _ in range(40)]
+    for name, label, number, image in (
+        *(("train", "ant", n, encoded(noise[n])) for n in range(40)),
+        *(("train", "ant", 40 + n, encoded(noise[n])) for n in range(30)),  # equal bytes
+        ("train", "bee", 0, encoded(noise[39])),
+        *(("val", "ant", n, encoded(noise[n], ".jpg", cv2.IMWRITE_JPEG_QUALITY, 80)) for n in range(32)),
+    ):
+        path = tmp_path / f"{name}-images" / label / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+    for name in ("train", "val"):
+        converted(tmp_path / f"{name}-images", tmp_path / name)
+
+    found = examine(tmp_path / "train", against=tmp_path / "val", workers=0)
+
+    found.save_findings(tmp_path / "findings.json")
+    saved = json.loads((tmp_path / "findings.json").read_text())
+    left_out, leaks = saved["leave_out"], observed(found, "leaks")
+    with open_dataset(tmp_path / "train") as opened:
+        keys = [record.key for record in opened]
+        assert saved["root"] == opened.root
+    leaked = {f"ant/{n:02}.jpg" for n in (*range(32), *range(40, 70))}
+    assert len(leaks["all_pairs"]) == leaks["count"] > len(leaks["pairs"])
+    assert {keys[n] for n in left_out["leaks"]} == {keys[n] for n, *_ in leaks["all_pairs"]} == leaked
+    assert {keys[n] for n in left_out["suspects"]} == {"ant/39.jpg", "bee/00.jpg"}
+    assert len(left_out["equal bytes"]) == 30
+    assert (saved["records"], saved["partial"], left_out["tiny"]) == (71, [], [])
+
+
+def test_similar_images_with_two_labels_are_not_said_to_be_wrong(found: Examination) -> None:
+    advice = observed(found, "suspects")["advice"]
+
+    assert advice.startswith(
+        "Pairs: 2 with equal bytes, 2 of which the hashes differ in at most 4 of 64 bits."
+    )
+    assert "Similar images may be of two classes: look at them." in advice
 
 
 def test_images_of_another_split_are_leaks_whatever_their_bytes(built: Built, found: Examination) -> None:
@@ -93,7 +134,7 @@ def test_the_page_shows_nothing_that_the_json_has_not(found: Examination) -> Non
 
 
 def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardprep.formats.dataset.examining.choice.MOST_DECODED", 5)
+    monkeypatch.setattr("shardprep.formats.reports.observations.MOST_DECODED", 5)
 
     sampled = examine(built[0], workers=0)
 
@@ -105,7 +146,7 @@ def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.
 
 
 def test_without_pixels_no_shard_is_read(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardprep.formats.containers.lmdb_shard.CONTAINER", None)
+    monkeypatch.setattr("shardprep.formats.shards.lmdb.CONTAINER", None)
 
     read = examine(built[0], pixels="none", workers=0)
 

@@ -8,9 +8,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardprep.formats.dataset.examining.duplicates import DISTANCE, EQUAL_BYTES, duplicates, shared
-from shardprep.formats.dataset.examining.near_duplicates import band_masks, near_pairs
-from shardprep.formats.dataset.examining.pixels.pixel_statistics import CODES
+from shardprep.formats.reports.duplicates import (
+    DISTANCE,
+    EQUAL_BYTES,
+    band_masks,
+    duplicates,
+    near_pairs,
+    shared,
+)
+from shardprep.formats.reports.pixels import CODES
 
 flips = st.sets(st.integers(0, 63), max_size=7)
 

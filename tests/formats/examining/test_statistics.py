@@ -8,22 +8,20 @@ import tracemalloc
 import cv2
 import numpy as np
 import pytest
-from examined import picture
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import encoded
 
-from shardprep.formats.dataset.examining.index_statistics import (
+from shardprep.formats.reports.observations import (
     MOST_POINTS,
     Histogram,
     index_statistics,
     odd_records,
     same_size,
 )
-from shardprep.formats.dataset.examining.pixels.image_measures import measured
-from shardprep.formats.dataset.examining.pixels.measures import Measures
-from shardprep.formats.dataset.examining.pixels.pixel_statistics import CODES, PixelStatistics
-from shardprep.formats.dataset.index import index_dtype
+from shardprep.formats.reports.pixels import CODES, Measures, PixelStatistics, measured
+from shardprep.formats.shards.tables import index_dtype
+from support.examined import picture
+from support.image_files import encoded
 
 images = st.lists(
     st.one_of(
@@ -72,7 +70,7 @@ def test_merged_statistics_of_any_parts_in_any_order_are_those_of_the_whole(
         numbered = numbered[cut:]
 
     assert merged.to_json() == whole.to_json()
-    assert (merged.images, merged.damaged_images) == (whole.images, whole.damaged_images)
+    assert (merged.images, merged.damaged_records) == (whole.images, whole.damaged_records)
     assert (merged.extremes, merged.damaged) == (whole.extremes, whole.damaged)
     assert np.array_equal(merged.small_sum, whole.small_sum)
     assert np.array_equal(merged.all_codes, whole.all_codes)

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from datasets import is_root, prep, prep_here, tree, writable
-from process_table import text_of
-from sampling import torture_except
 
 from shardprep.formats import (
     CorruptRecord,
@@ -23,9 +20,11 @@ from shardprep.formats import (
     convert,
     export,
 )  # fmt: skip
-from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.export.planned_export import MARKER
-from shardprep.formats.export.registry import FORMATS
+from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.exports.export import FORMATS, MARKER
+from support.datasets import is_root, prep, prep_here, tree, writable
+from support.process_table import text_of
+from support.sampling import torture_except
 
 SIZE = 60_000
 STRACE = shutil.which("strace")
@@ -104,6 +103,27 @@ def test_a_folder_with_anything_else_is_refused_and_left_alone(
     with pytest.raises(UsageError, match="known are webdataset, tfrecord, mds, parquet, folders"):
         export(intact, tmp_path / "out", to="zip", workers=0)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_an_export_writes_through_no_link_in_its_output(
+    intact: Path, whole: dict[str, Path], is_finished: bool, tmp_path: Path
+) -> None:
+    output, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    if is_finished:
+        shutil.copytree(whole["folders"], output)
+    else:
+        (output / ".prep").mkdir(parents=True)
+    name = next(path.name for path in whole["folders"].iterdir() if path.is_dir())
+    shutil.copytree(whole["folders"] / name, elsewhere)
+    shutil.rmtree(output / name, ignore_errors=True)
+    (output / name).symlink_to(elsewhere)
+    before = {path.name: path.stat().st_ino for path in elsewhere.iterdir()}
+
+    with pytest.raises(UsageError, match="a link or a file where a folder belongs"):
+        export(intact, output, to="folders", shard_size=SIZE, workers=0)
+
+    assert {path.name: path.stat().st_ino for path in elsewhere.iterdir()} == before
 
 
 def test_an_output_that_another_process_works_on_is_refused(intact: Path, tmp_path: Path) -> None:
@@ -234,7 +254,7 @@ def test_a_full_or_read_only_disk_is_reported_and_a_later_run_finishes(
     unchecked = tmp_path / "unchecked.py"
     unchecked.write_text(
         "import sys\nfrom shardprep.cli.app import run\n"
-        "sys.modules['shardprep.formats.export.export'].check_room = lambda *a: None\n"
+        "sys.modules['shardprep.formats.exports.export'].check_room = lambda *a: None\n"
         f"sys.exit(run({line!r}.split()))\n"
     )
     script = f"""

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_datasets import EVERY_KIND, every_kind, write_columns
-from exports import mds_array, mds_samples, tfrecord_features, webdataset_samples
-from image_files import JPEG
 
 from shardprep.formats import UsageError, export, open_dataset
-from shardprep.formats.columns.schema import Schema
-from shardprep.formats.export.registry import FORMATS
+from shardprep.formats.exports.export import FORMATS
+from shardprep.formats.records.schema import Schema
+from support.column_datasets import EVERY_KIND, every_kind, write_columns
+from support.exports import mds_array, mds_samples, tfrecord_features, webdataset_samples
+from support.image_files import JPEG
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ AS_LISTS = {name: array.tolist() for name, array in ARRAYS.items()} | {"z": [[1.
 @pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 def test_arrays_of_every_sort_are_exported(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("column_datasets.every_kind", lambda number: {n: ARRAYS[n] for n in KINDS})
+    monkeypatch.setattr("support.column_datasets.every_kind", lambda number: {n: ARRAYS[n] for n in KINDS})
     write_columns(tmp_path / "dataset", schema=Schema(KINDS))
 
     export(tmp_path / "dataset", tmp_path / "out", to=to, workers=0)

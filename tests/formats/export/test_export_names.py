@@ -1,5 +1,6 @@
 """Names of files are safe and unique, whatever the keys and classes are."""
 
+import shutil
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -7,22 +8,22 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from datasets import converted
-from exports import expected, from_folders
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import JPEG
-from source_builders import write
 
-from shardprep.formats import UsageError, export
-from shardprep.formats.columns.schema import Schema
-from shardprep.formats.dataset.index import index_dtype
-from shardprep.formats.export.export_format import Exportable, ExportFormat
-from shardprep.formats.export.folders import Folders
-from shardprep.formats.export.mds import MDS
-from shardprep.formats.export.parquet import Parquet
-from shardprep.formats.export.webdataset import WebDatasetTars
+from shardprep.formats import UsageError, export, join
+from shardprep.formats.exports.folders import Folders
+from shardprep.formats.exports.format import Exportable, ExportFormat
+from shardprep.formats.exports.mds import MDS
+from shardprep.formats.exports.parquet import Parquet
+from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.schema import Schema
+from shardprep.formats.shards.tables import index_dtype
+from support.datasets import converted
+from support.exports import expected, from_folders
+from support.image_files import JPEG
+from support.source_builders import write
 
 LETTERS = st.sampled_from(
     ["a", "A", "b", ".", "..", "/", "%", " ", ".jpg", ".JPG", "%2E", "ä", "a\u0308", "\\", "\n"]
@@ -33,7 +34,7 @@ CLASSES = ("A", "a", "a.jpg", "b")
 
 def source(classes: tuple[str, ...] = CLASSES) -> Exportable:
     return Exportable(
-        path=Path("dataset"), split="train", labels=LabelSpace.of(classes), schema=Schema(), kinds=frozenset(["JPEG"]),
+        path=Path("dataset"), split="train", labels=LabelSpace.of(classes), schema=Schema(),
         has_images=True, has_labels=True, has_boxes=False,
     )  # fmt: skip
 
@@ -101,6 +102,33 @@ def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], 
 
     with pytest.raises(UsageError, match=f"column {column} of kind json cannot be exported to {to.name}"):
         to(columns, index_of(["a"], [0]))
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "Metadata.JSONL"])
+def test_a_class_with_the_name_of_the_metadata_is_refused_before_anything_is_written(
+    name: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "source" / name / "a.jpg", JPEG)
+    converted(tmp_path / "source", tmp_path / "plain")
+    (tmp_path / "sizes.csv").write_text(f"key,size\n{name}/a.jpg,7\n")
+    shutil.copytree(tmp_path / "plain", tmp_path / "joined")
+    join(tmp_path / "joined", {"size": tmp_path / "sizes.csv"}, workers=0)
+
+    with pytest.raises(UsageError, match=f"has a class '{name}', and a file of that name"):
+        export(tmp_path / "joined", tmp_path / "out", to="folders", workers=0)
+
+    assert not (tmp_path / "out").exists()
+    export(
+        tmp_path / "plain", tmp_path / "out", to="folders", workers=0
+    )  # without columns there is no such file
+    assert (tmp_path / "out" / name / "a.jpg").is_file()
+
+
+def test_a_class_that_is_too_long_for_a_folder_is_refused_by_name_if_it_has_no_image() -> None:
+    with pytest.raises(UsageError, match="more than 255 bytes") as caught:
+        Folders(source(("a", "?" * 100)), index_of(["a/x.jpg"], [1]))
+
+    assert caught.value.key == "?" * 100
 
 
 def test_a_key_that_is_too_long_for_a_file_is_refused_by_name() -> None:

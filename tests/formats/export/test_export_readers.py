@@ -13,15 +13,15 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from datasets import converted
-from exports import READERS, Read, expected, files, mds_samples, tfrecord_features, webdataset_samples
-from image_files import JPEG
-from image_kinds import KINDS
 from PIL import Image
-from source_builders import write
 
 from shardprep.formats import convert, export, open_dataset
-from shardprep.formats.export.registry import FORMATS
+from shardprep.formats.exports.export import FORMATS
+from support.datasets import converted
+from support.exports import READERS, Read, expected, files, mds_samples, tfrecord_features, webdataset_samples
+from support.image_files import JPEG
+from support.image_kinds import KINDS
+from support.source_builders import write
 
 SLOW = {"tfrecord": [pytest.mark.slow]}
 every_format = pytest.mark.parametrize("to", [pytest.param(to, marks=SLOW.get(to, ())) for to in FORMATS])
@@ -265,7 +265,7 @@ def test_files_of_folders_are_opened_by_pillow(splits: Path, tmp_path: Path) -> 
 
 
 def test_crop_ready_images_are_exported_as_they_are(splits: Path, tmp_path: Path) -> None:
-    from shardprep.formats.images.crop_ready.jpegtran import jpegtran_version
+    from shardprep.formats.images.crop_ready import jpegtran_version
 
     try:
         jpegtran_version()

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from column_datasets import write_columns
-from datasets import converted
-from object_server import object_server
+
+from support.column_datasets import write_columns
+from support.datasets import converted
+from support.object_server import object_server
 
 
 @pytest.fixture(scope="module")

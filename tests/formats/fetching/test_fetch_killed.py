@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from datasets import is_root, prep, tree
-from faulty_proxy import Proxy
+
+from support.datasets import is_root, prep, tree
+from support.faulty_proxy import Proxy
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy
 
     assert code == 130
     assert re.fullmatch(
-        r"prep: interrupted; \d+ of \d+ files are fetched; the same command goes on from there\n", complained
+        r"prep: interrupted; \d+ of \d+ files are fetched; run it again to continue\n", complained
     )
     assert not [path for path in (copy / ".prep").iterdir() if path.name.startswith("run-")]
     assert "manifest.json" not in tree(copy)

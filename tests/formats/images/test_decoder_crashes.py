@@ -4,17 +4,17 @@ import json
 import signal
 from pathlib import Path
 
-import crashing_decoder
 import pytest
-from crashing_decoder import write_images
-from datasets import converted, prep, tree
-from image_files import frame, scan, skeleton
-from sampling import torture_except
-from source_builders import write
 from test_png import CRASHERS
 
 from shardprep.formats import BadImage, Finding, WorkerDied, open_dataset, verify
 from shardprep.loaders import Loader, TrainTransform
+from support import crashing_decoder
+from support.crashing_decoder import write_images
+from support.datasets import converted, prep, tree
+from support.image_files import frame, scan, skeleton
+from support.sampling import torture_except
+from support.source_builders import write
 
 REASON = "crashes the decoder (SIGSEGV)"
 

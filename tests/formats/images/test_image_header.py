@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from image_files import (
+
+from shardprep.formats.errors import BadImage
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.info import MAX_PIXELS, ImageFlag, ImageInfo
+from shardprep.formats.images.kinds import MAX_SCANS
+from support.image_files import (
     JPEG,
     PHOTOGRAPHS,
     PROGRESSIVE,
@@ -25,11 +30,6 @@ from image_files import (
     tiff,
     with_exif,
 )
-
-from shardprep.formats.errors import BadImage
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.kinds.image_info import MAX_PIXELS, ImageFlag, ImageInfo
-from shardprep.formats.images.kinds.jpeg import MAX_SCANS
 
 NONE = ImageFlag(0)
 PNG = png(9, 6, 2)

@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import encoded
-from image_kinds import (
+
+from shardprep.formats import BadImage, ImageFlag, read_image_header
+from shardprep.formats.images.info import KINDS as NAMES
+from shardprep.formats.images.info import MAX_PIXELS
+from shardprep.formats.images.kinds import MAX_BLOCKS
+from shardprep.loaders import decode_rgb
+from support.image_files import encoded
+from support.image_kinds import (
     ALPHA,
     COLOUR,
     GRAY,
@@ -23,12 +29,6 @@ from image_kinds import (
     raw_tiff,
     webp,
 )
-
-from shardprep.formats import BadImage, ImageFlag, read_image_header
-from shardprep.formats.images.kinds.gif import MAX_BLOCKS
-from shardprep.formats.images.kinds.image_info import KINDS as NAMES
-from shardprep.formats.images.kinds.image_info import MAX_PIXELS
-from shardprep.loaders import decode_rgb
 
 TEXT_OR_PADDED = ("plain.pbm", "plain.pgm", "plain.ppm", "pages.tiff")
 ANY = sum(NAMES.values())

@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import acTL, animated, chunk, encoded, fcTL, fdAT, pixels, png, png_head
-from sampling import torture_except
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.decode_check import check_decodes
+from shardprep.formats.images.decode import check_decodes
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
-from shardprep.formats.images.kinds.png import without_animation
-from shardprep.formats.processes.child_process import isolated
+from shardprep.formats.images.info import ImageFlag, ImageInfo
+from shardprep.formats.images.kinds import without_animation
+from shardprep.formats.runtime.workers import isolated
 from shardprep.loaders import decode_rgb
+from support.image_files import acTL, animated, chunk, encoded, fcTL, fdAT, pixels, png, png_head
+from support.sampling import torture_except
 
 STILL = png(3, 2, 0)
 HIDDEN = animated(fcTL(0, 3, 2), fdAT(1), before=acTL(1))  # the image is no frame

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardprep.formats.pages.charts import bars, histogram, scatter
-from shardprep.formats.pages.page import page
-from shardprep.formats.pages.shown_text import shown_name
+from shardprep.formats.reports.pages import bars, histogram, page, scatter, shown_name
 
 HOSTILE = [
     "<script>document.title='ran'</script>",

@@ -6,7 +6,7 @@ import sys
 import threading
 from functools import partial
 
-from shardprep.formats.processes.collected_end import CollectedEnd
+from shardprep.formats.runtime.owned import CollectedEnd
 
 
 class Dropped:
@@ -49,7 +49,7 @@ def test_what_is_closed_ends_at_once_and_once() -> None:
 def test_at_the_end_of_the_program_it_ends_in_the_main_thread() -> None:
     program = (
         "import threading\n"
-        "from shardprep.formats.processes.collected_end import CollectedEnd\n"
+        "from shardprep.formats.runtime.owned import CollectedEnd\n"
         "class Owner: pass\n"
         "owner = Owner()\n"
         "end = CollectedEnd(owner, lambda: print(threading.current_thread() is threading.main_thread()))\n"

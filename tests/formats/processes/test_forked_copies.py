@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripts import Start, scripts
+
+from support.scripts import Start, scripts
 
 PATIENCE = 60  # seconds after which a test that hangs fails
 
@@ -14,9 +15,9 @@ PRELUDE = """
 import os, signal, sys, threading
 from pathlib import Path
 from shardprep.formats import open_dataset
-from shardprep.formats.containers import shard_cache
-from shardprep.formats.processes import process_start
-from shardprep.formats.processes.child_process import Child
+from shardprep.formats.shards import read as shard_cache
+from shardprep.formats.runtime import processes as process_start
+from shardprep.formats.runtime.workers import Child
 
 inside, go_on = threading.Event(), threading.Event()
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from isolated_calls import imported, killed_by, killed_in_the_middle_of_its_answer, raises, sleeps
-from sampling import torture_except
-from waiting import until
 
 from shardprep.formats.errors import CorruptRecord, OperationError, ShardDamaged
-from shardprep.formats.processes.child_process import CRASHES, ChildDied, ChildLost, isolated
+from shardprep.formats.runtime.workers import CRASHES, ChildDied, ChildLost, isolated
+from support.isolated_calls import imported, killed_by, killed_in_the_middle_of_its_answer, raises, sleeps
+from support.sampling import torture_except
+from support.waiting import until
 
 SECONDS = 60.0
 
@@ -109,7 +109,7 @@ def test_the_process_imports_nothing_of_its_caller() -> None:
 def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from shardprep.formats.processes.child_process import isolated\nprint(isolated(60, divmod, 7, 2), flush=True)\n"
+        "from shardprep.formats.runtime.workers import isolated\nprint(isolated(60, divmod, 7, 2), flush=True)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
 
@@ -122,8 +122,8 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     noted = tmp_path / "pid"
     code = f"""
 from pathlib import Path
-from isolated_calls import sleeps
-from shardprep.formats.processes.child_process import isolated
+from support.isolated_calls import sleeps
+from shardprep.formats.runtime.workers import isolated
 isolated(60, sleeps, Path({str(noted)!r}))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from shardprep.formats.processes.loop_thread import LoopThread, in_thread
+from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 
 
 def test_a_call_in_a_thread_has_ended_when_its_coroutine_is_cancelled_twice() -> None:

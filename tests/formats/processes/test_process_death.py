@@ -10,11 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import engine_workers
 import numpy as np
 import pytest
-from engine_workers import Once, Writing, layout
-from forking_work import (
+
+from shardprep.formats.runtime.processes import SpawnedProcess
+from shardprep.formats.runtime.workers import Child, ChildDied, ChildLost
+from shardprep.loaders import Flow
+from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.engine.messages import Items
+from shardprep.loaders.machines.frames import FrameReceiver, SenderFailed
+from support import engine_workers
+from support.engine_workers import Once, Writing, layout
+from support.forking_work import (
     AtItem,
     ForkThen,
     crash,
@@ -25,18 +32,11 @@ from forking_work import (
     say_three_things_and_leave,
     stopped_within_its_answer,
 )
-from process_table import text_of
-from repository import SUPPORT
-from sampling import torture_except
-from scripts import Start, scripts, session_of
-from waiting import until
-
-from shardprep.formats.processes.child_process import Child, ChildDied, ChildLost
-from shardprep.formats.processes.spawned import SpawnedProcess
-from shardprep.loaders import Flow
-from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.protocol.task import Items
-from shardprep.loaders.frames.receiver import FrameReceiver, SenderFailed
+from support.process_table import text_of
+from support.repository import SUPPORT
+from support.sampling import torture_except
+from support.scripts import Start, scripts, session_of
+from support.waiting import until
 
 TEST_TIMEOUT_S = 60  # seconds after which a test that hangs fails
 
@@ -134,7 +134,7 @@ def test_a_receiver_misses_a_sender_that_forked_and_died(start: Start) -> None:
     """The receiver notices the missing messages, because the connection stays open."""
     with FrameReceiver("tcp://127.0.0.1:*") as receiver:
         process = start(f"""
-from shardprep.loaders.frames.sender import send_batches
+from shardprep.loaders.machines.frames import send_batches
 def batches():
     yield np.zeros(3)
     fork_one_that_lives()
@@ -230,10 +230,10 @@ PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
-import engine_workers
-from process_table import text_of
-from engine_workers import Writing, layout
-from shardprep.formats.processes.child_process import Child
+from support import engine_workers
+from support.process_table import text_of
+from support.engine_workers import Writing, layout
+from shardprep.formats.runtime.workers import Child
 from shardprep.loaders.engine.engine import Engine
 
 def fork_one_that_lives():
@@ -310,7 +310,7 @@ def test_a_killed_conversion_ends_and_frees_its_output_while_a_process_lives_tha
     output = tmp_path / "output"
     process = start(f"""
 from shardprep.formats import convert
-from shardprep.formats.progress import NoProgress
+from shardprep.formats.runtime.progress import NoProgress
 class Forking(NoProgress):
     def at(self, records, size):
         if children() and not hasattr(self, "forked"):
@@ -356,7 +356,7 @@ def test_a_child_ends_with_its_parent_while_a_process_lives_that_has_the_other_e
 ) -> None:
     process = start(f"""
 import socket
-from shardprep.formats.processes.process_exit import end_with_parent
+from shardprep.formats.runtime.processes import end_with_parent
 if {watched_by == "polling"}:
     del os.pidfd_open
 parent, (parent_end, child_end) = os.getpid(), socket.socketpair()
@@ -435,7 +435,7 @@ def test_a_parent_that_closes_its_connection_ends_its_child_too() -> None:
     parent_end, child_end = socket.socketpair()
     pid = os.fork()
     if not pid:
-        from shardprep.formats.processes.process_exit import end_with_parent
+        from shardprep.formats.runtime.processes import end_with_parent
 
         parent_end.close()
         end_with_parent(os.getppid(), child_end.fileno())

@@ -8,17 +8,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import engine_workers
 import numpy as np
 import pytest
-from engine_workers import Once, Writing, layout
-from sampling import torture_except
 
 from shardprep.formats.errors import OperationError, WorkerDied
-from shardprep.formats.processes.child_process import START_TIMEOUT_S, Child, ChildLost
-from shardprep.formats.processes.worker_pool import WorkerPool
+from shardprep.formats.runtime.workers import START_TIMEOUT_S, Child, ChildLost, WorkerPool
+from shardprep.loaders.engine.dispatcher import MIN_START_TIMEOUT_S, Starts
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.starts import MIN_START_TIMEOUT_S, Starts
+from support import engine_workers
+from support.engine_workers import Once, Writing, layout
+from support.sampling import torture_except
 
 SHORT = 0.3  # seconds; shorter than the start of any process
 IN_VAIN = r"not ready within 0\.3 s, twice in a row.*import.*SIGSTOP"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats.processes.executors import ray_executor
-from shardprep.formats.processes.executors.ray_executor import RayExecutor
+from shardprep.formats.runtime import executors as ray_executor
+from shardprep.formats.runtime.executors import RayExecutor
 
 
 def test_a_call_that_is_made_while_the_head_is_declared_silent_fails(monkeypatch: pytest.MonkeyPatch) -> None:

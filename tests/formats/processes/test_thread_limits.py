@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_workers import Writing, layout
-from thread_room import NO_ROOM, no_room
 
 from shardprep.formats import OperationError, convert, verify
-from shardprep.formats.dataset.remote.open_dataset import open_dataset
-from shardprep.formats.processes.worker_pool import WorkerPool
+from shardprep.formats.runtime.workers import WorkerPool
+from shardprep.formats.storage.open import open_dataset
 from shardprep.loaders import Flow, Loader, LocalShuffle
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.loader.shards_ahead.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.remote import RemoteSource
+from support.engine_workers import Writing, layout
+from support.thread_room import NO_ROOM, no_room
 
 
 def engine(path: Path) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from datasets import converted
-from object_server import object_server
+
+from support.datasets import converted
+from support.object_server import object_server
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from column_sources import as_csv, rows_of, write_pictures
-from datasets import prep, prep_here, tree
-from faulty_proxy import HIDDEN, Proxy
-from killing import killed
 
 from shardprep.formats import ConvertedTo, PlanMismatch, PlanOptions, UsageError, convert, convert_to_url
-from shardprep.formats.conversion.building import build_shard
-from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
-from shardprep.formats.dataset.remote.publishing.claim import CLAIM_NAME, Claim
-from shardprep.formats.system.storage.failures import RemoteFailed
+from shardprep.formats.conversion import shard as build_shard
+from shardprep.formats.storage.store import RemoteFailed
+from shardprep.formats.storage.transfer import RemoteDamaged
+from shardprep.formats.transfer.publish import CLAIM_NAME, Claim
+from support.column_sources import as_csv, rows_of, write_pictures
+from support.datasets import prep, prep_here, tree
+from support.faulty_proxy import HIDDEN, Proxy
+from support.killing import killed
 
 OPTIONS = PlanOptions(container="hdf5", shard_size=60_000)
 WORDS = ("--format", "hdf5", "--shard-size", 60_000, "--workers", 1, "--quiet")

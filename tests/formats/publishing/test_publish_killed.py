@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from datasets import prep, tree
-from faulty_proxy import Proxy
-from killing import killed
-from sampling import torture_except
+
+from support.datasets import prep, tree
+from support.faulty_proxy import Proxy
+from support.killing import killed
+from support.sampling import torture_except
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from column_datasets import write_columns
-from datasets import flip, prep_here, tree
-from faulty_proxy import HIDDEN, Proxy
-from sampling import torture_except
 
 from shardprep.formats import (
     ManifestDamaged,
@@ -22,10 +18,14 @@ from shardprep.formats import (
     fetch,
     publish,
 )
-from shardprep.formats.dataset.remote.fetching.transfer import TRIES, RemoteDamaged
-from shardprep.formats.dataset.remote.publishing.claim import CLAIM_NAME, Claim
-from shardprep.formats.system.storage import writable_folder
-from shardprep.formats.system.storage.failures import RemoteDenied, RemoteFailed
+from shardprep.formats.storage import writable as writable_folder
+from shardprep.formats.storage.store import TRIES, RemoteDenied, RemoteFailed
+from shardprep.formats.storage.transfer import RemoteDamaged
+from shardprep.formats.transfer.publish import CLAIM_NAME, Claim
+from support.column_datasets import write_columns
+from support.datasets import flip, prep_here, tree
+from support.faulty_proxy import HIDDEN, Proxy
+from support.sampling import torture_except
 
 SHARD = "shard-00000.h5"
 

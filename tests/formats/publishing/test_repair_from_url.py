@@ -5,15 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from datasets import flip, prep_here, tree
-from faulty_proxy import HIDDEN, Proxy
-from sampling import torture_except
 
 from shardprep.formats import PlanMismatch, ShardprepError, UsageError, fetch, publish, repair
-from shardprep.formats.dataset.remote.fetching.transfer import RemoteDamaged
-from shardprep.formats.dataset.remote.repairing import refetching
-from shardprep.formats.system.storage.failures import RemoteDenied
-from shardprep.formats.system.storage.remote_folder import RetryPolicy
+from shardprep.formats.storage.store import RemoteDenied, RetryPolicy
+from shardprep.formats.storage.transfer import RemoteDamaged
+from shardprep.formats.transfer import repair as refetching
+from support.datasets import flip, prep_here, tree
+from support.faulty_proxy import HIDDEN, Proxy
+from support.sampling import torture_except
 
 SHARD = "shard-00001.h5"
 

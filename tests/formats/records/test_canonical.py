@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardprep.formats.records.canonical_json import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)

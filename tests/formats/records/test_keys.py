@@ -1,6 +1,6 @@
 import pytest
 
-from shardprep.formats.sources.listing.entry_table import official_key, record_key
+from shardprep.formats.sources.listing import official_key, record_key
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from source_builders import Miniature, header, tar_of, write
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.sources.annotations import boxes as boxes_module
-from shardprep.formats.sources.annotations.boxes import (
+from shardprep.formats.sources import annotations as boxes_module
+from shardprep.formats.sources.annotations import (
     MAX_XML_BYTES,
     BoxedObject,
     find_boxes,
     parse_box_xml,
     read_boxes,
 )
-from shardprep.formats.sources.listing.source import Box
-from shardprep.formats.sources.listing.tree_files import FoundFile, files_below
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import Box
+from shardprep.formats.sources.trees import FoundFile, files_below
+from support.source_builders import Miniature, header, tar_of, write
 
 WNID = "n01440764"
 

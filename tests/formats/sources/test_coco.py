@@ -2,20 +2,22 @@
 
 import json
 import pickle
-from contextlib import suppress
+import shlex
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from column_sources import coco_instances, picture, write_pictures
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from source_builders import write
 
 from shardprep.formats import PlanOptions, SourceOptions, convert, open_dataset, repair
-from shardprep.formats.errors import DataError, ShardprepError, UsageError
+from shardprep.formats.errors import DataError, LabelConflict, ShardprepError, UsageError
 from shardprep.formats.sources.recognise import recognise
+from support.column_sources import coco_instances, picture, write_pictures
+from support.datasets import prep_here
+from support.source_builders import write
 
 NAMES = [f"{number:012}.png" for number in range(5)]
 
@@ -30,11 +32,13 @@ def coco(folder: Path, instances: dict[str, Any] | None = None, name: str = "tra
 
 def test_annotations_become_columns_of_their_images(tmp_path: Path) -> None:
     coco(coco(tmp_path / "s"), name="val2017")
+    write_pictures(tmp_path / "s/unlabeled2017", NAMES)
 
     train, val = convert(
         tmp_path / "s", tmp_path / "out", workers=0, plan_options=PlanOptions(shard_size=600)
     )
 
+    assert train.notes == val.notes == ("folders with images that are left out: unlabeled2017",)
     assert len(train.manifest.shards) > 1
     assert train.manifest.schema["objects"].classes == ("car", "brush")
     assert (
@@ -106,6 +110,131 @@ def test_instances_that_contradict_themselves_are_an_error(change: Any, match: s
         convert(coco(tmp_path / "s", instances), tmp_path / "out", workers=0)
 
     assert found.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "match"),
+    [
+        ("{}", "has more after its end"),
+        ("x", "has more after its end"),
+        ("\n \n", None),
+    ],
+)
+def test_what_follows_the_object_of_instances_is_an_error(
+    extra: str, match: str | None, tmp_path: Path
+) -> None:
+    path = coco(tmp_path / "s") / "annotations/instances_train2017.json"
+    write(path, path.read_bytes() + extra.encode())
+
+    with pytest.raises(DataError, match=match) if match else nullcontext():
+        recognise(tmp_path / "s").listing("train")
+
+
+def test_a_part_that_is_no_list_is_an_error(tmp_path: Path) -> None:
+    coco(tmp_path / "s", coco_instances(NAMES) | {"annotations": {}})
+
+    with pytest.raises(DataError, match="expected '\\['"):
+        recognise(tmp_path / "s").listing("train")
+
+
+def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
+    fewer = coco_instances(NAMES)
+    fewer["categories"] = [one for one in fewer["categories"] if one["name"] == "car"]
+    fewer["annotations"] = [one for one in fewer["annotations"] if one["category_id"] == 3]
+    coco(coco(tmp_path / "s"), fewer, name="val2017")
+
+    with pytest.raises(
+        LabelConflict, match=r"instances_val2017\.json: has other categories than instances_train2017"
+    ):
+        convert(tmp_path / "s", tmp_path / "out", workers=0)
+
+
+def roboflow(folder: Path, splits: tuple[str, ...] = ("train", "valid", "test")) -> Path:
+    """A folder as Roboflow exports it: instances beside the images, and a category for all others."""
+    for split in splits:
+        write_pictures(folder / split, NAMES)
+        instances = coco_instances(NAMES)
+        instances["categories"].append({"id": 0, "name": "car", "supercategory": "none"})
+        write(folder / split / "_annotations.coco.json", json.dumps(instances).encode())
+    return folder
+
+
+def test_all_images_may_lie_in_a_folder_images_with_one_file_of_instances(tmp_path: Path) -> None:
+    coco(tmp_path / "s", name="default")
+    (tmp_path / "s/default").rename(tmp_path / "s/images")
+
+    (done,) = convert(tmp_path / "s", tmp_path / "out", workers=0)
+
+    assert (done.manifest.source["layout"], done.manifest.records) == ("coco", 5)
+
+
+def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
+    done = convert(roboflow(tmp_path / "s"), tmp_path / "out", workers=0)
+    (alone,) = convert(tmp_path / "s/valid", tmp_path / "alone", split="val", workers=0)
+    (named,) = convert(
+        tmp_path / "s", tmp_path / "named", split="val", workers=0,
+        source_options=SourceOptions(coco="valid/_annotations.coco.json"),
+    )  # fmt: skip
+
+    assert [one.manifest.split for one in done] == ["train", "val", "test"]
+    assert done[0].manifest.schema["objects"].classes == ("car", "brush")
+    assert len({one.manifest.content_root for one in (done[1], alone, named)}) == 1
+    with open_dataset(done[1].path) as opened:
+        assert {record.key: len(record["boxes"]) for record in opened} == dict(
+            zip(NAMES, range(5), strict=True)
+        )
+
+    (tmp_path / "s/test/_annotations.coco.json").unlink()
+    with pytest.raises(UsageError, match=r"test: has no _annotations\.coco\.json, as other splits have"):
+        recognise(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *(("minival2014", "val"), ("valminusminival", "val"), ("x_val", "val"), ("latest", "train")),
+        *(("default", "train"), ("trainval", "train"), ("test-dev2017", "test"), ("train_test", None)),
+    ],
+)
+def test_the_split_is_a_word_of_the_files_name(name: str, split: str | None, tmp_path: Path) -> None:
+    coco(tmp_path / "s", name=name)
+
+    if split:
+        assert recognise(tmp_path / "s").splits == (split,)
+    else:
+        with pytest.raises(UsageError, match="named for test and train; choose it with --coco and --split"):
+            recognise(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("file", "images", "command"),
+    [
+        ("annotations/instances_train2017.json", "train2017", "{0} OUTPUT"),
+        ("annotations/instances_default.json", "images/default", "{0} OUTPUT"),
+        ("annotations/instances_default.json", "images", "{0}/images OUTPUT --coco ../annotations/instances_default.json"),
+        ("train/_annotations.coco.json", "train", "{0}/train OUTPUT"),
+        ("my labels.json", "images", "{0}/images OUTPUT --coco '../my labels.json'"),
+        ("labels.json", "elsewhere", "IMAGES OUTPUT --coco {0}/labels.json"),
+    ],
+)  # fmt: skip
+def test_a_file_of_instances_as_source_says_what_to_run(
+    file: str, images: str, command: str, tmp_path: Path
+) -> None:
+    write(tmp_path / file, json.dumps(coco_instances(NAMES), indent=1).encode())
+    write_pictures(tmp_path / images, NAMES)
+
+    refused = prep_here("convert", tmp_path / file, tmp_path / "out")
+
+    expected = (
+        f"has COCO's annotations; give the folder of their images: prep convert {command.format(tmp_path)}\n"
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.endswith(expected)
+    words = [
+        word.replace("OUTPUT", str(tmp_path / "out")) for word in shlex.split(expected.partition("prep ")[2])
+    ]
+    words = [word.replace("IMAGES", str(tmp_path / images)) for word in words]
+    assert prep_here(*words, "--workers", 0, "--quiet").returncode == 0
 
 
 @pytest.mark.parametrize("cut", [0, 1, 20, 500, 900, -1])

@@ -3,7 +3,12 @@ import gzip
 from pathlib import Path
 
 import pytest
-from source_builders import (
+
+from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.sources import devkit
+from shardprep.formats.sources.devkit import read_devkit
+from shardprep.formats.sources.sample import meta_mat
+from support.source_builders import (
     DEVKIT,
     GROUND_TRUTH_IN_FOLDER,
     META,
@@ -14,11 +19,6 @@ from source_builders import (
     tar_of,
     write,
 )
-
-from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.sources.annotations import devkit
-from shardprep.formats.sources.annotations.devkit import read_devkit
-from shardprep.formats.sources.sample.devkit import meta_mat
 
 MINI = Miniature()
 

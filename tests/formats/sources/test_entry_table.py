@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
-from shardprep.formats.sources.listing.entry_table import EntryTable, GrowingTable, repeated_keys
-from shardprep.formats.sources.listing.source import entry_dtype
+from shardprep.formats.sources.listing import EntryTable, GrowingTable, repeated_keys
+from shardprep.formats.sources.source import entry_dtype
 
 
 def test_the_columns_are_as_wide_as_the_longest_text() -> None:

@@ -7,27 +7,27 @@ import struct
 from pathlib import Path
 
 import pytest
-from source_builders import DEVKIT, Miniature, contents, tar_of, write
 from test_boxes import WNID, box_object, xml
 
 from shardprep.formats.errors import BadImage, SourceDamaged
+from shardprep.formats.images import kinds as jpeg
 from shardprep.formats.images.header import READERS, read_image_header
-from shardprep.formats.images.kinds import jpeg
 from shardprep.formats.records.labels import MAX_WORDS
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.sources.annotations.boxes import read_boxes
-from shardprep.formats.sources.annotations.devkit import read_devkit
-from shardprep.formats.sources.annotations.mat_reader import (
+from shardprep.formats.runtime.files import foreign_file
+from shardprep.formats.sources.annotations import read_boxes
+from shardprep.formats.sources.devkit import (
     MAX_DIMENSIONS,
     MAX_FIELDS,
     MAX_VALUES,
+    read_devkit,
     read_struct_array,
 )
-from shardprep.formats.sources.listing.entry_table import EntryTable
+from shardprep.formats.sources.listing import EntryTable
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.sample.devkit import DOUBLE, INT8, INT32, MATRIX, STRUCT, UINT32, meta_mat
-from shardprep.formats.sources.tar.header import parse_pax
-from shardprep.formats.system.foreign_file import foreign_file
+from shardprep.formats.sources.sample import DOUBLE, INT8, INT32, MATRIX, STRUCT, UINT32, meta_mat
+from shardprep.formats.sources.tar import parse_pax
+from support.source_builders import DEVKIT, Miniature, contents, tar_of, write
 
 MINI = Miniature()
 
@@ -208,7 +208,7 @@ def test_bytes_that_trip_the_reader_of_images_are_a_bad_image(monkeypatch: pytes
     def trip(image: bytes) -> None:
         raise struct.error("short")
 
-    monkeypatch.setitem(READERS, (jpeg.SIGNATURE,), trip)
+    monkeypatch.setitem(READERS, (jpeg.JPEG_SIGNATURE,), trip)
     with pytest.raises(BadImage, match=r"cannot be read \(error: short\)") as caught:
         read_image_header(b"\xff\xd8\xff")
     assert isinstance(caught.value.__cause__, struct.error)

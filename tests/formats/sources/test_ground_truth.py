@@ -3,20 +3,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from source_builders import Miniature, contents, write
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged
 from shardprep.formats.records.labels import LabelSpace, official_words
-from shardprep.formats.sources.annotations.devkit import Devkit
-from shardprep.formats.sources.annotations.ground_truth import (
+from shardprep.formats.sources.annotations import (
     FIRST_VAL,
     caffe_authority,
     check_entries,
     devkit_authority,
     kaggle_authority,
 )
-from shardprep.formats.sources.listing.source import Entries, entry_dtype
+from shardprep.formats.sources.devkit import Devkit
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import Entries, entry_dtype
+from support.source_builders import Miniature, contents, write
 
 MINI = Miniature()
 SPACE = LabelSpace.of(MINI.wnids)

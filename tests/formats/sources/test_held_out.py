@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import encoded, pixels
-from source_builders import Miniature, contents, write
 
 from shardprep.formats import PlanMismatch, PlanOptions, SourceOptions, UsageError, convert, repair
-from shardprep.formats.sources.held_out import drawn
-from shardprep.formats.sources.listing.source import entry_dtype
+from shardprep.formats.sources.converted import drawn
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import entry_dtype
+from support.image_files import encoded, pixels
+from support.source_builders import Miniature, contents, write
 
 sizes_of_classes = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 fractions = st.floats(0.01, 0.99)

@@ -10,23 +10,28 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import encoded, pixels
-from source_builders import Miniature, contents, image, write
 
 from shardprep.formats import (
     ConvertOptions,
     PlanMismatch,
     PlanOptions,
+    ShardprepError,
     SourceDamaged,
     SourceIncomplete,
     SourceOptions,
     UsageError,
     convert,
+    open_dataset,
     repair,
 )
-from shardprep.formats.sources.labelled_list.lines import MAX_LINE_BYTES
-from shardprep.formats.sources.listing.source import Listing
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import Listing
+from shardprep.formats.sources.tables import MAX_LINE_BYTES
+from support.column_sources import as_csv as table_as_csv
+from support.column_sources import as_json_lines, write_pictures
+from support.datasets import prep_here
+from support.image_files import encoded, pixels
+from support.source_builders import Miniature, contents, image, write
 
 MINI = Miniature()
 ROWS = {"cat/1.jpg": "cat", "cat/a b.jpg": "cat", "dog.jpg": "dog", "été/2.jpg": "dog"}
@@ -141,9 +146,15 @@ def test_without_a_root_paths_begin_at_the_lists_folder(root: Path) -> None:
     assert len(recognise(root / "list.txt").listing("train").entries) == 4
 
 
-@pytest.mark.parametrize(("name", "split"), [("val.txt", "val"), ("train.csv", "train"), ("x.txt", "train")])
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *(("val.txt", "val"), ("train.csv", "train"), ("x.txt", "train"), ("validation_list.jsonl", "val")),
+        *(("photos-test.csv", "test"), ("train_and_val.txt", "train"), ("contest.txt", "train")),
+    ],
+)
 def test_a_list_named_for_a_split_is_that_split(name: str, split: str, tmp_path: Path) -> None:
-    write(tmp_path / name, b"")
+    write(tmp_path / name, b"path,label\n" if name.endswith("csv") else b"")
 
     assert recognise(tmp_path / name).splits == (split,)
     assert recognise(tmp_path / name, split="test").splits == ("test",)
@@ -172,16 +183,20 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "a long label": ("list.csv", b"path,label\ndog.jpg," + b"x" * 256, r"line 2: has a label of 256 char"),
     "an empty label": ("list.csv", b"path,label\ndog.jpg,\n", r"line 2: has a label of 0 characters"),
     "a short row": ("list.csv", b"path,label,x\ndog.jpg,dog\n", r"line 2: has 2 columns, but the first"),
-    "an open quote": ("list.csv", b'path,label\n"dog.jpg,dog\n', r"line \d: it cannot be read \(Error"),
+    "an open quote": (
+        "list.csv",
+        b'path,label\n"dog.jpg,dog\n',
+        r"line \d: the row that begins in line 2 is not CSV",
+    ),
     "no columns": (
         "list.csv",
         b"a,b\ndog.jpg,dog\n",
         r"line 1: has none of the usual columns; .*--path-column",
     ),
     "a row of one": ("list.csv", b"path,label\ndog.jpg\n", r"line 2: has 1 column, but the first"),
-    "an empty file": ("list.csv", b"", r"line 1: is empty; begin the list with the names of its columns"),
+    "an empty file": ("list.csv", b"", r"line 1: is empty; a table begins with the names of its columns"),
     "no JSON": ("list.jsonl", b'{"path": "dog.jpg", "label": 1}\n{"path"', r"line 2: "),
-    "no object": ("list.jsonl", b"[1]\n", r"line 1: is not a JSON object"),
+    "no object": ("list.jsonl", b"[1]\n", r"line 1: .*is no JSON object"),
     "a deep value": ("list.jsonl", b"[" * 60000, r"line 1: "),
     "a huge number": ("list.jsonl", b'{"path": "x", "label": ' + b"9" * 5000 + b"}", r"line 1: "),
     "half a character": ("list.jsonl", rb'{"path": "\ud800", "label": 1}', r"line 1: "),
@@ -316,6 +331,130 @@ def test_a_text_file_has_no_names_of_columns(tmp_path: Path) -> None:
 def test_a_root_that_is_no_folder_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a folder"):
         listing(tmp_path / "list.txt", "", tmp_path / "nowhere")
+
+
+TABLE = [
+    {"path": "cat/1.jpg", "label": "cat", "Caption": "a, b", "split": "train", "id": 7, "note": "x"},
+    {
+        "path": "dog.jpg",
+        "label": "dog",
+        "Caption": 'two\n"lines"',
+        "split": "Validation",
+        "id": 8,
+        "note": "y",
+    },
+    {"path": "cat/a b.jpg", "label": "cat", "Caption": "", "split": "train", "id": 9, "note": "z"},
+    {"path": "\u00e9t\u00e9/2.jpg", "label": "bird", "Caption": "c", "split": "TEST", "id": 1, "note": ""},
+]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    write_pictures(tmp_path / "root", [row["path"] for row in TABLE])
+    return tmp_path / "root"
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl"])
+def test_columns_of_a_list_are_taken_on_request_and_splits_are_kept_apart(
+    name: str, pictures: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / name, (table_as_csv if name.endswith("csv") else as_json_lines)(TABLE).encode())
+    words = ["convert", tmp_path / name, tmp_path / "out", "--root", pictures, "--workers", 0, "--quiet"]
+    columns = ["--column", "caption:text=Caption", "--column", "id:int"]
+
+    plain = prep_here(*words[:2], tmp_path / "plain", *words[3:])
+    done = prep_here(*words, *columns, "--json")
+    one = prep_here(*words[:2], tmp_path / "one", *words[3:], "--split", "val", *columns)
+    (tmp_path / "out/train/shard-00000.lmdb").unlink()
+    repaired = prep_here(
+        *("repair", tmp_path / "out/train", "--source", tmp_path / name, "--root", pictures, "--workers", 0)
+    )
+
+    assert "columns that are not taken: Caption, id, note; --column NAME:KIND takes one" in plain.stderr
+    for found in json.loads(done.stdout)["splits"]:
+        assert found["notes"] == ["columns that are not taken: note; --column NAME:KIND takes one"]
+        assert found["columns"] == {"caption": "text", "id": "int"}
+    assert (one.returncode, repaired.returncode) == (0, 0), one.stderr + repaired.stderr
+    rows = {row["path"]: row for row in TABLE}
+    for place, split in (
+        ("out/train", "train"),
+        ("out/val", "validation"),
+        ("out/test", "test"),
+        ("one", "val"),
+    ):
+        with open_dataset(tmp_path / place) as opened:
+            names = [each.name for each in opened.manifest.labels.classes]
+            assert names == ["bird", "cat", "dog"]
+            expected = {path for path, row in rows.items() if row["split"].lower().startswith(split[:3])}
+            assert {record.key for record in opened} == expected
+            for record in opened:
+                row = rows[record.key]
+                assert (names[record.label], record["caption"]) == (row["label"], row["Caption"])
+                assert record["id"] == row["id"]
+
+
+def test_a_list_has_the_same_root_with_other_columns_or_without(pictures: Path, tmp_path: Path) -> None:
+    roots = set()
+    for name, text in (("a.csv", "path,label\ndog.jpg,1\n"), ("b.csv", "x,label,path,y\n1,1,dog.jpg,2\n")):
+        write(tmp_path / name, text.encode())
+        options = SourceOptions(root=pictures)
+        (done,) = convert(tmp_path / name, tmp_path / f"out-{name}", source_options=options, workers=0)
+        roots.add(done.manifest.content_root)
+    assert len(roots) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns", "match"),
+    [
+        (
+            "a.csv",
+            "path,label,split\ndog.jpg,1,dev\n",
+            (),
+            r"line 2: has the split 'dev', which is none of train",
+        ),
+        ("a.csv", "path,label,split\ndog.jpg,1,\n", (), r"line 2: has the split ''"),
+        ("a.jsonl", '{"path": "dog.jpg", "label": 1, "split": 3}', (), r"line 1: has the split '3'"),
+        ("a.csv", "path,label\ndog.jpg,1\n", ("x:int",), r"no column 'x'; its columns are: path, label"),
+        ("a.csv", "dog.jpg,1\n", ("x:int",), r"line 1: has none of the usual columns"),
+        ("a.csv", "path,label,x,x\ndog.jpg,1,2,3\n", ("x:int",), r"has the column 'x' twice"),
+        ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("x:int",), r"dog\.jpg: the column x: "),
+        (
+            "a.jsonl",
+            '{"path": "a", "label": 1, "x": 1}\n{"path": "b", "label": 1}',
+            ("x:int",),
+            "line 2: .*no 'x'",
+        ),
+        ("a.txt", "dog.jpg 1\n", ("x:int",), r"no names of columns"),
+        ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("label:text=x",), "reserved"),
+    ],
+)
+def test_a_column_that_cannot_be_taken_is_an_error(
+    name: str, text: str, columns: tuple[str, ...], match: str, pictures: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / name, text.encode())
+    with pytest.raises(ShardprepError, match=match):
+        convert(
+            tmp_path / name,
+            tmp_path / "out",
+            source_options=SourceOptions(root=pictures, columns=columns),
+            workers=0,
+        )
+
+
+def test_a_column_of_other_splits_may_be_taken_as_values(pictures: Path, tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", b"path,label,split\ndog.jpg,1,fold-3\n")
+    options = SourceOptions(root=pictures, columns=("fold:text=split",))
+    (done,) = convert(tmp_path / "a.csv", tmp_path / "out", source_options=options, workers=0)
+    with open_dataset(done.path) as opened:
+        assert [record["fold"] for record in opened] == ["fold-3"]
+
+
+def test_files_of_a_list_that_are_no_images_are_left_out_on_request(pictures: Path, tmp_path: Path) -> None:
+    write(pictures / "notes.txt", b"x")
+    write(tmp_path / "a.txt", b"dog.jpg 1\nnotes.txt 1\n")
+    options = SourceOptions(root=pictures, skip_non_images=True)
+    (done,) = convert(tmp_path / "a.txt", tmp_path / "out", source_options=options, workers=0)
+    assert (done.manifest.records, done.ignored) == (1, {"non-image files": 1})
 
 
 class TestConversion:

@@ -6,10 +6,10 @@ import zlib
 import numpy as np
 import pytest
 import scipy.io
-from source_builders import Miniature
 
-from shardprep.formats.sources.annotations import mat_reader
-from shardprep.formats.sources.annotations.mat_reader import read_struct_array
+from shardprep.formats.sources import devkit as mat_reader
+from shardprep.formats.sources.devkit import read_struct_array
+from support.source_builders import Miniature
 
 
 def saved(**variables: object) -> bytes:

@@ -1,15 +1,15 @@
 """Images with a table beside them: metadata.csv and metadata.jsonl."""
 
+import re
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from source_builders import write
 
 from shardprep.formats import (
     PlanMismatch,
@@ -22,6 +22,9 @@ from shardprep.formats import (
 )
 from shardprep.formats.errors import DataError, ShardprepError, UsageError
 from shardprep.formats.sources.recognise import recognise
+from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
+from support.datasets import prep_here
+from support.source_builders import write
 
 NAMES = [f"{number}.png" for number in range(7)]
 KINDS = {"age": "int", "score": "float", "caption": "text"}
@@ -108,7 +111,7 @@ def test_kinds_are_guessed_from_all_rows(tmp_path: Path) -> None:
         "b": ["1", "2.5", "nan"],
         "c": ["1", "2", "x"],
         "d": ["", "", ""],
-        "e": ["-1", "+2", "3"],
+        "e": ["-1", "2", "3"],
     }
     rows = [{"file_name": f"{n}.png"} | {name: cell[n] for name, cell in cells.items()} for n in range(3)]
     source = folder_with(tmp_path / "csv", rows)
@@ -161,9 +164,57 @@ def test_splits_have_one_schema_and_one_label_space(tmp_path: Path) -> None:
     assert values(val.path) == {"b.png": {"age": 1.0, "class": "b"}, "c.png": {"age": 2.5, "class": "c"}}
 
 
+def test_folders_are_no_classes_where_another_split_has_a_column_of_labels(tmp_path: Path) -> None:
+    labelled = [{"file_name": name, "label": label} for name, label in zip(NAMES, "abcabca", strict=True)]
+    folder_with(tmp_path / "source" / "train", labelled)
+    folder_with(tmp_path / "source" / "val", [{"file_name": f"c{n}/{n}.png"} for n in range(5)])
+
+    train, val = convert(tmp_path / "source", tmp_path / "out", workers=0)
+
+    assert {each["class"] for each in values(train.path).values()} == {"a", "b", "c"}
+    assert {each["class"] for each in values(val.path).values()} == {None}
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_a_column_of_splits_splits_the_images(name: str, tmp_path: Path) -> None:
+    rows = [
+        {"file_name": image, "Split": ("train", "Valid", "train")[number % 3], "age": number, "note": "x"}
+        for number, image in enumerate(NAMES)
+    ]
+    source = folder_with(tmp_path / "s", rows, name)
+    options = SourceOptions(columns=("age:int",))
+
+    train, val = convert(source, tmp_path / "out", workers=0, source_options=options)
+    (alone,) = convert(source, tmp_path / "alone", split="val", workers=0, source_options=options)
+    (val.path / "shard-00000.lmdb").unlink()
+
+    assert {key: row["age"] for key, row in values(train.path).items()} == {
+        NAMES[n]: n for n in (0, 2, 3, 5, 6)
+    }
+    assert train.notes == ("columns that are not taken: note; --column NAME:KIND takes one",)
+    assert alone.manifest.root == val.manifest.root
+    assert repair(val.path, source, workers=0).exit_code == 0
+    assert {key: row["age"] for key, row in values(val.path).items()} == {NAMES[1]: 1, NAMES[4]: 4}
+
+
+@pytest.mark.parametrize(("splits", "place"), [(["train", "fold 1"], ""), (["val", "val"], "train")])
+def test_a_column_of_other_values_or_of_images_in_folders_of_splits_is_a_column(
+    splits: list[str], place: str, tmp_path: Path
+) -> None:
+    rows = [{"file_name": f"{n}.png", "split": split} for n, split in enumerate(splits)]
+    folder_with(tmp_path / "s" / place, rows)
+
+    (done,) = convert(tmp_path / "s", tmp_path / "out", workers=0)
+
+    assert done.manifest.split == "train"
+    assert [row["split"] for _, row in sorted(values(done.path).items())] == splits
+
+
 @pytest.mark.parametrize(
     ("name", "table", "match"),
     [
+        ("metadata.csv", "file_name,split\n0.png\n", r"line 2: has 1 column"),
+        ("metadata.csv", 'file_name,split\n0.png,"val\n', r"line 3: the row that begins in line 2 is not CSV"),
         ("metadata.csv", "file_name,age\n0.png,1\n1.png\n", r"line 3: has 1 column, but the first line has 2"),
         ("metadata.csv", "file_name,age\n0.png,1\n1.png,2\n2.png,3\n", r"line 4: 2\.png is missing"),
         ("metadata.csv", "file_name,age\n0.png,1\n", r"1\.png: has no row in the table"),
@@ -284,6 +335,89 @@ def test_any_bytes_are_a_table_or_a_documented_error(
         with listing.reader as reader:
             for entry in listing.entries:
                 reader.values(entry)
+
+
+BIG = st.integers(-(1 << 66), 1 << 66).map(str) | st.integers((1 << 53) - 2, (1 << 53) + 2).map(str)
+FRACTIONS = st.floats(allow_nan=False, allow_infinity=False)
+CELLS = st.one_of(
+    st.integers(-9, 99).map(str),
+    BIG,
+    FRACTIONS.map(repr),
+    FRACTIONS.map("{:.18e}".format),
+    st.from_regex(r"[+-]?[0-9]{0,22}[.]?[0-9]{0,22}([eE][+-]?[0-9]{1,3})?", fullmatch=True),
+    st.sampled_from(
+        ["", " ", "nan", "-inf", "00501", "+4915112345678", "0x10", "1_000", "\u0663", "-0", "-"]
+    ),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(columns=st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=4, max_size=9))
+def test_a_guessed_kind_gives_back_every_number_as_it_is_written(
+    columns: list[tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("guessed")
+    cells = {f"c{number}": column for number, column in enumerate(columns)}
+    rows = [{"file_name": f"{n}.png"} | {name: column[n] for name, column in cells.items()} for n in range(3)]
+
+    (done,) = convert(folder_with(folder / "s", rows), folder / "out", workers=0)
+
+    found = values(done.path)
+    for name, column in cells.items():
+        kind = done.manifest.schema[name].kind
+        for number, cell in enumerate(column):
+            value, text = found[f"{number}.png"][name], cell.strip()
+            if kind == "int":
+                assert str(value) == text
+            elif kind == "float" and text[-1:].isdigit():
+                digits = re.sub("[-.]|[eE].*", "", text).lstrip("0")
+                assert Decimal(f"{value:.{max(1, len(digits)) - 1}e}") == Decimal(text)
+                assert not re.match(r"-?0[0-9]|\+", text)
+            elif kind == "float":
+                assert text in ("", "nan", "-inf") or text.endswith(".")
+            else:
+                assert value == cell
+        if all(re.fullmatch("0|-?[1-9][0-9]{0,17}", cell) for cell in column):
+            assert kind == "int"
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["12345678901234567890", "1"], "text"),
+        (["00501", "10001"], "text"),
+        (["9007199254740993", "0.5"], "text"),
+        (["9007199254740993", ""], "text"),
+        (["9007199254740993", "5"], "int"),
+        (["0.50", "1"], "float"),
+        (["1.0E10", "1e-05"], "float"),
+        (["12e4", "34e5"], "text"),
+    ],
+)
+def test_the_command_says_which_kinds_it_guessed(cells: list[str], kind: str, tmp_path: Path) -> None:
+    rows = [{"file_name": f"{n}.png", "id": cell} for n, cell in enumerate(cells)]
+    source = folder_with(tmp_path / "s", rows)
+    write_pictures(tmp_path / "plain", [row["file_name"] for row in rows])
+    write(tmp_path / "plain/metadata.csv", b"file_name\n0.png\n1.png\n")
+    words = ("--workers", 0, "--quiet")
+
+    planned = prep_here("convert", source, tmp_path / "out", "--dry-run", *words)
+    done = prep_here("convert", source, tmp_path / "out", *words)
+    prep_here("convert", tmp_path / "plain", tmp_path / "joined", *words)
+    joined = prep_here("join", tmp_path / "joined/train", "--column", f"id={source / 'metadata.csv'}", *words)
+
+    for said in (planned, done, joined):
+        assert re.search(rf"columns +id \({kind}\)\n", said.stdout), said
+
+
+def test_a_number_of_json_that_no_float_holds_is_an_error_or_stays_exact(tmp_path: Path) -> None:
+    rows = [{"file_name": "0.png", "a": 9007199254740993}, {"file_name": "1.png", "a": 0.5}]
+    (done,) = convert(folder_with(tmp_path / "s", rows, "metadata.jsonl"), tmp_path / "out", workers=0)
+    write(tmp_path / "s/metadata.jsonl", b'{"file_name": "0.png", "a": 1e400}\n')
+
+    assert values(done.path)["0.png"]["a"] == 9007199254740993
+    with pytest.raises(DataError, match="1e400 is more than a float can hold"):
+        recognise(tmp_path / "s").listing("train")
 
 
 TEXT = st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), max_size=12)

@@ -1,23 +1,34 @@
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from source_builders import DEVKIT, TRAIN, VAL, Miniature
 
-from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.sources.listing.archive_md5 import (
-    OFFICIAL_FILES,
-    OfficialFile,
-    archive_of,
-    check_md5,
+from shardprep.formats import (
+    ConvertOptions,
+    convert,
+    convert_part,
+    fetch,
+    join,
+    publish,
+    repair,
 )
+from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.tar import OFFICIAL_FILES, OfficialFile, archive_of, check_md5
+from support.datasets import prep_here
+from support.source_builders import DEVKIT, TRAIN, VAL, Miniature
 
 
 @pytest.fixture
 def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A miniature with archives that are made the official ones for the test, by size."""
-    folder = Miniature().write_tars(tmp_path)
+    return made_official(Miniature().write_tars(tmp_path), monkeypatch)
+
+
+def made_official(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (TRAIN, VAL, DEVKIT):
         data = (folder / name).read_bytes()
         md5 = hashlib.md5(data, usedforsecurity=False)
@@ -38,9 +49,45 @@ def test_on_request_archives_are_known_by_md5(tars: Path) -> None:
     ]
 
 
-def test_what_was_checked_of_an_archive_is_not_in_the_manifest(tars: Path) -> None:
-    quick, careful = (recognise(tars, check_md5=check).listing("val").archives for check in (False, True))
-    assert [a.to_json() for a in quick] == [a.to_json() for a in careful]
+def test_checked_md5s_are_under_the_root_and_stay_there(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tars = made_official(archives, monkeypatch)
+    plain, checked = (
+        convert(
+            tars, tmp_path / name, split="val", options=ConvertOptions(check_md5=name == "md5"), workers=0
+        )[0]
+        for name in ("plain", "md5")
+    )
+    expected = {name: OFFICIAL_FILES[name].md5 for name in (VAL, DEVKIT)}
+    manifest = checked.manifest
+
+    assert (plain.manifest.archive_md5, manifest.archive_md5) == ({}, expected)
+    assert manifest.root != plain.manifest.root
+    assert replace(manifest, source=plain.manifest.source) == plain.manifest
+    inspected = prep_here("inspect", checked.path).stdout
+    assert f"official MD5  {expected[VAL]} of {VAL}, {expected[DEVKIT]} of" in inspected
+    assert convert(tars, checked.path, split="val", workers=0)[0].manifest.root == manifest.root
+
+    (checked.path / manifest.shards[0].name).unlink()
+    repair(checked.path, tars, workers=0).raise_for_findings()
+    publish(checked.path, (tmp_path / "bucket").as_uri())
+    fetch((tmp_path / "bucket").as_uri(), tmp_path / "copy")
+    assert read_manifest(tmp_path / "copy") == manifest
+    np.save(tmp_path / "scores.npy", np.arange(manifest.records))
+    assert join(checked.path, {"score": tmp_path / "scores.npy"}, workers=0).manifest.archive_md5 == expected
+
+
+def test_parts_do_not_lose_checked_md5s(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tars = made_official(archives, monkeypatch)
+    options = ConvertOptions(check_md5=True)
+    convert_part(tars, tmp_path / "out", (1, 1), split="val", options=options, workers=0)
+
+    (done,) = convert(tars, tmp_path / "out", split="val", options=options, workers=0)
+
+    assert done.manifest.archive_md5.keys() == {VAL, DEVKIT}
 
 
 def test_an_archive_of_another_size_is_not_verified(tars: Path) -> None:

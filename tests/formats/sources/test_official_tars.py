@@ -4,7 +4,19 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from source_builders import (
+
+from shardprep.formats.errors import (
+    DataError,
+    LabelConflict,
+    SourceDamaged,
+    SourceIncomplete,
+    UsageError,
+)
+from shardprep.formats.records.labels import official_words
+from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import Listing
+from support.source_builders import (
     BLOCK,
     DEVKIT,
     TEST,
@@ -16,18 +28,6 @@ from source_builders import (
     headers_in,
     tar_of,
 )
-
-from shardprep.formats.errors import (
-    DataError,
-    LabelConflict,
-    SourceDamaged,
-    SourceIncomplete,
-    UsageError,
-)
-from shardprep.formats.records.labels import official_words
-from shardprep.formats.records.record import MAX_IMAGE_BYTES
-from shardprep.formats.sources.listing.source import Listing
-from shardprep.formats.sources.recognise import recognise
 
 MINI = Miniature()
 END = bytes(2 * BLOCK)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from source_builders import DEVKIT, TEST, TRAIN, Miniature, contents, tar_of, write
 
 from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.sources.recognise import recognise
+from support.source_builders import DEVKIT, TEST, TRAIN, Miniature, contents, tar_of, write
 
 LAYOUTS: dict[str, Callable[[Miniature, Path], Path]] = {
     "tars": Miniature.write_tars,

@@ -10,10 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from datasets import converted, prep, prep_here, tree
-from faulty_proxy import HIDDEN, Proxy
-from object_server import object_server
-from sampling import torture_except
 
 from shardprep.formats import (
     ConvertOptions,
@@ -23,20 +19,27 @@ from shardprep.formats import (
     convert,
     convert_part,
 )
-from shardprep.formats.sources.listing.problems import Problems
-from shardprep.formats.sources.official_tars import OfficialTars, official_tars, remote_tars
-from shardprep.formats.sources.tar.header import BLOCK
-from shardprep.formats.sources.tar.remote import headers_ahead, remote_archive, remote_place
-from shardprep.formats.system.storage.failures import (
+from shardprep.formats.sources import remote_tar as headers_ahead
+from shardprep.formats.sources import remote_tar as remote_place
+from shardprep.formats.sources.ilsvrc import OfficialTars, official_tars, remote_tars
+from shardprep.formats.sources.source import Problems
+from shardprep.formats.sources.tar import BLOCK
+from shardprep.formats.storage import archive as remote_archive
+from shardprep.formats.storage.store import (
     AnswerBroken,
+    Location,
+    NothingThere,
     RangeRefused,
     RemoteDenied,
     RemoteFailed,
-    RemoteMissing,
+    RemoteFolder,
+    RetryPolicy,
+    StoredFile,
 )
-from shardprep.formats.system.storage.location import Location
-from shardprep.formats.system.storage.remote_folder import RemoteFolder, RetryPolicy
-from shardprep.formats.system.storage.stored_file import StoredFile
+from support.datasets import converted, prep, prep_here, tree
+from support.faulty_proxy import HIDDEN, Proxy
+from support.object_server import object_server
+from support.sampling import torture_except
 
 URL = "s3://bucket/archives"
 TRAIN = "ILSVRC2012_img_train.tar"
@@ -138,6 +141,17 @@ def test_an_answer_that_is_no_good_is_asked_for_again(
 
     assert tree(tmp_path / "train") == local
     assert len(proxy.ranges_of(TRAIN)) > max(spoilt)
+
+
+@SLOW
+def test_a_proxy_that_cuts_each_answer_delays_a_conversion(
+    local: dict[str, str], proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.fault = lambda path, count: "first 9000" if path.endswith(TRAIN) else None
+
+    converted(URL, tmp_path / "train")  # type: ignore[arg-type]
+
+    assert tree(tmp_path / "train") == local
 
 
 @pytest.mark.parametrize(
@@ -248,7 +262,7 @@ def test_an_interruption_ends_all_requests_and_threads(proxy: Proxy, tmp_path: P
 def test_what_is_not_there_is_an_error(proxy: Proxy, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"s3://bucket/other.* none of the official tars"):
         converted("s3://bucket/other", tmp_path / "train")  # type: ignore[arg-type]
-    with pytest.raises((RemoteMissing, UsageError), match="s3://nothing/archives"):
+    with pytest.raises(NothingThere, match="s3://nothing/archives"):
         converted("s3://nothing/archives", tmp_path / "train")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is not a URL with one of"):
         converted("ftp://host/archives", tmp_path / "train")  # type: ignore[arg-type]

@@ -4,10 +4,10 @@ import tarfile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from source_builders import BLOCK, header, headers_in, tar_of
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.sources.tar.walk import MAX_EXTENSION_BYTES, Member, walk
+from shardprep.formats.sources.tar import MAX_EXTENSION_BYTES, Member, walk
+from support.source_builders import BLOCK, header, headers_in, tar_of
 
 END = bytes(2 * BLOCK)
 THREE = {"a.JPEG": b"a" * 700, "b.JPEG": b"", "c.JPEG": b"c" * 512}

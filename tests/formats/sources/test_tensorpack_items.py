@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from image_files import JPEG
-from saved_items import are_same
 from test_tensorpack_lmdb import NEWEST, SERIALIZERS, protocol_4, save_datapoints, value_of
 
 from shardprep.formats import PlanOptions, SourceDamaged, convert, open_dataset, verify
-from shardprep.formats.sources.tensorpack.datapoint import decoder_of
-from shardprep.formats.sources.tensorpack.items import read_item
+from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.tensorpack import decoder_of, read_item
 from shardprep.loaders import Flow
+from support.image_files import JPEG
+from support.saved_items import are_same
 
 IN_ORDER = PlanOptions(order="key")
 FILES: dict[str, list[Any]] = {
@@ -89,3 +90,16 @@ def test_bytes_that_are_there_many_times_are_bounded() -> None:
     value = value_of(data)
     with pytest.raises(ValueError, match="more bytes than it has"):
         read_item(value, decoder_of(value))
+
+
+def test_the_first_datapoints_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    points = [[np.zeros(1 << 22, np.uint8), bytes(1 << 20), "text" * 1000, [1] * 1000] for _ in range(20)]
+    source = recognise(save_datapoints(tmp_path / "data.lmdb", points))
+
+    tracemalloc.start()
+    kinds = [field.kind for field in source.listing("train").schema]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert kinds == ["uint8[4194304]", "bytes", "text", "json"]
+    assert peak < 40 << 20

@@ -15,11 +15,8 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from datasets import converted, prep, tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_files import JPEG, encoded, pixels
-from repository import ROOT
 
 from shardprep.formats import (
     BadImage,
@@ -34,21 +31,25 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.errors import DataError
-from shardprep.formats.progress import NoProgress
-from shardprep.formats.sources.listing.source import Listing
+from shardprep.formats.runtime.files import ArchiveFile
+from shardprep.formats.runtime.progress import NoProgress
+from shardprep.formats.sources import pickled as msgpack
+from shardprep.formats.sources import pickled as pickle_globals
+from shardprep.formats.sources import pickled as pickles
+from shardprep.formats.sources import tensorpack as datapoint
+from shardprep.formats.sources.pickled import Array, ByteRange, Text, Value
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.tensorpack import datapoint, pickle_globals
-from shardprep.formats.sources.tensorpack import msgpack_reader as msgpack
-from shardprep.formats.sources.tensorpack import pickle_reader as pickles
-from shardprep.formats.sources.tensorpack.datapoint import (
+from shardprep.formats.sources.source import Listing
+from shardprep.formats.sources.tensorpack import (
     MAX_LABELS,
     Datapoint,
+    LmdbRecords,
     decoder_of,
     read_datapoint,
 )
-from shardprep.formats.sources.tensorpack.lmdb_file import LmdbRecords
-from shardprep.formats.sources.tensorpack.value import Array, ByteRange, Text, Value
-from shardprep.formats.system.regular_file import ArchiveFile
+from support.datasets import converted, prep, tree
+from support.image_files import JPEG, encoded, pixels
+from support.repository import ROOT
 
 DOCUMENT = (ROOT / "docs" / "reference" / "tensorpack-lmdb.md").read_text()
 KEYS = b"__keys__"
@@ -815,9 +816,9 @@ def test_any_opcodes_are_read_or_refused(chunks: list[bytes], protocol: int) -> 
 def test_no_name_is_imported_or_called() -> None:
     program = (
         "import sys\n"
-        "from shardprep.formats.sources.tensorpack import pickle_globals, pickle_reader\n"
+        "from shardprep.formats.sources import pickled as pickle_globals, pickled as pickle_reader\n"
         "known = set(sys.modules)\n"
-        "from shardprep.formats.sources.tensorpack.value import Value\n"
+        "from shardprep.formats.sources.pickled import Value\n"
         "for name in pickle_globals._CALLS:\n"
         "    module, _, word = name.rpartition('.')\n"
         "    data = b'\\x80\\x02c' + f'{module}\\n{word}\\n'.encode() + b'.'\n"

@@ -1,5 +1,8 @@
+import json
 import os
 import pickle
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -7,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from source_builders import Miniature, contents, image, write
 
-from shardprep.formats import convert
+from shardprep.formats import convert, open_dataset, repair
 from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.labels import official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
-from shardprep.formats.sources.listing.source_options import SourceOptions
-from shardprep.formats.sources.listing.tree_files import files_below
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import SourceOptions
+from shardprep.formats.sources.trees import files_below
+from support.column_sources import coco_instances
+from support.datasets import prep_here
+from support.image_files import encoded, pixels
+from support.source_builders import Miniature, contents, image, write
 
 MINI = Miniature()
 IMAGE = Path("train/n01440764/n01440764_7.JPEG")
@@ -83,19 +89,130 @@ def test_a_folder_of_datasets_is_not_taken_for_a_folder_of_classes(parent: str, 
     write(tmp_path / "cat/1.jpg", b"x")
     write(tmp_path / parent / "cat/1.jpg", b"x")
     write(tmp_path / Path(parent).parent / "LOC_val_solution.csv", b"x")
-    with pytest.raises(UsageError, match="holds folders and no image, so it is no class; rename"):
+    with pytest.raises(UsageError, match=r"holds folders and no image, so it is no class; .*: give "):
         recognise(tmp_path)
 
 
-@pytest.mark.parametrize("beside", ["train", "training", "cat"])
-@pytest.mark.parametrize("name", ["valid", "validation", "eval", "Val"])
-def test_a_split_under_another_name_is_neither_left_out_nor_a_class(
-    name: str, beside: str, tmp_path: Path
-) -> None:
-    write(tmp_path / beside / "cat/1.jpg", b"x")
-    write(tmp_path / name / "cat/1.jpg", b"x")
-    with pytest.raises(UsageError, match=r"is not how a split is called; rename it to (val|train)"):
+@pytest.mark.parametrize("more", [[], ["v5/data/val/cat/1.jpg"], ["README.txt"]])
+def test_splits_in_a_folder_below_are_named(more: list[str], tmp_path: Path) -> None:
+    for name in ("v4/data/train/cat/1.jpg", "v4/data/valid/cat/2.jpg", *more):
+        write(tmp_path / name, b"x")
+    with pytest.raises(UsageError, match=rf"v4: holds folders.*: give {tmp_path}/v4/data$"):
         recognise(tmp_path)
+
+
+def test_a_folder_of_splits_with_an_image_in_it_is_no_class(tmp_path: Path) -> None:
+    for name in ("data/train/cat/1.jpg", "data/overview.png"):
+        write(tmp_path / name, b"x")
+    with pytest.raises(UsageError, match=rf"holds splits, so it is no class; .*: give {tmp_path}/data$"):
+        recognise(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [("training", "valid", "testing"), ("Train", "validation", "TEST"), ("eval",)]
+)
+def test_splits_under_their_other_names_are_taken(names: tuple[str, ...], tmp_path: Path) -> None:
+    splits = ("train", "val", "test") if len(names) == 3 else ("val",)
+    for name in names:
+        write(tmp_path / name / f"cat/{name}.png", encoded(pixels(8, 8), ".png"))
+
+    done = convert(tmp_path, tmp_path / "out", workers=0)
+
+    assert [(one.path.name, one.manifest.split) for one in done] == [*zip(splits, splits, strict=True)]
+    for one, name in zip(done, names, strict=True):
+        with open_dataset(one.path) as opened:
+            assert [record.key for record in opened] == [f"cat/{name}.png"]
+
+
+def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
+    for name in ("train", "val", "validation"):
+        write(tmp_path / name / "cat/1.jpg", b"x")
+    with pytest.raises(UsageError, match="holds val and validation, both of val; move one of them away"):
+        recognise(tmp_path)
+
+
+def test_a_class_that_is_named_like_a_split_does_not_leave_out_the_others(tmp_path: Path) -> None:
+    for name in ("cat", "dog", "test"):
+        write(tmp_path / name / "1.jpg", b"x")
+    with pytest.raises(UsageError, match=r"holds test beside other folders of images: cat, dog; rename it"):
+        recognise(tmp_path)
+
+    write(tmp_path / "train/cat/1.jpg", b"x")
+    (note,) = recognise(tmp_path).listing("train").notes
+    assert note == "folders with images that are left out: cat, dog"
+
+
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        (["images/1.jpg", "masks/1.png"], "run: prep convert {} OUTPUT --pair mask=masks"),
+        (["images/a/1.jpg", "Labels/a/1_seg.png"], "run: prep convert {} OUTPUT --pair Labels=Labels"),
+        (
+            ["imgs/train/1.jpg", "masks/train/1.png", "depth/train/1.png"],
+            "run: prep convert {} OUTPUT --pair depth=depth --pair mask=masks",
+        ),
+        (["train/rgb/1.jpg", "train/so so/1.png"], "run: prep convert {} OUTPUT --pair 'so_so=so so'"),
+        (
+            ["images/1.jpg", "annotations/a/labels.json"],
+            "run: prep convert {} OUTPUT --coco annotations/a/labels.json",
+        ),
+        (["images/1.jpg", "labels/1.json"], "write what it says into metadata.csv beside the images"),
+        (["images/1.jpg", "labels/1.txt"], "write what it says into metadata.csv beside the images"),
+    ],
+)
+def test_images_beside_masks_are_no_classes(files: list[str], advice: str, tmp_path: Path) -> None:
+    for name in files:
+        write(tmp_path / name, encoded(pixels(8, 8), ".png"))
+        if name.endswith("labels.json"):
+            write(tmp_path / name, json.dumps(coco_instances(["1.jpg"])).encode())
+
+    with pytest.raises(UsageError, match="belongs to them, and no classes; ") as found:
+        recognise(tmp_path).listing("train")
+
+    assert advice.format(tmp_path) in str(found.value)
+    if "run" in advice:
+        command = shlex.split(advice.format(tmp_path).replace("OUTPUT", str(tmp_path / "out")))[2:]
+        assert prep_here(*command, "--workers", 0).returncode == ("1_seg" in files[1])
+
+
+def test_other_classes_with_the_same_file_names_stay_classes(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "dog/1.jpg", "images/2.jpg"):
+        write(tmp_path / name, b"x")
+    assert recognise(tmp_path).description == "class-folders: train (3 classes)"
+
+
+def test_files_that_are_no_images_are_left_out_on_request(tmp_path: Path) -> None:
+    source, image = tmp_path / "s", encoded(pixels(8, 8), ".png")
+    for split in ("train", "val"):
+        for number, name in enumerate(("cat", "dog")):
+            write(source / split / name / f"{number}.png", image)
+    write(source / "train/cat/notes.txt", b"BM a text that begins as a bitmap does")
+    write(source / "train/README", b"hello")
+    write(source / "val/dog/more/Makefile", b"")
+    write(source / "val/dog/without-extension", image)
+    words = ("convert", source, tmp_path / "out", "--workers", 0, "--quiet")
+
+    refused = [prep_here(*words), prep_here(*words, "--dry-run")]
+    done = prep_here(*words, "--skip-non-images", "--json", "--restart")
+    write(source / "train/cat/cut.png", image[:-9])
+    write(source / "train/cat/error.jpg", b"<html>404</html>")
+    damaged = prep_here(*words[:2], tmp_path / "other", *words[3:], "--skip-non-images", "--dry-run")
+
+    for one in refused:
+        assert one.returncode == 1
+        assert "--skip-non-images" in one.stdout + one.stderr
+    found = json.loads(done.stdout)["splits"]
+    assert [(one["records"], one["ignored"]) for one in found] == [
+        (2, {"non-image files": 2}),
+        (3, {"non-image files": 1}),
+    ]
+    assert damaged.returncode == 1
+    assert re.search(r"error\.jpg: not an image \(starts with 3c 68 74 6d 6c 3e 34 30\)\n", damaged.stdout)
+    assert "cut.png: truncated" in damaged.stdout
+    (tmp_path / "out/train/shard-00000.lmdb").unlink()
+    for name in ("cut.png", "error.jpg"):
+        (source / "train/cat" / name).unlink()
+    assert repair(tmp_path / "out/train", source, workers=0).exit_code == 0
 
 
 def test_the_folders_in_which_a_new_file_may_become_an_image_are_known(tmp_path: Path) -> None:

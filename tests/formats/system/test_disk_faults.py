@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from datasets import converted, is_root, prep, tree
-from sampling import torture_except
 
 from shardprep.formats import OperationError, repair
+from support.datasets import converted, is_root, prep, tree
+from support.sampling import torture_except
 
 needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")

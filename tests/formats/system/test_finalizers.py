@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from finalizers import Code
-from repository import SUPPORT
-from sampling import torture_except
-from scripts import Start, scripts
+
+from support.finalizers import Code
+from support.repository import SUPPORT
+from support.sampling import torture_except
+from support.scripts import Start, scripts
 
 TEST_TIMEOUT_S = 120  # seconds after which a test that hangs fails
 
@@ -43,19 +44,19 @@ def test_all_finalizers_are_known(code: Code) -> None:
     found = {function.place for function in code.finalizers()}
 
     assert found >= {
-        "formats/processes/channel.py:Channel.__del__",
-        "formats/system/descriptor.py:Descriptor.__del__",
-        "formats/processes/spawned.py:_forget_started",
-        "formats/system/descriptor.py:_close_inherited_locks",
+        "formats/runtime/processes.py:Channel.__del__",
+        "formats/runtime/owned.py:Descriptor.__del__",
+        "formats/runtime/processes.py:_forget_started",
+        "formats/runtime/owned.py:_close_inherited_locks",
         "loaders/engine/dispatcher.py:Dispatcher.close",
-        "loaders/measuring/disk/scratch.py:note",
-        "loaders/flow/steps/prefetch.py:_end",
-        "loaders/flow/map/thread_map.py:_end",
-        "loaders/frames/receiver.py:_Reception.close",
-        "loaders/buffers/slots.py:SlotRing._take_back",
-        "loaders/tf_inputs/feeding/feeder.py:Feeder.close",
-        "loaders/tf_inputs/feeding/pulled_passes.py:_CurrentPass.close",
-        "loaders/frames/exclusive_use.py:ExclusiveUse.close",
+        "loaders/measuring/disk_files.py:note",
+        "loaders/flow/prefetch.py:_end",
+        "loaders/flow/thread_map.py:_end",
+        "loaders/machines/frames.py:_Reception.close",
+        "loaders/batches/slots.py:SlotRing._take_back",
+        "loaders/frameworks/tf_feeding.py:Feeder.close",
+        "loaders/frameworks/tf_feeding.py:_CurrentPass.close",
+        "loaders/machines/socket.py:ExclusiveUse.close",
     }
 
 
@@ -69,8 +70,8 @@ def test_no_finalizer_holds_a_lock_or_waits_without_a_limit(code: Code) -> None:
 
     assert len(roots) >= len(AT_ITS_END) + 14
     assert {
-        "loaders/remote/auth/receiver_auth.py:ZapHandler.close",
-        "loaders/engine/protocol/bell.py:Bell.ring",
+        "loaders/machines/handshake.py:ZapHandler.close",
+        "loaders/engine/messages.py:Bell.ring",
     } <= {f.place for f in reached}
     assert [wait for function in reached for wait in code.waits(function)] == []
 
@@ -213,7 +214,7 @@ passes = iter(Flow.from_iterable(range(100)).map(wait, threads=2))
 cycle = [passes, next(passes)]
 """,
     "receivers": """
-from shardprep.loaders.frames.receiver import FrameReceiver
+from shardprep.loaders.machines.frames import FrameReceiver
 from shardprep.loaders.remote import RemoteSource
 cycle = [RemoteSource("tcp://127.0.0.1:*"), FrameReceiver("tcp://127.0.0.1:*")]
 """,
@@ -244,9 +245,9 @@ os._exit(0)
 @pytest.mark.torture
 def test_an_engine_is_collected_where_a_process_is_started_while_it_waits_to_start_one(start: Start) -> None:
     script = """
-from engine_workers import Writing, layout
-import engine_workers
-from shardprep.formats.processes.process_start import starting_process
+from support.engine_workers import Writing, layout
+from support import engine_workers
+from shardprep.formats.runtime.processes import starting_process
 from shardprep.loaders.engine.engine import Engine
 
 engine = Engine(Writing({-1: engine_workers.nap}), layout(4), workers=1)

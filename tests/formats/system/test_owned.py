@@ -14,10 +14,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import converted
-from engine_workers import Writing, layout
-from loader_workers import Tagging
-from owners import (
+
+from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.errors import OutputBusy
+from shardprep.formats.runtime.files import ArchiveFile
+from shardprep.formats.runtime.owned import Descriptor
+from shardprep.formats.runtime.workers import Child, WorkerPool
+from shardprep.formats.shards.read import OpenShards, open_shard
+from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.storage.open import open_dataset
+from shardprep.loaders import Flow, Loader, LocalShuffle
+from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.engine.messages import Bell, CpuClock
+from shardprep.loaders.flow.thread_map import Threads
+from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.machines.frames import FrameReceiver
+from shardprep.loaders.machines.socket import ExclusiveUse
+from shardprep.loaders.remote import RemoteSource
+from support.datasets import converted
+from support.engine_workers import Writing, layout
+from support.loader_workers import Tagging
+from support.owners import (
     assert_refuses_copies,
     can_be_let_go,
     classes,
@@ -27,27 +44,7 @@ from owners import (
     owns,
     temporary_folder,
 )
-from sampling import torture_except
-
-from shardprep.formats.containers.registry import open_shard
-from shardprep.formats.containers.shard_cache import OpenShards
-from shardprep.formats.conversion.building.work_folder import WorkFolder
-from shardprep.formats.dataset.remote.open_dataset import open_dataset
-from shardprep.formats.errors import OutputBusy
-from shardprep.formats.processes.child_process import Child
-from shardprep.formats.processes.worker_pool import WorkerPool
-from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.system.descriptor import Descriptor
-from shardprep.formats.system.regular_file import ArchiveFile
-from shardprep.loaders import Flow, Loader, LocalShuffle
-from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.protocol.bell import Bell
-from shardprep.loaders.engine.protocol.status_table import CpuClock
-from shardprep.loaders.flow.map.thread_map import Threads
-from shardprep.loaders.frames.exclusive_use import ExclusiveUse
-from shardprep.loaders.frames.receiver import FrameReceiver
-from shardprep.loaders.loader.shards_ahead.read_ahead import ReadAhead, ShardStream
-from shardprep.loaders.remote import RemoteSource
+from support.sampling import torture_except
 
 ANY_PORT = "tcp://127.0.0.1:*"
 
@@ -59,6 +56,7 @@ NOT_OWNED = {
     "Dataset": COPYABLE,
     "Collection": COPYABLE,
     "CachedDataset": COPYABLE,
+    "TransformedDataset": COPYABLE,
     "Flow": COPYABLE,
     "Pipeline": COPYABLE,
     "FlowSources": COPYABLE,
@@ -70,6 +68,7 @@ NOT_OWNED = {
     "RecordReader": COPYABLE,
     "HeldItems": COPYABLE,
     "FetchedItems": COPYABLE,
+    "ImagesAndFile": COPYABLE,
     "CocoReader": COPYABLE,
     "MetadataReader": COPYABLE,
     "PairedReader": COPYABLE,
@@ -300,7 +299,7 @@ REAL: dict[str, Callable[..., Any]] = {
     "receiver": receiver,
     "bell": partial(single, Bell),
     "clock": partial(single, CpuClock),
-    "turns": partial(single, lambda: ExclusiveUse("test", lambda: None)),
+    "turns": partial(single, lambda: ExclusiveUse("test", lambda: None, lambda: None)),
     "descriptor": partial(single, lambda: Descriptor(os.open(os.devnull, os.O_RDONLY))),
 }
 

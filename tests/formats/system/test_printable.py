@@ -1,16 +1,21 @@
 """Text from files is shown on one line, printable and not too long; the attributes keep it unchanged."""
 
 import pickle
+import re
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
-from datasets import prep_here
 from hypothesis import example, given
 from hypothesis import strategies as st
-from source_builders import Miniature, tar_of
 
+import shardprep
 from shardprep.formats import BadImage, Finding, ShardprepError
-from shardprep.formats.printable import MOST_CHARACTERS, printable
+from shardprep.formats.errors import MOST_CHARACTERS, printable
+from support.datasets import prep_here
+from support.source_builders import Miniature, tar_of
 
 HOSTILE = "a\x1b[2J\x9b\r\nb\udcff\u202eexe\u2028\x00"
 MINI = Miniature()
@@ -57,6 +62,28 @@ def test_an_error_shows_printable_text_and_keeps_what_it_was_given() -> None:
         assert len(shown) < 5 * MOST_CHARACTERS
     assert all(line.isprintable() for note in error.__notes__ for line in note.split("\n"))
     assert (again.message, again.path, again.key) == (long, long + "1", long + "3")
+
+
+def every_error() -> Iterator[type[ShardprepError]]:
+    for module in walk_packages(shardprep.__path__, "shardprep."):
+        if not re.search("tf_inputs|_data$|torchvision|albumentations|__main__", module.name):
+            import_module(module.name)
+    waiting = [ShardprepError]
+    while waiting:
+        yield (kind := waiting.pop())
+        waiting += kind.__subclasses__()
+
+
+@pytest.mark.slow
+def test_every_error_survives_pickling_and_being_made_of_a_message_as_pytorch_does() -> None:
+    lines = "Caught it in a worker.\nOriginal Traceback (most recent call last):\n  a line\nits\x1b last line"
+    for kind in every_error():
+        error = kind(lines)
+        error.path, error.key = "a path", "a key"
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301
+
+        assert (type(again), vars(again)) == (kind, vars(error))
+        assert str(again).splitlines() == lines.replace("\x1b", r"\x1b").splitlines()
 
 
 def test_a_path_of_bytes_is_a_path() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats.errors import OperationError
-from shardprep.formats.system.atomic_write import (
+from shardprep.formats.runtime.files import (
     READ_BYTES,
     hash_descriptor,
     hash_file,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import flip, writable
 
 from shardprep.formats import ManifestDamaged, open_dataset, verify
-from shardprep.formats.containers import published_file
-from shardprep.formats.system import seal as seals
-from shardprep.formats.system.seal import Seal, seals_folder
+from shardprep.formats.runtime import seal as seals
+from shardprep.formats.runtime.seal import Seal, seals_folder
+from shardprep.formats.shards import files as published_file
+from support.datasets import flip, writable
 
 
 class Hashing:

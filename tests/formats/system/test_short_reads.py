@@ -4,9 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from datasets import converted, prep, tree, unpack
-from sampling import torture_except
-from short_reads import cut_below
+
+from support.datasets import converted, prep, tree, unpack
+from support.sampling import torture_except
+from support.short_reads import cut_below
 
 
 def folders(archives: Path, root: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.system.sizes import byte_count, parse_bytes
+from shardprep.formats.runtime.sizes import byte_count, parse_bytes
 
 
 @pytest.mark.parametrize(

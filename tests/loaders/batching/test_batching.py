@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.batching.group import Batches
-from shardprep.loaders.batching.stack import stack
+from shardprep.loaders.batches.stack import Batches, stack
 
 DTYPES = st.sampled_from(["u1", "i2", "<i4", "i8", "f2", "f4", "f8", "c8", "c16", "?"])
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.batching.passes import Passes, end
+from shardprep.loaders.batches.passes import Passes, end
 
 
 class Sized:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
-from shardprep.loaders.buffers.pickling import Pickled, unpickled
+from shardprep.loaders.batches.pickling import ALIGNMENT, Pickled, aligned, unpickled
 
 LEAVES = (
     st.none()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.loaders.buffers.memory import ALIGNMENT, MAX_IDLE_PIECES, MIN_RECYCLED_BYTES, Recycled
+from shardprep.loaders.batches.pickling import ALIGNMENT, MAX_IDLE_PIECES, MIN_RECYCLED_BYTES, Recycled
 
 
 def address(array: Any) -> int:

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders.buffers import memory, slots
-from shardprep.loaders.buffers.slots import SlotField, SlotLayout, SlotRing, SlotsHeld
+from shardprep.loaders.batches import pickling as memory
+from shardprep.loaders.batches import slots
+from shardprep.loaders.batches.slots import SlotField, SlotLayout, SlotRing, SlotsHeld
 
 DTYPES = st.sampled_from(["u1", "<i8", "<f4", "?", "<f8", "S3"])
 FIELDS = st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=3), DTYPES), max_size=4)
@@ -159,7 +160,7 @@ def test_memory_that_the_system_refuses_is_the_same_error(tmp_path: Path) -> Non
     script.write_text(
         "import resource, signal, sys\n"
         "from shardprep.formats.errors import OperationError\n"
-        "from shardprep.loaders.buffers.slots import SlotField, SlotLayout, SlotRing\n"
+        "from shardprep.loaders.batches.slots import SlotField, SlotLayout, SlotRing\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
         "try:\n    SlotRing(SlotLayout(4, (SlotField('a', (1 << 20,), 'u1'),)), 4)\n"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardprep.loaders.engine import course as module
-from shardprep.loaders.engine.course import FIRST_WIDTH_S, MOST_BINS, Course
+from shardprep.loaders.engine import engine as module
+from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MOST_BINS, Course
 
 
 @given(

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from shardprep.loaders.engine.protocol import status_table
-from shardprep.loaders.engine.protocol.status_table import CpuClock
+from shardprep.loaders.engine import messages as status_table
+from shardprep.loaders.engine.messages import CpuClock
 
 
 def computed_in_pieces(clock: CpuClock) -> tuple[float, float]:

@@ -15,23 +15,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import engine_workers
 import numpy as np
 import pytest
-from engine_workers import Note, Once, Roomy, Uneven, Writing, layout
-from process_table import text_of
-from repository import SUPPORT
-from sampling import torture_except
-from scripts import session_of
-from waiting import until
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
-from shardprep.loaders.buffers.slots import SlotsHeld
-from shardprep.loaders.engine.crashes import CrashPolicy
+from shardprep.loaders.batches.slots import SlotsHeld
+from shardprep.loaders.engine.dispatcher import CrashPolicy
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.protocol.batch import EngineBatch
-from shardprep.loaders.engine.protocol.task import Items, RowTask
-from shardprep.loaders.engine.protocol.worker_errors import WorkFailed
+from shardprep.loaders.engine.messages import EngineBatch, Items, RowTask, WorkFailed
+from support import engine_workers
+from support.engine_workers import Note, Once, Roomy, Uneven, Writing, layout
+from support.process_table import text_of
+from support.repository import SUPPORT
+from support.sampling import torture_except
+from support.scripts import session_of
+from support.waiting import until
 
 HANG_TIMEOUT_S = 60  # after which a test fails
 
@@ -618,8 +616,8 @@ def test_a_script_that_fails_shows_its_own_error_only() -> None:
 _PRELUDE = """
 import os, signal, sys, time
 import numpy as np
-import engine_workers
-from engine_workers import *
+from support import engine_workers
+from support.engine_workers import *
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.engine.engine import Engine
 plans = [np.arange(1) + i for i in range(10)]

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_workers import PLACE, Receiving, Writing, layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardprep.loaders.buffers.pickling import Pickled
-from shardprep.loaders.buffers.slots import SlotLayout, SlotRing
+from shardprep.loaders.batches.pickling import Pickled
+from shardprep.loaders.batches.slots import SlotLayout, SlotRing
+from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.run import BatchRequest, NotReady, Plan
+from support.engine_workers import PLACE, Receiving, Writing, layout
 
 MIB = 1 << 20
 

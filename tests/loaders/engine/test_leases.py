@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardprep.loaders.engine.protocol.leases import (
+from shardprep.loaders.engine.leases import (
     LEASES_PER_WORKER,
     MAX_ROW_FAILURES,
     LeasedBatch,
@@ -15,7 +15,7 @@ from shardprep.loaders.engine.protocol.leases import (
     RowFailure,
     lease_rows,
 )
-from shardprep.loaders.engine.protocol.task import Skipped
+from shardprep.loaders.engine.messages import Skipped
 
 NOTHING = memoryview(bytes(4))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardprep.loaders.buffers.memory import ALIGNMENT, aligned
-from shardprep.loaders.buffers.slots import Memory
-from shardprep.loaders.engine.protocol.payloads import LeaseOutcomes, OutcomeWriter
-from shardprep.loaders.engine.protocol.task import Skipped
+from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
+from shardprep.loaders.batches.slots import Memory
+from shardprep.loaders.engine.messages import LeaseOutcomes, OutcomeWriter, Skipped
 
 
 @pytest.fixture

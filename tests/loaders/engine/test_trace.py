@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import loader_workers
 import pytest
-from loader_workers import Once, Tagging
-from sampling import torture_except
 
 from shardprep.loaders import Loader, TrainTransform
-from shardprep.loaders.measuring.recording import tracing
+from shardprep.loaders.measuring.progress_bar import tracing
+from support import loader_workers
+from support.loader_workers import Once, Tagging
+from support.sampling import torture_except
 
 Event = dict[str, Any]
 

@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zmq
-from sampling import torture_except
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders.frames import receiver as frame_receiver
-from shardprep.loaders.frames.codec import FrameKind, pack_batch, pack_note, read_head
-from shardprep.loaders.frames.frame_socket import FrameSocket
-from shardprep.loaders.frames.receiver import FrameReceiver, SenderFailed
-from shardprep.loaders.frames.sender import ReceiverGone, send_batches
+from shardprep.loaders.machines import frames as frame_receiver
+from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
+from shardprep.loaders.machines.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
+from shardprep.loaders.machines.socket import FrameSocket
+from support.sampling import torture_except
 
 ANY_PORT = "tcp://127.0.0.1:*"
 TIMEOUT_S = 60.0
@@ -33,7 +33,7 @@ TIMEOUT_S = 60.0
 SENDER = """
 import sys, time
 import numpy as np
-from shardprep.loaders.frames.sender import send_batches
+from shardprep.loaders.machines.frames import send_batches
 
 endpoint, first, count, pause_at, epochs = sys.argv[1], *map(int, sys.argv[2:])
 
@@ -51,7 +51,7 @@ for _ in range(epochs):
 
 RECEIVER = """
 import sys
-from shardprep.loaders.frames.receiver import FrameReceiver
+from shardprep.loaders.machines.frames import FrameReceiver
 
 with FrameReceiver("tcp://127.0.0.1:*") as receiver:
     print(receiver.endpoint, flush=True)
@@ -379,7 +379,7 @@ def test_a_batch_that_cannot_be_sent_raises_on_both_sides(batch: Any, says: str)
 # Other peers
 
 
-def test_garbage_is_dropped_and_counted(receiver: FrameReceiver) -> None:
+def test_garbage_on_the_line_reaches_no_epoch(receiver: FrameReceiver) -> None:
     chance = random.Random(1)
     legacy = b"\x01\x00" + b"".join(
         b"\x09\x00" + chance.randbytes(8) for _ in range(5)
@@ -396,7 +396,7 @@ def test_garbage_is_dropped_and_counted(receiver: FrameReceiver) -> None:
             stack.enter_context(socket.create_connection(address)).sendall(text)
         with sender(receiver.endpoint, count=20):
             assert taken(receiver) == list(range(20))
-    assert receiver.rejected >= 5
+    assert receiver.rejected == 0  # it was refused before there was a message
 
 
 def test_frames_of_a_peer_that_was_not_admitted_are_dropped(
@@ -612,9 +612,10 @@ def test_an_address_of_another_machine_is_an_operation_error() -> None:
 )
 def test_memory_is_free_only_once_all_parts_are_on_the_wire(sizes: tuple[int, ...]) -> None:
     """The small last part is copied at once, while the large one before it is still being sent."""
+    frame_socket = partial(FrameSocket, most_bytes=1 << 30)
     with (
-        closing(FrameSocket(zmq.PULL, "tcp://127.0.0.1:*", bind=True, options={zmq.RCVHWM: 1})) as far,
-        closing(FrameSocket(zmq.PUSH, far.endpoint, bind=False, options={})) as near,
+        closing(frame_socket(zmq.PULL, ANY_PORT, bind=True, options={zmq.RCVHWM: 1})) as far,
+        closing(frame_socket(zmq.PUSH, far.endpoint, bind=False, options={})) as near,
     ):
         parts = [bytes(size) for size in sizes]
         sent = [near.send_tracked(parts) for _ in range(10)]  # more than sockets hold

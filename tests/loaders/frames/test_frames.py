@@ -15,21 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from repository import ROOT
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.batching.json_values import JsonValues
-from shardprep.loaders.buffers.memory import ALIGNMENT
-from shardprep.loaders.frames import codec
-from shardprep.loaders.frames.bounds import DTYPES as KNOWN_DTYPES
-from shardprep.loaders.frames.bounds import FrameDamaged
-from shardprep.loaders.frames.codec import (
+from shardprep.loaders.batches.pickling import ALIGNMENT
+from shardprep.loaders.batches.stack import JsonValues
+from shardprep.loaders.machines import codec
+from shardprep.loaders.machines.codec import DTYPES as KNOWN_DTYPES
+from shardprep.loaders.machines.codec import (
+    FrameDamaged,
     FrameKind,
     pack_batch,
     pack_note,
     read_head,
     unpack_batch,
 )
+from support.repository import ROOT
 
 DTYPES = sorted(KNOWN_DTYPES)
 DOCUMENT = (ROOT / "docs" / "reference" / "frames.md").read_text()
@@ -182,6 +182,8 @@ def nest(depth: int) -> Any:
         np.array(["2026-01-01"], "M8[D]"),
         np.zeros(2, [("x", "f4")]),
         np.zeros(2, np.longdouble),
+        np.ma.array([1.0, 2.0], mask=[False, True]),
+        [np.ma.array([1.0, 2.0], mask=[False, True])],
         "text",
         None,
         {1: np.zeros(2)},
@@ -409,6 +411,6 @@ def test_the_document_has_all_kinds_and_dtypes() -> None:
 @pytest.mark.torture
 def test_the_loaders_import_neither_zeromq_nor_frames() -> None:
     """Each worker imports them at its start."""
-    program = "import sys, shardprep.loaders\nassert not {'zmq', 'shardprep.loaders.frames.codec'} & set(sys.modules)"
+    program = "import sys, shardprep.loaders\nassert not {'zmq', 'shardprep.loaders.machines.codec'} & set(sys.modules)"
 
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from loaded import assert_exactly_once, assert_same, epoch_of, loader_on
-from pictures import photograph
 
-from shardprep.formats.errors import BadImage
+from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import decode_rgb
 from shardprep.loaders.order.rng import record_rng
+from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
+from support.pictures import photograph
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # or its import asks the package index
 A = pytest.importorskip("albumentations", exc_type=ImportError)
@@ -68,6 +68,14 @@ def test_each_step_has_draws_of_its_own() -> None:
     counts = [sum(np.array_equal(image, each) for image in images) for each in turned]
     assert sum(counts) == 30
     assert min(counts) > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"transform": [A.HorizontalFlip()]}, {"orientation": 1}, {"outputs": "image"}], ids=str
+)
+def test_options_of_another_kind_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Albumentations(**({"transform": A.Compose([])} | options))
 
 
 def test_a_bad_image_names_its_record() -> None:

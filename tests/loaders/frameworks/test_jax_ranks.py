@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rank_programs import assert_shared, free_address, told_by
+
+from support.rank_programs import assert_shared, free_address, told_by
 
 pytest.importorskip("jax")
 
 INITIALISED = """
 import sys
 import jax
-from rank_programs import tell_epoch
+from support.rank_programs import tell_epoch
 
 path, address, rank = sys.argv[1:]
 jax.distributed.initialize(address, num_processes=2, process_id=int(rank))

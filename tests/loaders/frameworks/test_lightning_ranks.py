@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rank_programs import assert_shared, told_by
+
+from support.rank_programs import assert_shared, told_by
 
 pytest.importorskip("lightning")
 
 PROGRAM = """
 import sys
 import lightning, torch
-from loaded import loader_on
-from rank_programs import tell
+from support.loaded import loader_on
+from support.rank_programs import tell
 from shardprep.loaders.torch_data import to_torch
 
 class Counting(lightning.LightningModule):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rank_programs import told_by
+
+from support.rank_programs import told_by
 
 pytest.importorskip("lightning")
 
@@ -13,8 +14,8 @@ PROGRAM = """
 import sys
 import lightning, torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from loaded import loader_on
-from rank_programs import tell
+from support.loaded import loader_on
+from support.rank_programs import tell
 from shardprep.loaders.torch_data import to_torch
 
 class Counting(lightning.LightningModule):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rank_programs import assert_shared, free_address, told_by
+
+from support.rank_programs import assert_shared, free_address, told_by
 
 pytest.importorskip("tensorflow")
 
 UNDER_A_STRATEGY = """
 import sys
-from tf_devices import tf
-from rank_programs import tell_epoch
+from support.tf_devices import tf
+from support.rank_programs import tell_epoch
 
 path, *addresses, index = sys.argv[1:]
 resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -25,8 +26,8 @@ with strategy.scope():
 
 ON_ONE_MACHINE = """
 import sys
-from tf_devices import tf
-from rank_programs import tell_epoch
+from support.tf_devices import tf
+from support.rank_programs import tell_epoch
 
 for strategy in (tf.distribute.MirroredStrategy(), tf.distribute.MultiWorkerMirroredStrategy()):
     with strategy.scope():

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow_functions import named, pair, pair_but_17
-from loaded import Kept, assert_exactly_once, assert_same, crops_on, epoch_of
-from loader_workers import OwnError, Tagging, fail
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow, Loader, TrainTransform
+from support.flow_functions import named, pair, pair_but_17
+from support.loaded import Kept, assert_exactly_once, assert_same, crops_on, epoch_of
+from support.loader_workers import OwnError, Tagging, fail
 
 torch = pytest.importorskip("torch")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loaded import epoch_of, loader_on
-from rank_programs import assert_shared, told_by
 
 from shardprep.formats.errors import UsageError
+from support.loaded import epoch_of, loader_on
+from support.rank_programs import assert_shared, told_by
 
 torch = pytest.importorskip("torch")
 
@@ -17,7 +17,7 @@ SPAWNED = """
 import sys
 import torch.distributed
 import torch.multiprocessing
-from rank_programs import tell_epoch
+from support.rank_programs import tell_epoch
 
 def train(rank, path, meeting):
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)

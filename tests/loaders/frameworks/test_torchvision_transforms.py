@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from loaded import assert_exactly_once, assert_same, epoch_of, loader_on
-from pictures import photograph, with_orientation
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ArraySpec, decode_rgb
 from shardprep.loaders.order.rng import record_rng
+from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
+from support.pictures import photograph, with_orientation
 
-ops = pytest.importorskip("torchvision_ops", exc_type=ImportError)
+ops = pytest.importorskip("support.torchvision_ops", exc_type=ImportError)
 
 import torch  # noqa: E402
 from torchvision import tv_tensors  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
-from torchvision_ops import TRAINING, Here, threads_in_use, three_generators  # noqa: E402
 
 from shardprep.loaders.transforms.torchvision import Torchvision  # noqa: E402
+from support.torchvision_ops import TRAINING, Here, threads_in_use, three_generators  # noqa: E402
 
 
 class Example(NamedTuple):
@@ -126,6 +126,10 @@ def test_a_bad_image_names_its_record() -> None:
 def test_another_kind_of_image_is_refused() -> None:
     with pytest.raises(UsageError, match="'tensor' or 'pil'"):
         Torchvision(TRAINING, image="numpy")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="orientation must be"):
+        Torchvision(TRAINING, orientation="upright")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="transform must be a callable"):
+        Torchvision([TRAINING])  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

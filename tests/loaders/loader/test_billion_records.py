@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import billion_records
 import pytest
+
+from support import billion_records
 
 
 def measured(folder: Path, parts: int) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_datasets import EVERY_KIND, every_kind, write_columns
-from remote_ends import wired
-from sampling import torture_except
 
 from shardprep.formats import CorruptRecord, UsageError
 from shardprep.loaders import Flow, Loader, LocalShuffle
-from shardprep.loaders.batching.json_values import JsonValues
+from shardprep.loaders.batches.stack import JsonValues
+from support.column_datasets import EVERY_KIND, every_kind, write_columns
+from support.remote_ends import wired
+from support.sampling import torture_except
 
 NUMERIC = ("vector", "age", "score", "colour")
 

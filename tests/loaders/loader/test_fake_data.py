@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import assert_same, epoch_of
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, TrainTransform, decode_rgb
-from shardprep.loaders.fake.fake_data import FakeData
+from shardprep.loaders.loader.fake import FakeData
+from support.loaded import assert_same, epoch_of
 
 
 def test_a_batch_is_as_a_loaders(lmdb_shards: Path) -> None:

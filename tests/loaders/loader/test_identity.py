@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from repository import SUPPORT
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform
-from shardprep.loaders.loader.replaying.identity import digest_of
+from shardprep.loaders.loader.run_card import digest_of
+from support.repository import SUPPORT
 
 
 def scaled(factor: float) -> Callable[[float], float]:

@@ -1,30 +1,21 @@
-"""A loader of a collection: the batches of parts that were cut from one dataset are those of the whole."""
+"""A loader of a collection: parts of all kinds, and parts that were changed."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from column_datasets import write_columns
-from cut_datasets import collected
-from datasets import converted, flip
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from loaded import assert_exactly_once, assert_same, epoch_of, loader_on, numbers_in
-from loader_workers import Tagging
 
-from shardprep.formats import DataError, ManifestDamaged, UsageError, collect, open_collection, open_dataset
-from shardprep.formats.dataset.collecting import collection as collections
-from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, Receipt, TrainTransform
-
-SHUFFLES = st.sampled_from(
-    [None, LocalShuffle(1), LocalShuffle(60), LocalShuffle("300KB", partitions=2), GlobalShuffle()]
-)
-LAW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+from shardprep.formats import DataError, ManifestDamaged, UsageError, collect, open_dataset
+from shardprep.formats.storage import collection as collections
+from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
+from support.column_datasets import write_columns
+from support.cut_datasets import collected
+from support.datasets import converted, flip
+from support.loaded import assert_exactly_once, epoch_of, loader_on, numbers_in
+from support.loader_workers import Tagging
 
 
 @pytest.fixture(scope="module")
@@ -41,54 +32,6 @@ def folder(
     if request.param != "in memory":
         monkeypatch.setattr(collections, "MOST_INDEX_BYTES", 0)
     return cut_shards
-
-
-@LAW
-@given(
-    shuffle=SHUFFLES,
-    world_size=st.sampled_from([1, 2]),
-    seed=st.integers(0, 9),
-    classes=st.sampled_from([None, [0, 2]]),
-    records=st.sampled_from([None, np.arange(3, 190, 2)]),
-)
-def test_batches_are_those_of_the_dataset_that_was_cut(
-    lmdb_shards: Path, folder: Path, shuffle: Any, world_size: int, seed: int, classes: Any, records: Any
-) -> None:
-    for rank in range(world_size):
-        options = {"shuffle": shuffle, "seed": seed, "classes": classes, "records": records}
-        options |= {"rank": rank, "world_size": world_size}
-        with loader_on(lmdb_shards, **options) as whole, loader_on(folder, **options) as parts:
-            whole.set_epoch(seed)
-            parts.set_epoch(seed)
-            assert parts.records.tolist() == whole.records.tolist()
-            assert_same(epoch_of(parts), epoch_of(whole))
-            assert parts.receipt().delivered == whole.receipt().delivered
-
-
-def test_receipts_states_and_identities_are_of_the_collection(folder: Path) -> None:
-    root = open_collection(folder).root
-    with loader_on(folder) as loader:
-        whole = epoch_of(loader)
-        assert_exactly_once(loader, whole)
-        assert (loader.receipt().dataset, loader.identity["dataset"]) == (root, root)
-        assert loader.key(203) == open_collection(folder)[203].key
-    with loader_on(folder) as loader:
-        first = epoch_of(loader, 7)
-        state, receipt = json.loads(json.dumps(loader.state_dict())), loader.receipt()
-    with loader_on(folder) as loader:
-        loader.load_state_dict(state)
-        assert_same([*first, *epoch_of(loader)], whole)
-        loader.receipt().check(204)
-    assert receipt.count == 70
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.torture)])
-def test_images_are_decoded_and_augmented_as_those_of_the_whole(
-    lmdb_shards: Path, folder: Path, workers: int
-) -> None:
-    options = {"transform": TrainTransform(24), "shuffle": LocalShuffle(60), "workers": workers}
-    with loader_on(lmdb_shards, **options) as whole, loader_on(folder, **options) as parts:
-        assert_same(epoch_of(parts, 6), epoch_of(whole, 6))
 
 
 def test_parts_of_different_containers_are_shuffled_together(
@@ -153,16 +96,6 @@ def test_a_shard_that_is_gone_is_named_with_its_part(lmdb_shards: Path, tmp_path
     assert Path(str(caught.value.filename)).parent.samefile(gone.parent)
 
 
-def test_ranks_together_deliver_each_record_once(folder: Path) -> None:
-    receipts = []
-    for rank in range(3):
-        with loader_on(folder, rank=rank, world_size=3, shuffle=GlobalShuffle()) as loader:
-            assert len(numbers_in(epoch_of(loader))) == 68
-            receipts.append(loader.receipt())
-
-    Receipt.merge(receipts).check(204)
-
-
 def test_a_cut_index_is_an_error_of_the_step(
     lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,59 +115,6 @@ WEIGHTS = {"part-0": 0.5, "part-1": 0.2, "part-2": 0.3}
 def counts_of_parts(loader: Loader, numbers: list[int]) -> list[int]:
     ends = [part.records.stop for part in loader.dataset.parts]
     return np.bincount(np.searchsorted(ends, numbers, side="right"), minlength=3).tolist()
-
-
-@LAW
-@given(shuffle=SHUFFLES, world_size=st.sampled_from([1, 2]), epoch=st.integers(0, 5))
-def test_weights_divide_each_epoch_exactly_among_the_parts(
-    folder: Path, shuffle: Any, world_size: int, epoch: int
-) -> None:
-    numbers, receipts = [], []
-    for rank in range(world_size):
-        options = {"shuffle": shuffle, "rank": rank, "world_size": world_size, "weights": WEIGHTS}
-        with loader_on(folder, **options) as loader:
-            loader.set_epoch(epoch)
-            wanted = sorted(loader.records.tolist())
-            numbers += numbers_in(epoch_of(loader))
-            receipts.append(loader.receipt())
-            assert counts_of_parts(loader, wanted) == [102, 41, 61]
-
-    assert sorted(numbers) == wanted
-    Receipt.merge(receipts).check(204)
-
-
-def test_weighted_epochs_go_on_where_they_stopped(folder: Path) -> None:
-    options = {"weights": WEIGHTS, "shuffle": LocalShuffle(60)}
-    with loader_on(folder, **options) as loader:
-        loader.set_epoch(3)
-        whole = epoch_of(loader)
-        identity = loader.identity["dataset"]
-    with loader_on(folder, **options) as loader:
-        loader.set_epoch(3)
-        first = epoch_of(loader, 6)
-        state = json.loads(json.dumps(loader.state_dict()))
-    with loader_on(folder, **options) as loader:
-        loader.load_state_dict(state)
-        assert_same([*first, *epoch_of(loader)], whole)
-        loader.receipt().check(204)
-    others = WEIGHTS | {"part-0": 0.9}
-    with loader_on(folder, **(options | {"weights": others})) as loader:
-        assert loader.identity["dataset"] != identity
-        with pytest.raises(UsageError, match="another dataset"):
-            loader.load_state_dict(state)
-
-
-def test_a_record_that_comes_again_is_augmented_in_another_way(folder: Path) -> None:
-    options = {"weights": {"part-0": 8, "part-1": 1, "part-2": 1}, "transform": TrainTransform(24)}
-    with loader_on(folder, shuffle=None, **options) as loader:
-        made = {}
-        for images, _, numbers in epoch_of(loader):
-            for image, number in zip(images, numbers.tolist(), strict=True):
-                made.setdefault(number, []).append(image.tobytes())
-    repeated = [images for images in made.values() if len(images) > 1]
-
-    assert len(repeated) > 20
-    assert all(len(set(images)) == len(images) for images in repeated)
 
 
 def test_weights_count_the_chosen_records(folder: Path) -> None:

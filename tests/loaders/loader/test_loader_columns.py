@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_datasets import EVERY_KIND, every_kind, write_columns
-from image_files import JPEG
-from sampling import torture_except
 
 from shardprep.formats import UsageError
 from shardprep.loaders import Loader, LocalShuffle
+from support.column_datasets import EVERY_KIND, every_kind, write_columns
+from support.image_files import JPEG
+from support.sampling import torture_except
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import flip
-from loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
-from loader_workers import CutShort, Once, OwnError, Tagging, die, fail, hang, leave, nap, reject
-from process_table import children
-from sampling import torture_except
 
 from shardprep.formats import Dataset, open_dataset
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, WorkerDied
 from shardprep.loaders import Loader, TrainTransform
+from support.datasets import flip
+from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
+from support.loader_workers import CutShort, Once, OwnError, Tagging, die, fail, hang, leave, nap, reject
+from support.process_table import children
+from support.sampling import torture_except
 
 
 @pytest.fixture

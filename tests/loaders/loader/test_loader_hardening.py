@@ -4,13 +4,13 @@ import os
 import signal
 from pathlib import Path
 
-import loader_workers
 import numpy as np
 import pytest
-from sampling import torture_except
 
 from shardprep.formats import OperationError, UsageError
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform, WorkFailed
+from support import loader_workers
+from support.sampling import torture_except
 
 
 @pytest.mark.slow

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import converted, flip
-from loaded import assert_exactly_once, assert_same, epoch_of, loader_on
-from sampling import torture_except
-from waiting import until
 
 from shardprep.formats import CorruptRecord, make_sample, open_dataset
-from shardprep.formats.containers.archive import ARCHIVE_NAME
-from shardprep.formats.conversion import finalize
+from shardprep.formats.conversion import finish as finalize
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, SortedByClass
-from shardprep.loaders.loader.shards_ahead.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.order.epoch_order import Shuffle
+from support.datasets import converted, flip
+from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
+from support.sampling import torture_except
+from support.waiting import until
 
 TRAIN = "ILSVRC2012_img_train.tar"
 

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from loader_workers import OwnError, Tagging, fail
-from process_table import children, text_of
-from repository import SUPPORT
-from sampling import torture_except
-from scripts import Start, scripts, session_of
-from waiting import until
 
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from support.loader_workers import OwnError, Tagging, fail
+from support.process_table import children, text_of
+from support.repository import SUPPORT
+from support.sampling import torture_except
+from support.scripts import Start, scripts, session_of
+from support.waiting import until
 
 HANG_TIMEOUT_S = 60  # after which a test fails
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
@@ -162,7 +162,7 @@ def test_a_loader_outlives_the_thread_that_made_it(lmdb_shards: Path) -> None:
 PRELUDE = """
 import os, signal, sys, time
 from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
-from loader_workers import *
+from support.loader_workers import *
 path = os.environ["SHARDS"]
 """
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from itertools import chain, zip_longest
 from pathlib import Path
 
-import numpy as np
 import pytest
-from loaded import epoch_of, loader_on, numbers_in
 
 from shardprep.formats import open_dataset
 from shardprep.loaders import Flow, LocalShuffle, Receipt
+from support.loaded import epoch_of, loader_on, numbers_in
 
 SHUFFLE = LocalShuffle(60, partitions=4)
 
@@ -44,45 +42,6 @@ def test_a_rank_opens_only_its_shards(lmdb_shards: Path, tmp_path: Path, workers
     Receipt.merge(receipts).check(204)
     assert owned[0] | owned[1] == set(range(len(names)))
     assert len(owned[0] & owned[1]) == 1  # the shard that is cut between partitions 1 and 2
-
-
-def test_training_goes_on_with_more_ranks_in_the_same_global_steps(lmdb_shards: Path) -> None:
-    def loader(rank: int, world_size: int):  # type: ignore[no-untyped-def]
-        batch_size = 24 // world_size
-        return loader_on(
-            lmdb_shards, shuffle=SHUFFLE, rank=rank, world_size=world_size, batch_size=batch_size
-        )
-
-    with loader(0, 1) as one:
-        expected = [numbers_in([batch]) for batch in one]
-    with loader(0, 2) as stopped:
-        batches = iter(stopped)
-        for _ in range(3):
-            next(batches)
-        state = stopped.state_dict()
-    rest = []
-    for rank in range(4):
-        with loader(rank, 4) as resumed:
-            resumed.load_state_dict(state)
-            rest.append([numbers_in([batch]) for batch in resumed])
-
-    steps = [list(chain.from_iterable(ranks)) for ranks in zip_longest(*rest, fillvalue=[])]
-    assert steps == expected[3:]
-
-
-def test_a_part_of_a_dataset_has_partitions_of_its_own_records(lmdb_shards: Path) -> None:
-    chosen = np.arange(20, 150, 2)
-    receipts, numbers = [], []
-    for rank in range(4):
-        with loader_on(
-            lmdb_shards, shuffle=SHUFFLE, records=chosen, batch_size=5, rank=rank, world_size=4
-        ) as loader:
-            numbers += numbers_in(epoch_of(loader))
-            receipts.append(loader.receipt())
-            assert "partitions" in loader.identity["shuffle"]
-
-    Receipt.merge(receipts).check(len(chosen))
-    assert sorted(numbers) == chosen.tolist()
 
 
 def test_a_flow_has_the_records_of_all_partitions_in_turn(lmdb_shards: Path) -> None:

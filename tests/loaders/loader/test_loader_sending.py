@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaded import assert_same, epoch_of, loader_on
-from sampling import torture_except
 
 from shardprep.formats.errors import UsageError
+from support.loaded import assert_same, epoch_of, loader_on
+from support.sampling import torture_except
 
 CELL = """
 import sys

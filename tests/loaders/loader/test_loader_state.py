@@ -1,19 +1,28 @@
-"""Stopping and resuming: at any step, with other workers, batch sizes and world sizes, exactly."""
+"""States of a loader: what they are made of, and which are refused."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from loaded import Kept, assert_exactly_once, assert_same, epoch_of, loader_on, numbers_in
-from loader_workers import OwnError, Tagging, fail, reject
 
-from shardprep.formats import open_dataset
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, Receipt
+from shardprep.loaders import (
+    EvalTransform,
+    Loader,
+    TrainTransform,
+    TransformInput,
+)
+from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on, numbers_in
+from support.loader_workers import OwnError, Tagging, fail, reject
+from support.repository import SUPPORT
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
@@ -23,92 +32,23 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def records_in(batches: list[Kept]) -> list[tuple[Any, ...]]:
-    """The records that were delivered, regardless of batches."""
-    return [
-        tuple(np.asarray(part).tolist() for part in row)
-        for batch in batches
-        for row in zip(*batch, strict=True)
-    ]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
-def test_going_on_at_any_step_equals_the_uninterrupted_run(
-    lmdb_shards: Path, drop_last: bool, rank: int, world_size: int
-) -> None:
-    options = {"rank": rank, "world_size": world_size, "drop_last": drop_last}
-    with loader_on(lmdb_shards, **options) as loader:
-        states, whole = [loader.state_dict()], []
-        for batch in loader:
-            states.append(through_json(loader.state_dict()))
-            whole += epoch_of([batch])
-        receipt = loader.receipt()
+def test_an_error_in_the_middle_leaves_a_state_to_go_on_from(lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards) as sound:
+        whole = epoch_of(sound)
+        key = sound.key(numbers_in(whole)[57])
+    with loader_on(lmdb_shards, transform=Tagging({key: fail}), workers=1) as loader:
+        batches = iter(loader)
+        first = epoch_of(batches, 5)
+        with pytest.raises(OwnError):
+            next(batches)
+        state = loader.state_dict()
+        assert loader.receipt().count == state["place"] == 50
+        assert loader.epoch == 1
 
-    for step, state in enumerate(states[:-1]):
-        with loader_on(lmdb_shards, **options) as resumed:
-            resumed.load_state_dict(state)
-            assert len(resumed) == len(whole) - step
-            assert_same(epoch_of(resumed), whole[step:])
-            assert resumed.receipt() == receipt
-            assert resumed.epoch == 1
-
-
-@pytest.mark.slow
-def test_going_on_with_real_workers_and_then_others_is_exact(lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards) as loader:
-        whole = epoch_of(loader)
-        receipt = loader.receipt()
-    state, parts = None, []
-    for workers, steps in ((2, 3), (1, 8), (0, 2), (2, None)):
-        with loader_on(lmdb_shards, workers=workers, slots=4) as loader:
-            if state:
-                loader.load_state_dict(state)
-            parts += epoch_of(loader, steps)
-            state = through_json(loader.state_dict())
-            last = loader.receipt()
-
-    assert_same(parts, whole)
-    assert last == receipt
-    assert (state["epoch"], state["place"]) == (1, 0)
-
-
-@pytest.mark.parametrize("shuffle", [None, LocalShuffle(60), LocalShuffle("500KB"), GlobalShuffle()])
-def test_another_batch_size_goes_on_with_the_same_records(lmdb_shards: Path, shuffle: Any) -> None:
-    with loader_on(lmdb_shards, shuffle=shuffle) as loader:
-        whole = epoch_of(loader)
-        loader.set_epoch(0)
-        first = epoch_of(loader, 7)
-        state = through_json(loader.state_dict())
-    with loader_on(lmdb_shards, shuffle=shuffle, batch_size=33) as loader:
-        loader.load_state_dict(state)
-        rest = epoch_of(loader)
-        assert len(rest) == 5
-        loader.receipt().check(204)
-
-    assert records_in(first + rest) == records_in(whole)
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
-def test_another_world_goes_on_with_the_same_records(lmdb_shards: Path, before: int, after: int) -> None:
-    delivered, receipts, states = [], [], []
-    for rank in range(before):
-        with loader_on(lmdb_shards, rank=rank, world_size=before) as loader:
-            delivered += epoch_of(loader, 4)
-            states.append(through_json(loader.state_dict()))
-            receipts.append(Receipt.from_json(states[-1]["receipt"]))
-    for rank in range(after):
-        with loader_on(lmdb_shards, rank=rank, world_size=after, batch_size=7, drop_last=True) as loader:
-            loader.load_state_dict(states[0])
-            delivered += epoch_of(loader)
-            receipts.append(loader.receipt())
-
-    receipt = Receipt.merge(receipts)
-    receipt.check(204, left_out=(204 - 40 * before) % (7 * after))
-    numbers = numbers_in(delivered)
-    assert len({state["place"] for state in states}) == 1
-    assert len(numbers) == len(set(numbers)) == receipt.count
+        loader.load_state_dict(state, transform="changed")  # the one that failed was mended
+        assert_same(first + epoch_of(loader), whole)
 
 
 def test_the_state_before_the_first_and_after_the_last_batch_is_the_start_of_an_epoch(
@@ -133,92 +73,6 @@ def test_the_state_before_the_first_and_after_the_last_batch_is_the_start_of_an_
 def place_of(loader: Loader) -> tuple[int, int]:
     state = loader.state_dict()
     return state["epoch"], state["place"]
-
-
-@pytest.mark.slow
-def test_after_an_early_break_the_state_is_of_what_was_delivered(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, workers=1) as loader:
-        whole = epoch_of(loader)
-        loader.set_epoch(0)
-        first = epoch_of(loader, 4)
-        assert loader.epoch == 1
-        assert place_of(loader) == (0, 40)
-
-        loader.load_state_dict(loader.state_dict())
-
-        assert (loader.epoch, len(loader)) == (0, 17)
-        assert_same(first + epoch_of(loader), whole)
-        loader.receipt().check(204)
-
-
-def test_setting_the_epoch_moves_the_state_there(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader:
-        epoch_of(loader, 4)
-        loader.set_epoch(5)
-        assert place_of(loader) == (5, 0)
-        assert loader.receipt().count == 40
-        loader.load_state_dict(loader.state_dict())
-        assert loader.epoch == 5
-
-
-def test_setting_the_epoch_within_an_epoch_does_not_disturb_it(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader:
-        for step, _ in enumerate(loader):
-            if step == 3:
-                loader.set_epoch(7)
-            if step == 4:
-                assert place_of(loader) == (0, 50)
-        loader.receipt().check(204)
-        assert loader.epoch == 7
-        assert place_of(loader) == (7, 0)
-
-
-def test_setting_the_epoch_forgets_a_state_that_was_loaded(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader:
-        epoch_of(loader, 4)
-        loader.load_state_dict(loader.state_dict())
-        loader.set_epoch(0)
-        assert len(loader) == 21
-        assert_exactly_once(loader, epoch_of(loader))
-
-
-def test_a_resumed_epoch_is_followed_by_whole_ones(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader:
-        epoch_of(loader, 20)
-        loader.load_state_dict(loader.state_dict())
-        assert len(epoch_of(loader)) == 1
-        assert len(loader) == 21
-        assert_exactly_once(loader, epoch_of(loader))
-
-
-@pytest.mark.slow
-def test_an_error_in_the_middle_leaves_a_state_to_go_on_from(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as sound:
-        whole = epoch_of(sound)
-        key = sound.key(numbers_in(whole)[57])
-    with loader_on(lmdb_shards, transform=Tagging({key: fail}), workers=1) as loader:
-        batches = iter(loader)
-        first = epoch_of(batches, 5)
-        with pytest.raises(OwnError):
-            next(batches)
-        state = loader.state_dict()
-        assert loader.receipt().count == state["place"] == 50
-        assert loader.epoch == 1
-
-    with loader_on(lmdb_shards) as loader:
-        loader.load_state_dict(state)
-        assert_same(first + epoch_of(loader), whole)
-
-
-def test_loading_a_state_ends_the_iteration_under_way(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader:
-        batches = iter(loader)
-        next(batches)
-        loader.load_state_dict(loader.state_dict())
-        with pytest.raises(UsageError, match="has begun"):
-            next(batches)
-        assert len(epoch_of(loader)) == 20
-        loader.receipt().check(204)
 
 
 @pytest.mark.parametrize(("rank", "left"), [(0, 1), (3, 1), (4, 0), (199, 0)])
@@ -246,39 +100,6 @@ def test_the_state_is_plain_json_whatever_numbers_the_loader_was_given(lmdb_shar
     assert {type(state[name]) for name in ("seed", "epoch", "place", "rank", "world_size")} == {int}
 
 
-def test_skipped_records_stay_in_the_receipt_of_a_resumed_epoch(lmdb_shards: Path) -> None:
-    with open_dataset(lmdb_shards) as dataset:
-        bad = {dataset[number].key: reject for number in (3, 15, 100)}
-    with loader_on(lmdb_shards, transform=Tagging(bad), on_bad_record="skip", shuffle=None) as loader:
-        epoch_of(loader, 2)
-        state = through_json(loader.state_dict())
-    with loader_on(lmdb_shards, transform=Tagging(bad), on_bad_record="skip", shuffle=None) as loader:
-        loader.load_state_dict(state)
-        epoch_of(loader)
-        receipt = loader.receipt()
-
-    receipt.check(204, skipped=3)
-    assert receipt.skipped == (3, 15, 100)
-
-
-FOREIGN = [
-    ({"seed": 1}, "another seed"),
-    ({"shuffle": LocalShuffle(61)}, "another shuffle"),
-    ({"shuffle": None}, "another shuffle"),
-    ({"shuffle": GlobalShuffle()}, "another shuffle"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), FOREIGN)
-def test_the_state_of_another_order_is_an_error(
-    lmdb_shards: Path, options: dict[str, Any], message: str
-) -> None:
-    with loader_on(lmdb_shards) as loader:
-        state = loader.state_dict()
-    with loader_on(lmdb_shards, **options) as other, pytest.raises(UsageError, match=message):
-        other.load_state_dict(state)
-
-
 def test_the_state_of_another_dataset_is_an_error_and_changes_nothing(
     lmdb_shards: Path, hdf5_shards: Path
 ) -> None:
@@ -290,3 +111,68 @@ def test_the_state_of_another_dataset_is_an_error_and_changes_nothing(
                 other.load_state_dict(state)  # type: ignore[arg-type]
         assert other.state_dict() == before
         assert other.epoch == 1
+
+
+def lengths(record: TransformInput, rng: np.random.Generator) -> int:
+    return len(record.image)
+
+
+def doubled(record: TransformInput, rng: np.random.Generator) -> int:
+    return 2 * len(record.image)
+
+
+def same_name(source: str) -> Any:
+    return eval(f"lambda record, rng: {source}")  # noqa: S307 - of this file
+
+
+OTHER_TRANSFORMS: list[tuple[Any, Any, str]] = [
+    (
+        TrainTransform(32),
+        TrainTransform(48, flip=False),
+        r"\(size=32, flip=true\) .* \(size=48, flip=false\)",
+    ),
+    (TrainTransform(32), EvalTransform(32), "TrainTransform where this one has EvalTransform"),
+    (TrainTransform(32), None, "TrainTransform where this one has none"),
+    (None, lengths, "none where this one has lengths"),
+    (lengths, doubled, "lengths where this one has doubled"),
+    (Tagging(), Tagging({"a key": fail}), "Tagging of other values"),
+    (partial(lengths, rng=1), partial(lengths, rng=2), "partial of other values"),
+    (same_name("1"), same_name("2"), "<lambda> of other code"),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"), OTHER_TRANSFORMS, ids=[each[2] for each in OTHER_TRANSFORMS]
+)
+def test_the_state_of_another_transform_is_an_error_unless_it_may_have_changed(
+    lmdb_shards: Path, before: Any, after: Any, message: str
+) -> None:
+    with loader_on(lmdb_shards, transform=before) as loader:
+        state = through_json(loader.state_dict())
+        loader.load_state_dict(state)
+    older = {name: state[name] for name in state if name != "transform"}
+    of_another_python = state | {"transform": (state["transform"] or {}) | {"python": "3.99"}}
+    with loader_on(lmdb_shards, transform=after) as other:
+        with pytest.raises(UsageError, match=message.replace(" .* ", f".*{type(after).__name__}")):
+            other.load_state_dict(state)
+        other.load_state_dict(state, transform="changed")
+        other.load_state_dict(older)
+        if "code" in message:
+            other.load_state_dict(of_another_python)
+        with pytest.raises(UsageError, match="'same' or 'changed', not 'other'"):
+            other.load_state_dict(state, transform="other")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_transform_is_the_same_one_in_another_process_and_after_it_was_used(lmdb_shards: Path) -> None:
+    program = (
+        "import json, sys; from support.loaded import loader_on; from support.loader_workers import Tagging, reject\n"
+        "loader = loader_on(sys.argv[1], transform=Tagging({'a': reject, 'b': print})); next(iter(loader))\n"
+        "print(json.dumps(loader.state_dict()))"
+    )
+    command = [sys.executable, "-c", program, str(lmdb_shards)]
+    environ = os.environ | {"PYTHONPATH": SUPPORT, "PYTHONHASHSEED": "7"}
+    there = subprocess.run(command, env=environ, capture_output=True, check=True, timeout=120).stdout
+    with loader_on(lmdb_shards, transform=Tagging({"a": reject, "b": print})) as loader:
+        loader.load_state_dict(json.loads(there))
+        assert loader.state_dict()["transform"] == json.loads(there)["transform"]

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import until
 
-from shardprep.formats.containers.blocks import Block
-from shardprep.loaders.loader.shards_ahead.read_ahead import (
+from shardprep.formats.shards.in_place import Block
+from shardprep.loaders.loader.read_ahead import (
     CHUNK_BYTES,
     MAX_PENDING_CHUNKS,
     SHARD_END_BYTES,
     ReadAhead,
     ShardStream,
 )
-from shardprep.loaders.measuring.disk.page_cache import forget, resident
+from shardprep.loaders.measuring.disk_files import forget, resident
+from support.waiting import until
 
 MB = 1 << 20
 HERE = Path("shards")

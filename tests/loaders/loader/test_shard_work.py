@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import loader_workers
 import numpy as np
 import pytest
-from datasets import flip, writable
-from loader_workers import Misdeclared, Tagging
 
 from shardprep.formats import Dataset, open_dataset
-from shardprep.formats.containers import shard_cache
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
-from shardprep.loaders.buffers.pickling import dumps, loads
-from shardprep.loaders.buffers.slots import Arrays, Memory
-from shardprep.loaders.engine.protocol.task import Items, Skipped
-from shardprep.loaders.loader.shard_task import STAGES, ShardWork, items_of
+from shardprep.formats.shards import read as shard_cache
+from shardprep.loaders.batches.pickling import dumps, loads
+from shardprep.loaders.batches.slots import Arrays, Memory
+from shardprep.loaders.engine.messages import Items, Skipped
+from shardprep.loaders.loader.work import STAGES, ShardWork, items_of
 from shardprep.loaders.order.rng import record_rng
 from shardprep.loaders.transforms.contract import Transform
+from support import loader_workers
+from support.datasets import flip, writable
+from support.loader_workers import Misdeclared, Tagging
 
 
 @pytest.fixture(params=["lmdb", "hdf5"])
@@ -111,7 +111,7 @@ def test_the_container_s_library_is_there_before_the_first_item(dataset: Dataset
     library = {"lmdb": "lmdb", "hdf5": "h5py"}[dataset.manifest.container]
     code = f"""
 import sys, numpy as np
-from shardprep.loaders.buffers.pickling import loads
+from shardprep.loaders.batches.pickling import loads
 work = loads(sys.stdin.buffer.read())
 assert {library!r} not in sys.modules
 with work.open(np.zeros(len(work.stages))):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import converted
-from sampling import torture_except
 
 from shardprep.formats import make_sample, open_dataset, write_dataset
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, SortedByClass
+from support.datasets import converted
+from support.sampling import torture_except
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from column_datasets import write_samples
-from datasets import converted
-from pictures import numbers_png, png
-from sampling import torture_except
 
 from shardprep.formats import BadTarget, ManifestDamaged, open_dataset
-from shardprep.formats.columns.schema import Schema
-from shardprep.formats.dataset.dataset import Dataset
+from shardprep.formats.records.schema import Schema
+from shardprep.formats.shards.dataset import Dataset
 from shardprep.loaders import EvalTransform, Flow, Loader, LocalShuffle, TrainTransform
-from shardprep.loaders.batching.spec import BatchSpec
+from shardprep.loaders.batches.stack import BatchSpec
+from support.column_datasets import write_samples
+from support.datasets import converted
+from support.pictures import numbers_png, png
+from support.sampling import torture_except
 
 SEGMENTED = Schema({"mask": "image", "field": "uint8[*,*]", "boxes": "float32[*,4]", "kinds": "int32[*]"})
 

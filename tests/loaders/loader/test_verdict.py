@@ -13,15 +13,15 @@ from statistics import median
 from typing import Any
 
 import pytest
-from datasets import converted
 from hypothesis import given
 from hypothesis import strategies as st
-from sampling import torture_except
-from verdict_workers import Computing, Nothing, Sleeping, Throttling
 
 from shardprep.formats import make_sample
 from shardprep.loaders import Loader, LoaderStats, Transform
-from shardprep.loaders.loader.bottleneck import STEP, PipelineTimes
+from shardprep.loaders.loader.stats import STEP, PipelineTimes
+from support.datasets import converted
+from support.sampling import torture_except
+from support.verdict_workers import Computing, Nothing, Sleeping, Throttling
 
 EPOCHS = 5
 BUSY = "because other processes use the CPUs"  # also correct, with advice for the case that the workers limit

@@ -20,31 +20,32 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from datasets import is_root, prep, prep_here, tree
-from disk_profiles import documented_paths, paths_of
-from process_table import children, text_of
-from repository import ROOT
-from sampling import torture_except
 
 from shardprep.formats import OperationError, UsageError, WorkerDied
-from shardprep.formats.system.filesystem import filesystem_type
-from shardprep.loaders.measuring.disk import DiskProfile, measure_disk
-from shardprep.loaders.measuring.disk.cold_and_warm import ColdAndWarm
-from shardprep.loaders.measuring.disk.measure import Clock, run
-from shardprep.loaders.measuring.disk.page_cache import (
+from shardprep.formats.runtime.files import filesystem_type
+from shardprep.loaders.measuring.disk import Clock, ColdAndWarm, DiskProfile, measure_disk, run
+from shardprep.loaders.measuring.disk_files import (
     DIRECT,
     FADVISE,
     ColdWay,
+    Cursor,
+    Forward,
+    OpenFiles,
+    ReadPlan,
+    Scattered,
     cold_way,
     drop,
     evict,
+    read,
     resident_part,
     resident_share,
+    temporary_folder,
 )
-from shardprep.loaders.measuring.disk.read_plans import Cursor, Forward, ReadPlan, Scattered
-from shardprep.loaders.measuring.disk.reading import read
-from shardprep.loaders.measuring.disk.scratch import temporary_folder
-from shardprep.loaders.measuring.disk.target import OpenFiles
+from support.datasets import is_root, prep, prep_here, tree
+from support.disk_profiles import documented_paths, paths_of
+from support.process_table import children, text_of
+from support.repository import ROOT
+from support.sampling import torture_except
 
 FOREVER = 1e6
 SIZES = (1_000_000, 10_000, 333_333)

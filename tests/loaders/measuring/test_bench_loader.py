@@ -8,22 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from column_datasets import write_columns
-from datasets import converted, prep, prep_here
-from disk_profiles import full_profile, names_in, paths_of, table
-from loaded import assert_same, epoch_of
-from loader_speeds import DECODING, speed_of
-from repository import ROOT
-from sampling import torture_except
-from verdict_workers import Computing, Sleeping
 
-from shardprep.cli.reports.loader_report import sweep_lines
+from shardprep.cli.commands.bench import sweep_lines
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
-from shardprep.loaders.measuring import loader_bench
-from shardprep.loaders.measuring.loader_bench import LoaderBench, Sweep, SweepRun, bench, sweep
-from shardprep.loaders.measuring.loader_speed import CacheShares, measure
-from shardprep.loaders.measuring.probes import probe
+from shardprep.loaders.measuring import bench as loader_bench
+from shardprep.loaders.measuring.bench import (
+    CacheShares,
+    LoaderBench,
+    Sweep,
+    SweepRun,
+    bench,
+    measure,
+    probe,
+    sweep,
+)
 from shardprep.loaders.measuring.progress_bar import watched
+from support.column_datasets import write_columns
+from support.datasets import converted, prep, prep_here
+from support.disk_profiles import full_profile, names_in, paths_of, table
+from support.loaded import assert_same, epoch_of
+from support.loader_speeds import DECODING, speed_of
+from support.repository import ROOT
+from support.sampling import torture_except
+from support.verdict_workers import Computing, Sleeping
 
 
 @pytest.fixture(scope="module")

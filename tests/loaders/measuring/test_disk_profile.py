@@ -11,12 +11,12 @@ from typing import Any
 
 import cv2
 import pytest
-from disk_profiles import documented_paths, full_profile, paths_of, rate
 
-from shardprep.cli.commands.bench_disk import sentence
+from shardprep.cli.commands.bench import sentence
 from shardprep.formats import DataError, UnknownVersion, UsageError
 from shardprep.loaders.measuring.disk import DiskProfile, Measurement, Missing, Reads
-from shardprep.loaders.measuring.disk.plot import bars, picture, save_picture, terminal_lines
+from shardprep.loaders.measuring.disk_profile import bars, picture, save_picture, terminal_lines
+from support.disk_profiles import documented_paths, full_profile, paths_of, rate
 
 
 def nothing_cold(profile: DiskProfile) -> DiskProfile:

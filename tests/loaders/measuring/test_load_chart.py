@@ -10,7 +10,7 @@ import pytest
 
 from shardprep.formats.errors import DataError
 from shardprep.loaders import FakeData, Flow
-from shardprep.loaders.measuring.pages.run_values import RunValues
+from shardprep.loaders.loader.run_page import RunValues
 
 
 def drawn(source: FakeData | Flow) -> str:

@@ -8,15 +8,20 @@ from pathlib import Path
 
 import cv2
 import pytest
-from loader_speeds import DECODING, READING, speed_of
-from verdict_workers import Computing
 
 from shardprep.loaders import Loader, TrainTransform
-from shardprep.loaders.buffers.slots import SlotField, SlotLayout
-from shardprep.loaders.measuring.ceilings import hand_over_rate, one_core_rate
-from shardprep.loaders.measuring.loader_bench import AgainstDisk
-from shardprep.loaders.measuring.loader_speed import LoaderSpeed, measure
-from shardprep.loaders.measuring.probes import _Measured, probe
+from shardprep.loaders.batches.slots import SlotField, SlotLayout
+from shardprep.loaders.measuring.bench import (
+    AgainstDisk,
+    LoaderSpeed,
+    _Measured,
+    hand_over_rate,
+    measure,
+    one_core_rate,
+    probe,
+)
+from support.loader_speeds import DECODING, READING, speed_of
+from support.verdict_workers import Computing
 
 HANDING = {"handing": 9.5, "starved": 0.1}
 

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import prep_here
-from disk_profiles import full_profile
-from run_figures import bench, course, stats, trace_of
 
 from shardprep.formats.errors import DataError
 from shardprep.loaders import EvalTransform, FakeData, Flow, Loader
+from shardprep.loaders.loader.run_page import RunValues, course_charts, run_page
 from shardprep.loaders.measuring import tracing
-from shardprep.loaders.measuring.pages.course_charts import course_charts
-from shardprep.loaders.measuring.pages.run_page import run_page
-from shardprep.loaders.measuring.pages.run_values import RunValues
+from support.datasets import prep_here
+from support.disk_profiles import full_profile
+from support.run_figures import bench, course, stats, trace_of
 
 HOSTILE = "</title><script>alert(1)</script>\u202e" + "x" * 3000
 

@@ -6,17 +6,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from sampling import torture_except
-from terminal_screen import Terminal
 
-from shardprep.loaders.loader.bottleneck import StageLoad
-from shardprep.loaders.measuring.watching.status_text import curve, queue_line, stages_line
+from shardprep.loaders.loader.stats import StageLoad
+from shardprep.loaders.measuring.status import curve, queue_line, stages_line
+from support.sampling import torture_except
+from support.terminal_screen import Terminal
 
 FLOW = """
 import logging, sys, time
 from shardprep.loaders import Flow
 from shardprep.loaders.measuring import progress_bar, watched
-from shardprep.loaders.measuring.watching import status
+from shardprep.loaders.measuring import status
 
 logging.basicConfig(format="log: %(message)s")
 progress_bar.WINDOW_S = status.REDRAWN_S = 0.0
@@ -49,7 +49,7 @@ LOADER = """
 import sys
 from shardprep.loaders import EvalTransform, Loader
 from shardprep.loaders.measuring import progress_bar, watched
-from shardprep.loaders.measuring.watching import status
+from shardprep.loaders.measuring import status
 
 progress_bar.WINDOW_S = status.REDRAWN_S = 0.0
 with Loader(sys.argv[1], batch_size=10, transform=EvalTransform(32), workers=1) as train:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardprep.loaders.order.class_mixing import ENOUGH, ClassMixing
 from shardprep.loaders.order.epoch_order import LocalShuffle, epoch_order
+from shardprep.loaders.order.quality import ENOUGH, ClassMixing
 
 
 def measured(mixing: ClassMixing, window: int) -> float:

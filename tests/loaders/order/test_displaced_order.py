@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
+from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from whole_order import displaced, whole_order
 
-from shardprep.loaders.order import partitions
-from shardprep.loaders.order.displaced_order import MAX_RECORDS, DisplacedOrder, Records
-from shardprep.loaders.order.epoch import Epoch, EpochPlan
+from shardprep.loaders import Receipt
+from shardprep.loaders.order import parts as partition_module
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
 from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle, epoch_order
-from shardprep.loaders.order.rank_split import RankSplit
+from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder, Records
+from shardprep.loaders.order.receipt import Tally
 from shardprep.loaders.order.rng import Purpose, keyed_bits
+from support.whole_order import Ranks, displaced, whole_order
 
 shard_counts = st.lists(st.integers(0, 60), max_size=8)
-shuffles = st.none() | st.just(GlobalShuffle()) | st.builds(LocalShuffle, st.integers(1, 500))
+shuffles = (
+    st.none() | st.just(GlobalShuffle()) | st.builds(LocalShuffle, st.integers(1, 500), st.integers(1, 6))
+)
 words = st.integers(0, (1 << 64) - 1)
 blocks = st.integers(1, 100)  # places in one, so that there are many
 
@@ -43,7 +49,7 @@ def test_every_range_and_every_place_is_that_of_the_whole_order(
     data: st.DataObject,
 ) -> None:
     expected = whole_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
-    with patch.object(partitions, "BLOCK", block):
+    with patch.object(partition_module, "BLOCK", block):
         order = epoch_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
     places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=30)) if len(expected) else []
 
@@ -54,33 +60,49 @@ def test_every_range_and_every_place_is_that_of_the_whole_order(
 
 
 @given(
-    counts=shard_counts.filter(lambda counts: sum(counts) >= 48),
+    counts=shard_counts.filter(lambda counts: sum(counts) >= 48).map(tuple),
     shuffle=shuffles,
-    batch_size=st.integers(1, 12),
-    world_size=st.integers(1, 4),
-    drop_last=st.booleans(),
-    start=st.integers(0, 48),
+    over=st.builds(Ranks, world=st.integers(1, 4), batch=st.integers(1, 12), drop_last=st.booleans()),
+    later=st.builds(Ranks, world=st.integers(1, 4), batch=st.integers(1, 12), drop_last=st.booleans()),
+    done=st.integers(0, 12),
     block=blocks,
 )
-def test_every_batch_of_every_rank_is_that_of_the_whole_order_wherever_an_epoch_continues(
-    counts: list[int],
-    shuffle: Shuffle | None,
-    batch_size: int,
-    world_size: int,
-    drop_last: bool,
-    start: int,
-    block: int,
+def test_every_batch_of_every_rank_is_that_of_the_whole_order_wherever_an_epoch_goes_on(
+    counts: tuple[int, ...], shuffle: Shuffle | None, over: Ranks, later: Ranks, done: int, block: int
 ) -> None:
+    records, partitions = sum(counts), shuffle.partitions if shuffle else 1
     expected = whole_order(counts, shuffle=shuffle, seed=5, epoch=2)
-    for rank in range(world_size):
-        plan = EpochPlan("x", tuple(counts), shuffle, 5, batch_size, rank, world_size, drop_last)
-        split = RankSplit(len(expected), batch_size, rank, world_size, drop_last, start)
-        places = [split.batch(step) for step in range(len(split))]
-        with patch.object(partitions, "BLOCK", block):
-            epoch = Epoch(plan, 2, start=start)
-            batches = list(epoch.batches())
+    over, later = over.fitting(records, partitions), later.fitting(records, partitions)
+    state: dict[str, Any] = {}
+    receipts, delivered = list[Receipt](), list[int]()
+    for ranks in (over, later):
+        steps = ranks.steps(records, partitions, state.get("place", 0))
+        steps = steps[: done if ranks is over else None]
+        epochs = []
+        for rank in range(ranks.world):
+            plan = EpochPlan("x", counts, shuffle, 5, ranks.batch, rank, ranks.world, ranks.drop_last)
+            with patch.object(partition_module, "BLOCK", block):
+                epoch = resumed(plan, state) if state else Epoch(plan, 2)
+                batches = list(epoch.batches())[: len(steps)]
+            wanted = [expected[step[rank]].tolist() for step in steps if step[rank]]
+            assert [batch.tolist() for batch in batches] == wanted
+            for batch in batches:
+                assert batch.dtype == np.int64
+                epoch.delivered(batch, [])
+            if ranks is later:
+                epoch.end()
+                assert epoch.is_over
+            delivered += [number for batch in wanted for number in batch]
+            epochs.append(epoch)
+        is_carried = ranks is over and over.world == later.world  # the first rank goes on with its receipt
+        receipts += [epoch.receipt for epoch in epochs[is_carried:]]
+        if ranks is over:
+            state = json.loads(json.dumps(epochs[0].state()))
+            receipts = [replace(receipt, left_out=Tally()) for receipt in receipts]
 
-        assert [batch.tolist() for batch in batches] == [expected[list(at)].tolist() for at in places]
+    left_out = records - later.stop(records, state["place"])
+    assert sorted([*delivered, *expected[records - left_out :].tolist()]) == list(range(records))
+    Receipt.merge(receipts).check(records, left_out=left_out)
 
 
 def range_of(count: int, window: int, start: int, stop: int) -> list[int]:

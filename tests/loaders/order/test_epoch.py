@@ -1,25 +1,22 @@
-"""One epoch: each record once over all ranks, wherever it stops and whichever rank continues."""
+"""One epoch: plans without a batch, and states that are of no epoch of a plan."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from sampling import torture_except
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import GlobalShuffle, LocalShuffle, Receipt
+from shardprep.loaders import LocalShuffle
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
-from shardprep.loaders.order.epoch_order import Shuffle
-from shardprep.loaders.order.rank_split import RankSplit
+from shardprep.loaders.order.epoch_order import RankSplit
+from support.sampling import torture_except
 
 SHARDS = (13, 5, 0, 20, 2)
 RECORDS = sum(SHARDS)
@@ -37,152 +34,6 @@ def plan(**options: Any) -> EpochPlan:
         "drop_last": False,
     }
     return EpochPlan(**(defaults | options))
-
-
-def run(epoch: Epoch, steps: int | None = None) -> list[list[int]]:
-    """Deliver so many batches, or all of them and the end of the epoch."""
-    batches = []
-    for numbers in epoch.batches():
-        if len(batches) == steps:
-            break
-        epoch.delivered(numbers, [])
-        batches.append(numbers.tolist())
-    else:
-        epoch.end()
-    return batches
-
-
-def flat(batches: Iterable[list[int]]) -> list[int]:
-    return [number for batch in batches for number in batch]
-
-
-shuffles = st.one_of(st.none(), st.just(GlobalShuffle()), st.integers(1, 60).map(LocalShuffle))
-counts = st.lists(st.integers(0, 30), min_size=1, max_size=6).map(tuple)
-
-
-@given(
-    shard_counts=counts,
-    shuffle=shuffles,
-    batch=st.integers(1, 20),
-    world=st.integers(1, 5),
-    drop_last=st.booleans(),
-    number=st.integers(0, 3),
-)
-def test_every_record_comes_once_over_all_ranks_or_is_stated_as_left_out(
-    shard_counts: tuple[int, ...],
-    shuffle: Shuffle | None,
-    batch: int,
-    world: int,
-    drop_last: bool,
-    number: int,
-) -> None:
-    options = {"shard_counts": shard_counts, "shuffle": shuffle, "batch_size": batch, "drop_last": drop_last}
-    total = sum(shard_counts)
-    assume(total >= world * (batch if drop_last else 1))
-    epochs = [Epoch(plan(**options, rank=rank, world_size=world), number) for rank in range(world)]
-
-    batches = [run(epoch) for epoch in epochs]
-
-    delivered = sorted(flat(flat(batches)))  # type: ignore[arg-type]
-    receipt = Receipt.merge(epoch.receipt for epoch in epochs)
-    receipt.check(total, left_out=total % (batch * world) if drop_last else 0)
-    assert [len(epoch) for epoch in epochs] == [len(part) for part in batches]
-    assert all(epoch.is_over for epoch in epochs)
-    assert receipt.count == len(set(delivered)) == len(delivered)
-    assert receipt.left_out.count == total - len(delivered)
-    assert receipt.left_out.count == (total % (batch * world) if drop_last else 0)
-
-
-@given(
-    shuffle=shuffles,
-    batch=st.integers(1, 12),
-    world=st.integers(1, 4),
-    drop_last=st.booleans(),
-    steps=st.integers(0, 12),
-    batch_after=st.integers(1, 12),
-    world_after=st.integers(1, 4),
-)
-def test_an_epoch_goes_on_exactly_after_a_change_of_batch_size_and_world(
-    shuffle: Shuffle | None,
-    batch: int,
-    world: int,
-    drop_last: bool,
-    steps: int,
-    batch_after: int,
-    world_after: int,
-) -> None:
-    assume(not drop_last or max(batch * world, batch_after * world_after) <= RECORDS)
-    options = {"shuffle": shuffle, "drop_last": drop_last}
-    before = [Epoch(plan(**options, batch_size=batch, rank=r, world_size=world), 1) for r in range(world)]
-    done = [run(epoch, steps) for epoch in before]
-    state = json.loads(json.dumps(before[0].state()))
-
-    after = [
-        resumed(plan(**options, batch_size=batch_after, rank=r, world_size=world_after), state)
-        for r in range(world_after)
-    ]
-    rest = [run(epoch) for epoch in after]
-
-    place, order = state["place"], before[0].plan.order(1)[:].tolist()
-    left_out = (RECORDS - place) % (batch_after * world_after) if drop_last else 0
-    assert sorted(flat(flat(done))) == sorted(order[:place])  # type: ignore[arg-type]
-    assert sorted(flat(flat(rest))) == sorted(order[place : RECORDS - left_out])  # type: ignore[arg-type]
-    carried_on = (
-        before[:1] if world == world_after else []
-    )  # rank 0 of the same world continues with its receipt
-    ended = [epoch.receipt for epoch in before if epoch not in carried_on]
-    if not before[0].is_over:
-        Receipt.merge([*ended, *(epoch.receipt for epoch in after)]).check(RECORDS, left_out=left_out)
-
-
-@given(
-    batch=st.integers(1, 9),
-    world=st.integers(1, 4),
-    drop_last=st.booleans(),
-    steps=st.integers(0, 12),
-)
-def test_every_rank_that_goes_on_from_its_own_state_ends_as_if_it_had_not_stopped(
-    batch: int, world: int, drop_last: bool, steps: int
-) -> None:
-    for rank in range(world):
-        mine = plan(batch_size=batch, rank=rank, world_size=world, drop_last=drop_last)
-        whole, stopped = Epoch(mine, 2), Epoch(mine, 2)
-        batches = run(whole)
-        first = run(stopped, steps)
-        went_on = resumed(mine, json.loads(json.dumps(stopped.state())))
-
-        assert first + run(went_on) == batches
-        assert went_on.receipt == whole.receipt
-        assert went_on.is_over
-
-
-def test_ranks_agree_on_the_place_and_on_when_an_epoch_is_over() -> None:
-    epochs = [
-        Epoch(plan(batch_size=3, rank=rank, world_size=4), 0) for rank in range(4)
-    ]  # 3 full steps, 4 left
-
-    for step in range(4):
-        for epoch in epochs:
-            run_one(epoch, step)
-        assert {epoch.place for epoch in epochs} == {min(RECORDS, 12 * (step + 1))}
-        assert {epoch.is_over for epoch in epochs} == {step == 3}
-
-
-def run_one(epoch: Epoch, step: int) -> None:
-    epoch.delivered(list(epoch.batches())[step], [])
-
-
-def test_a_rank_without_a_share_of_the_rest_is_over_only_once_it_asked_for_more() -> None:
-    last = plan(shard_counts=(9,), batch_size=2, rank=3, world_size=4)
-    epoch = Epoch(last, 0)
-
-    (numbers,) = epoch.batches()
-    epoch.delivered(numbers, [])
-
-    assert not epoch.is_over  # other ranks have one more batch, which this state has to include
-    assert epoch.state()["place"] == 8
-    epoch.end()
-    assert epoch.is_over
 
 
 @pytest.mark.parametrize(
@@ -222,37 +73,6 @@ def test_a_plan_is_refused_exactly_where_a_rank_would_have_no_batch(
 
     with nullcontext() if fewest else pytest.raises(UsageError, match="no batch"):
         plan(batch_size=batch, world_size=world, drop_last=drop_last)
-
-
-def test_what_was_left_out_is_not_stated_before_the_end() -> None:
-    epoch = Epoch(plan(batch_size=10, drop_last=True), 0)
-
-    run(epoch, 3)
-
-    assert epoch.receipt.left_out.count == 0
-    assert epoch.state()["receipt"]["left_out"]["count"] == 0
-
-
-def test_skipped_records_are_accounted_for_and_carried_on() -> None:
-    epoch = Epoch(plan(batch_size=10), 0)
-    first = next(epoch.batches())
-    epoch.delivered(first[2:], first[:2].tolist())
-
-    went_on = resumed(epoch.plan, epoch.state())
-    run(went_on)
-
-    assert went_on.receipt.skipped == tuple(sorted(first[:2].tolist()))
-    went_on.receipt.check(RECORDS, skipped=2)
-    assert went_on.receipt.count == RECORDS - 2
-
-
-@pytest.mark.parametrize("shuffle", [LocalShuffle(9), GlobalShuffle()])
-def test_orders_differ_between_epochs_and_seeds_and_agree_between_plans(shuffle: Shuffle) -> None:
-    def order(seed: int, epoch: int) -> list[int]:
-        return flat(run(Epoch(plan(shuffle=shuffle, seed=seed), epoch)))
-
-    assert order(7, 0) == order(7, 0)
-    assert len({tuple(order(seed, epoch)) for seed in (7, 8) for epoch in (0, 1)}) == 4
 
 
 STATE = Epoch(plan(), 0).state()
@@ -311,7 +131,8 @@ def test_no_state_whatever_raises_anything_but_a_usage_error(name: str, value: o
         epoch = resumed(plan(), STATE | {name: value})
     except UsageError:
         return
-    run(epoch)
+    for numbers in epoch.batches():
+        epoch.delivered(numbers, [])
 
 
 def test_all_differences_are_named_at_once() -> None:
@@ -364,7 +185,3 @@ print(peak() - before)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert float(done.stdout) < 50
-
-
-def test_a_batch_of_numbers_is_int64() -> None:
-    assert next(Epoch(plan(), 0).batches()).dtype == np.int64

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardprep import GlobalShuffle, Loader, LocalShuffle
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order.epoch import Epoch, EpochPlan
-from shardprep.loaders.order.shuffle_quality import ShuffleQuality, expected_classes, shuffle_quality
+from shardprep.loaders.order.quality import ShuffleQuality, expected_classes, shuffle_quality
 
 RECORDS, CLASSES = 60_000, 100
 SHARDS = (500,) * (RECORDS // 500)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.order.process_ranks.ranks import rank_and_world_size, refuse_other_rank
+from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
 
 LIGHTNING = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"}

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.order.weighted_parts import WeightedParts, shared_out
+from shardprep.loaders.order.parts import WeightedParts, shared_out
 
 RECORDS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 WEIGHTS = st.one_of(st.integers(1, 1000), st.floats(1e-3, 1e3))

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_proxy import Proxy, faulty_proxy
-from object_server import as_endpoint, object_server
+
+from support.faulty_proxy import Proxy, faulty_proxy
+from support.object_server import as_endpoint, object_server
 
 
 @pytest.fixture(scope="module")

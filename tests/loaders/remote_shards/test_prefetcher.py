@@ -4,10 +4,9 @@ import threading
 from contextlib import closing
 from typing import Any
 
-from waiting import until
-
-from shardprep.formats.containers.published_file import FileEntry
-from shardprep.loaders.loader.shards_ahead.prefetcher import Prefetcher
+from shardprep.formats.shards.files import FileEntry
+from shardprep.loaders.loader.ahead import Prefetcher
+from support.waiting import until
 
 
 class FullCache:

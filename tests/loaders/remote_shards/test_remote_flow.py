@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_datasets import write_columns
-from waiting import until
 
 from shardprep.formats import read_manifest
-from shardprep.formats.processes.collected_end import running_ends
+from shardprep.formats.runtime.owned import running_ends
 from shardprep.loaders import Flow, LocalShuffle
+from support.column_datasets import write_columns
+from support.waiting import until
 
 
 @pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.torture)])

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_datasets import write_columns
-from faulty_proxy import Proxy
-from loaded import assert_same, epoch_of, kept, loader_on
-from loader_workers import Imported
-from sampling import torture_except
-from waiting import until
 
 from shardprep.formats import ShardprepError, UsageError, read_manifest
-from shardprep.formats.dataset.remote.caching.room import CacheTooSmall
-from shardprep.formats.processes.collected_end import running_ends
-from shardprep.formats.system.storage.failures import RemoteMissing
+from shardprep.formats.runtime.owned import running_ends
+from shardprep.formats.storage.downloads import CacheTooSmall
+from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
+from support.column_datasets import write_columns
+from support.faulty_proxy import Proxy
+from support.loaded import assert_same, epoch_of, kept, loader_on
+from support.loader_workers import Imported
+from support.sampling import torture_except
+from support.waiting import until
 
 HALF = LocalShuffle(30)
 ORDERS: dict[str, dict[str, Any]] = {

@@ -10,19 +10,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from faulty_proxy import Proxy
-from loaded import epoch_of, loader_on, numbers_in
-from repository import SUPPORT
 
 from shardprep.formats import read_manifest
 from shardprep.loaders import LocalShuffle
+from support.faulty_proxy import Proxy
+from support.loaded import epoch_of, loader_on, numbers_in
+from support.repository import SUPPORT
 
 pytestmark = pytest.mark.slow
 
 EPOCHS = 3
 PROGRAM = """
 import json, sys
-from loaded import loader_on
+from support.loaded import loader_on
 from shardprep.loaders import LocalShuffle
 
 if __name__ == "__main__":

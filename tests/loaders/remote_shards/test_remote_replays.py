@@ -13,14 +13,14 @@ from threading import active_count
 from typing import Any
 
 import pytest
-from cut_datasets import collected
-from faulty_proxy import Proxy
-from loaded import assert_same, epoch_of, kept, loader_on, numbers_in
-from sampling import torture_except
 
 from shardprep.formats import UsageError, open_dataset, read_manifest
-from shardprep.formats.processes.loop_thread import LoopThread, in_thread
+from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from support.cut_datasets import collected
+from support.faulty_proxy import Proxy
+from support.loaded import assert_same, epoch_of, kept, loader_on, numbers_in
+from support.sampling import torture_except
 
 WINDOW = LocalShuffle(20)
 

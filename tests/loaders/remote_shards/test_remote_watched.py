@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_proxy import Proxy
-from terminal_screen import Terminal
 
 from shardprep.formats import read_manifest
+from support.faulty_proxy import Proxy
+from support.terminal_screen import Terminal
 
 PROGRAM = """
 import sys

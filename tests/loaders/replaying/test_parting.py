@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from loaded import loader_on
 
 from shardprep.loaders import EvalTransform, GlobalShuffle, LocalShuffle, Parting, TrainTransform
-from shardprep.loaders.loader.replaying.parting import first_parting
+from shardprep.loaders.loader.replay import first_parting
+from support.loaded import loader_on
 
 OPTIONS: dict[str, list[Any]] = {
     "shuffle": [LocalShuffle(60), None, LocalShuffle(204), GlobalShuffle(), LocalShuffle(60, partitions=2)],

@@ -1,4 +1,4 @@
-"""A step that is made again is what an iteration delivered, bit for bit, whatever the options of the run."""
+"""A step that is made again: what it shows of its records, and results of any form."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from column_datasets import write_columns
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from loaded import assert_same, crops_on, epoch_of, kept, loader_on
-from loader_workers import Tagging, reject
-from sampling import torture_except
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ColorJitter, EvalTransform, GlobalShuffle, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.transforms.decode import decode_rgb
-from shardprep.loaders.transforms.geometry.shown import ShownPart
+from shardprep.loaders.transforms.geometry import ShownPart
+from support.column_datasets import write_columns
+from support.loaded import assert_same, crops_on, epoch_of, kept, loader_on
+from support.loader_workers import Tagging, reject
+from support.sampling import torture_except
 
 TRANSFORMS = (
     None,

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaded import assert_same, epoch_of, loader_on
-from loader_workers import Tagging
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.records.canonical_json import canonical_json
+from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.loaders import (
     ColorJitter,
     EvalTransform,
@@ -25,7 +23,9 @@ from shardprep.loaders import (
     RunCard,
     TrainTransform,
 )
-from shardprep.loaders.loader.replaying.recorded_run import RecordedRun
+from shardprep.loaders.loader.run_card import RecordedRun
+from support.loaded import assert_same, epoch_of, loader_on
+from support.loader_workers import Tagging
 
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"transform": None, "shuffle": None},
@@ -71,7 +71,7 @@ def test_a_transform_of_the_user_is_to_be_given_again(lmdb_shards: Path) -> None
 def test_many_chosen_records_are_known_by_their_digest(
     tmp_path: Path, lmdb_shards: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("shardprep.loaders.loader.replaying.chosen_records.MOST_LISTED", 10)
+    monkeypatch.setattr("shardprep.loaders.loader.run_card.MOST_LISTED", 10)
     with loader_on(lmdb_shards, transform=None, records=np.arange(30)) as loader:
         card = loader.card()
     with pytest.raises(UsageError, match="30 records"):

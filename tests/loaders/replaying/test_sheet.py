@@ -10,8 +10,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from loaded import loader_on
-from loader_workers import Tagging
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import (
@@ -22,8 +20,10 @@ from shardprep.loaders import (
     TrainTransform,
     decode_rgb,
 )
-from shardprep.loaders.loader.replaying.pictures import pictures_of
-from shardprep.loaders.loader.replaying.sheet import GAP, TITLE, Size
+from shardprep.loaders.loader.replay import pictures_of
+from shardprep.loaders.loader.sheet import GAP, TITLE, Size
+from support.loaded import loader_on
+from support.loader_workers import Tagging
 
 
 def read_png(data: bytes) -> np.ndarray[Any, Any]:

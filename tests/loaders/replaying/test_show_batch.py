@@ -9,11 +9,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from column_datasets import write_columns
-from loaded import loader_on
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, TrainTransform
+from support.column_datasets import write_columns
+from support.loaded import loader_on
 
 
 def pictures(page: str) -> list[np.ndarray]:

@@ -9,11 +9,11 @@ import sys
 import cv2
 import numpy as np
 import pytest
-from pictures import cmyk_jpeg, photograph, png, with_orientation
 
 from shardprep.formats.errors import BadImage
 from shardprep.formats.images.opencv import require_opencv
 from shardprep.loaders.transforms.decode import decode_rgb
+from support.pictures import cmyk_jpeg, photograph, png, with_orientation
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
 
@@ -118,8 +118,8 @@ def test_no_room_for_the_pixels_says_nothing_of_the_image() -> None:
     script = """
 import resource
 import numpy as np
-from shardprep.formats.images.decode_check import check_decodes
-from shardprep.formats.images.decoder import decode, cv2
+from shardprep.formats.images.decode import check_decodes
+from shardprep.formats.images.decode import decode; from shardprep.formats.images.opencv import cv2
 
 image = cv2.imencode(".jpg", np.zeros((6000, 6000, 3), np.uint8))[1].tobytes()
 pages = int(open("/proc/self/statm").read().split()[0])

@@ -12,18 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import exif_of, numbers_png, photograph, png, png_chunk, with_orientation
 
 from shardprep.formats.errors import BadImage, BadTarget, UsageError
-from shardprep.formats.images.crop_ready.making import crop_ready
+from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders.order.rng import record_rng
 from shardprep.loaders.transforms.contract import ArraySpec, fill_rows
-from shardprep.loaders.transforms.geometry.boxes import kept_boxes
-from shardprep.loaders.transforms.geometry.masks import mask_of
-from shardprep.loaders.transforms.geometry.span import Span
-from shardprep.loaders.transforms.geometry.turn import TURNS
+from shardprep.loaders.transforms.geometry import TURNS, Span, kept_boxes, mask_of
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+from support.pictures import exif_of, numbers_png, photograph, png, png_chunk, with_orientation
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import cv2
@@ -11,21 +12,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import photograph, png, with_orientation
 
 from shardprep.formats.errors import BadImage, UsageError
+from shardprep.formats.images.crop_ready import Crop
 from shardprep.loaders.order.rng import record_rng
-from shardprep.loaders.transforms.augment import (
-    CROP_DRAWS,
-    ColorJitter,
-    Crop,
-    lighting_offset,
-    random_crop,
+from shardprep.loaders.transforms.augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop
+from shardprep.loaders.transforms.contract import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ArraySpec,
+    PixelFormat,
+    fill_rows,
+    outputs_of,
 )
-from shardprep.loaders.transforms.contract import ArraySpec, fill_rows, outputs_of
 from shardprep.loaders.transforms.decode import decode_rgb
-from shardprep.loaders.transforms.pixel_format import IMAGENET_MEAN, IMAGENET_STD, PixelFormat
-from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+from shardprep.loaders.transforms.transforms import EvalTransform, ImageTransform, TrainTransform
+from support.pictures import photograph, png, with_orientation
 
 
 class Example(NamedTuple):
@@ -325,19 +327,87 @@ def test_the_size_of_an_output_in_bytes():
         {"size": (64, 64.5)},
         {"size": "224"},
         {"size": 22.4},
+        {"size": True},
         {"layout": "NWHC"},
         {"dtype": "float64"},
+        {"dtype": ["uint8"]},
         {"std": (1, 1, 0)},
+        {"mean": 0.5},
         {"interpolation": "nearest"},
         {"orientation": "upright"},
         {"scale": (0, 1)},
         {"scale": (0.5, 2)},
+        {"scale": 0.5},
+        {"scale": (0.1, 0.5, 1)},
         {"ratio": (2, 1)},
+        {"flip": "no"},
+        {"flip": 0.5},
+        {"color_jitter": {"brightness": 0.4}},
+        {"color_jitter": True},
+        {"lighting": -0.1},
+        {"lighting": "0.1"},
+        {"lighting": (0.1,)},
+        {"masks": 5},
+        {"boxes": 5},
+        {"boxes": "boxes", "max_boxes": 2.5},
+        {"boxes": "boxes", "min_box": "0.1"},
     ],
+    ids=str,
 )
 def test_options_that_cannot_be_meant_are_refused(options):
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=next(reversed(options))):
         TrainTransform(**options)
+
+
+plain = st.none() | st.booleans() | st.integers(-3, 5000) | st.floats(-10, 10) | st.text(max_size=9)
+anything = (
+    plain
+    | st.lists(plain, max_size=3).map(tuple)
+    | st.lists(plain)
+    | st.sampled_from(
+        [
+            np.float32(0.5),
+            np.array([0.5, 1]),
+            np.int64(9),
+            math.nan,
+            10**400,
+            b"no",
+            object,
+            {},
+            ColorJitter(),
+            ["uint8"],
+        ]
+    )
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@given(
+    kind=st.sampled_from([TrainTransform, EvalTransform, ColorJitter, ArraySpec, PixelFormat]),
+    values=st.lists(anything, min_size=3, max_size=3),
+    data=st.data(),
+)
+def test_an_option_is_refused_where_the_transform_is_made_or_it_works(kind, values, data):
+    names = data.draw(
+        st.lists(st.sampled_from([field.name for field in fields(kind)]), max_size=3, unique=True)
+    )
+    options = dict(zip(names, values, strict=False))
+    if kind is ArraySpec:
+        options = {"name": "image", "shape": (2,), "dtype": "uint8"} | options
+    try:
+        made = kind(**options)
+    except UsageError:
+        return
+    if kind is ColorJitter:
+        made = TrainTransform(8, color_jitter=made)
+    if (
+        isinstance(made, ImageTransform)
+        and not made.masks
+        and made.boxes is None
+        and made.outputs[0].nbytes < 1e6
+    ):
+        fill_rows(made, COFFEE, rng(), tuple(np.empty(spec.shape, spec.dtype) for spec in made.outputs))
 
 
 def test_other_options_that_cannot_be_meant_are_refused():

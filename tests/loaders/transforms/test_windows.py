@@ -6,15 +6,15 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import PHOTOGRAPHS, encoded, pixels
 
 from shardprep.formats import UsageError
-from shardprep.formats.images.kinds.image_info import EXTREME_ASPECT
+from shardprep.formats.images.info import EXTREME_ASPECT
 from shardprep.formats.records.record import Record
 from shardprep.loaders import EvalTransform, TrainTransform, decode_rgb
 from shardprep.loaders.order.rng import record_rng
-from shardprep.loaders.transforms.geometry.windows import window_of
+from shardprep.loaders.transforms.geometry import window_of
 from shardprep.loaders.transforms.transforms import MAX_SIDE
+from support.image_files import PHOTOGRAPHS, encoded, pixels
 
 METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
 Image = npt.NDArray[np.uint8]

@@ -12,7 +12,25 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from image_files import (
+from PIL import Image
+
+from shardprep.formats.errors import BadImage, OperationError
+from shardprep.formats.images import crop_ready as jpegtran
+from shardprep.formats.images.crop_ready import (
+    SIGNATURE,
+    TABLE,
+    Crop,
+    NotCropReady,
+    crop_ready,
+    grid_is_sound,
+    grid_of,
+    with_grid,
+    without_grid,
+)
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.records.record import CropReadyRecord, Record
+from shardprep.loaders.transforms.decode import EncodedImage, decode_rgb
+from support.image_files import (
     JPEG,
     PHOTOGRAPHS,
     PROGRESSIVE,
@@ -24,22 +42,6 @@ from image_files import (
     tiff,
     with_exif,
 )
-from PIL import Image
-
-from shardprep.formats.errors import BadImage, OperationError
-from shardprep.formats.images.crop_ready import jpegtran
-from shardprep.formats.images.crop_ready.crop import Crop
-from shardprep.formats.images.crop_ready.grid_table import (
-    NotCropReady,
-    grid_is_sound,
-    with_grid,
-    without_grid,
-)
-from shardprep.formats.images.crop_ready.making import crop_ready
-from shardprep.formats.images.crop_ready.restart_grid import SIGNATURE, TABLE, grid_of
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.records.record import CropReadyRecord, Record
-from shardprep.loaders.transforms.decode import EncodedImage, decode_rgb
 
 pytestmark = pytest.mark.skipif(not shutil.which(jpegtran.PROGRAM), reason="no jpegtran")
 

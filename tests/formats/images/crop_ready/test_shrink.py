@@ -5,13 +5,11 @@ import hashlib
 import cv2
 import numpy as np
 import pytest
-from image_files import PHOTOGRAPHS, encoded, pixels, png, segment, tiff, with_exif
 
-from shardprep.formats.images.crop_ready.grid_table import NotCropReady, grid_is_sound
-from shardprep.formats.images.crop_ready.restart_grid import grid_of
-from shardprep.formats.images.crop_ready.shrink import shrink
+from shardprep.formats.images.crop_ready import NotCropReady, grid_is_sound, grid_of, shrink
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders import decode_rgb
+from support.image_files import PHOTOGRAPHS, encoded, pixels, png, segment, tiff, with_exif
 
 
 def shrunk(image: bytes, shorter_side: int = 100, quality: int = 90) -> bytes:

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import converted
-from image_files import JPEG, encoded, pixels
-from mutations import mutated
-from record_sources import IMAGES, records
-from sampling import torture_except
 
 from shardprep.formats import SourceDamaged, UsageError, open_dataset
-from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.errors import ShardprepError
+from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.sources.recognise import recognise
+from support.datasets import converted
+from support.image_files import JPEG, encoded, pixels
+from support.mutations import mutated
+from support.record_sources import IMAGES, records
+from support.sampling import torture_except
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -245,7 +245,7 @@ except Exception as error:
         [sys.executable, "-c", program, str(hub)], capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.startswith("UsageError")
+    assert done.stdout.startswith("MissingExtra")
     assert "pip install 'shardprep[parquet]'" in done.stdout
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from datasets import converted
-from record_sources import write_shard, write_tfrecord
 
 from shardprep.formats import open_dataset
 from shardprep.formats.records.record import Record
+from support.datasets import converted
+from support.record_sources import write_shard, write_tfrecord
 
 Rows = list[tuple[str, int, bytes, str]]
 

@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import converted, flip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_files import JPEG
-from record_sources import (
+
+from shardprep.formats import SourceDamaged, SourceIncomplete, UsageError, convert, open_dataset
+from shardprep.formats.errors import ShardprepError
+from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.tf_example import features, integers, masked_crc, window_of
+from support.datasets import converted, flip
+from support.image_files import JPEG
+from support.record_sources import (
     IMAGES,
     WNIDS,
     Feature,
@@ -24,13 +29,6 @@ from record_sources import (
     varint,
     write_tfrecord,
 )
-
-from shardprep.formats import SourceDamaged, SourceIncomplete, UsageError, convert, open_dataset
-from shardprep.formats.errors import ShardprepError
-from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.record_files.tfrecord.example import features
-from shardprep.formats.sources.record_files.tfrecord.frames import masked_crc
-from shardprep.formats.sources.record_files.tfrecord.wire import integers, window_of
 
 
 @pytest.fixture
@@ -251,6 +249,8 @@ HOSTILE = {
     "a feature twice": frame(message(1, 2 * message(1, message(1, b"a") + message(2, b"")))),
     "a list of two kinds": frame(message(1, message(1, message(2, message(1, b"") + message(2, b""))))),
     "another message": frame(message(2, b"x")),
+    "empty messages without end": frame(b"\x0a\x00" * 1_000_000),
+    "a name again and again": frame(message(1, message(1, message(1, b"a") * 300_000))),
 }
 
 
@@ -265,6 +265,32 @@ def test_hostile_records_are_refused_without_much_memory(data: bytes, tmp_path: 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
+
+
+def test_a_list_of_more_numbers_than_a_value_may_have_is_refused_by_their_count(tmp_path: Path) -> None:
+    packed = message(3, message(1, b"\1" * 20_000_000))
+    (tmp_path / "a.tfrecord").write_bytes(
+        frame(message(1, message(1, message(1, b"ids") + message(2, packed))))
+    )
+    listing = recognise(tmp_path).listing("train")
+
+    tracemalloc.start()
+    with (
+        listing.reader as reader,
+        pytest.raises(SourceDamaged, match="20,000,000 numbers, and a value may have"),
+    ):
+        reader.values(listing.entries[0])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 << 20  # a gigabyte as numbers
+
+
+@pytest.mark.parametrize("names", [["a" * 60], ["a.b", "a/b"]])
+def test_features_that_make_no_columns_are_named_with_the_files(names: list[str], tmp_path: Path) -> None:
+    path = write_tfrecord(tmp_path / "a.tfrecord", [dict.fromkeys(names, 1)])
+
+    with pytest.raises(UsageError, match=rf"{tmp_path}: .*(is there twice|has 1 to 40 letters)"):
+        recognise(path).listing("train")
 
 
 @given(numbers=st.lists(st.integers(-(1 << 63), (1 << 63) - 1)))

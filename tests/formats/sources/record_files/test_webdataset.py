@@ -5,12 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from datasets import converted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_files import JPEG, encoded, pixels
-from record_sources import IMAGES, records, write_shard
-from source_builders import headers_in, tar_of
 
 from shardprep.formats import (
     SourceDamaged,
@@ -21,11 +17,14 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.columns.codec import BadValue
 from shardprep.formats.errors import LabelConflict, ShardprepError
-from shardprep.formats.sources.listing.source_options import SourceOptions
+from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.record_files.split_files import split_in
+from shardprep.formats.sources.source import SourceOptions, split_in
+from support.datasets import converted
+from support.image_files import JPEG, encoded, pixels
+from support.record_sources import IMAGES, records, write_shard
+from support.source_builders import headers_in, tar_of
 
 PNG = encoded(pixels(5, 4, 3), ".png")
 

@@ -12,7 +12,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from sample_reading import (
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.records.labels import official_words
+from shardprep.formats.sources.sample import Oddity, SamplePlan, make_sample
+from support.sample_reading import (
     COUNTS,
     DEVKIT,
     TEST,
@@ -26,11 +30,6 @@ from sample_reading import (
     members,
 )
 
-from shardprep.formats.errors import UsageError
-from shardprep.formats.records.labels import official_words
-from shardprep.formats.sources.sample.make_sample import make_sample
-from shardprep.formats.sources.sample.plan import Oddity, SamplePlan
-
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
@@ -38,9 +37,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 def in_child(code: str, **environment: str) -> subprocess.Popen[bytes]:
-    imports = (
-        "from pathlib import Path\nfrom shardprep.formats.sources.sample.make_sample import make_sample\n"
-    )
+    imports = "from pathlib import Path\nfrom shardprep.formats.sources.sample import make_sample\n"
     return subprocess.Popen([sys.executable, "-c", imports + code], env={**os.environ, **environment})
 
 

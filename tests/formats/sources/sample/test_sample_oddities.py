@@ -5,13 +5,11 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
-from sample_reading import TEST, TRAIN, TRAIN_BOXES, VAL, VAL_BOXES, Sample, decode, members
 
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.kinds.image_info import ImageFlag, ImageInfo
-from shardprep.formats.sources.sample.boxes import BoxDefect
-from shardprep.formats.sources.sample.images import Album
-from shardprep.formats.sources.sample.plan import Oddity
+from shardprep.formats.images.info import ImageFlag, ImageInfo
+from shardprep.formats.sources.sample import Album, BoxDefect, Oddity
+from support.sample_reading import TEST, TRAIN, TRAIN_BOXES, VAL, VAL_BOXES, Sample, decode, members
 
 IMAGE_SHOWS: dict[Oddity, Callable[[ImageInfo], bool]] = {
     Oddity.PNG: lambda info: info.flags == ImageFlag.PNG and info.components == 4,

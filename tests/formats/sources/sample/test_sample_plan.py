@@ -2,8 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardprep.formats.records.labels import official_words
-from shardprep.formats.sources.sample.images import Album
-from shardprep.formats.sources.sample.plan import PHOTOGRAPHS, TRAIN_ODDITIES, SamplePlan
+from shardprep.formats.sources.sample import PHOTOGRAPHS, TRAIN_ODDITIES, Album, SamplePlan
 
 PLANS = st.builds(
     SamplePlan,

@@ -1,0 +1,458 @@
+"""``prep bench-disk`` and ``prep bench-loader``: how fast data reaches a training process."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER_OR_URL,
+    LOADER_OPTIONS,
+    DatasetWork,
+    Parsed,
+    cache_options,
+    check_cache,
+    check_replaced,
+    check_writable,
+    examples,
+    json_option,
+    progress_option,
+    together,
+    transform_of,
+    workers_option,
+)
+from shardprep.cli.console.output import print_fields, print_json, say
+from shardprep.cli.console.progress import SHARE, Form, StatusLine
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.sizes import count_of, size
+from shardprep.formats.storage.collection import open_records
+from shardprep.formats.storage.open import datasets_in
+
+if TYPE_CHECKING:
+    from shardprep.loaders.loader.stats import StageLoad
+    from shardprep.loaders.measuring.bench import LoaderBench, LoaderSpeed, Probes, Sweep
+    from shardprep.loaders.measuring.disk_profile import DiskProfile, Measurement, Reads
+    from shardprep.loaders.order.epoch_order import Shuffle
+    from shardprep.loaders.order.quality import ShuffleQuality
+
+
+SHOWN = ("loader's pattern", "random, 1 at once", "random, 16 at once", "small files")  # rows with a bar
+SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # with the smallest value allowed
+BAR = 40  # characters
+
+
+def _existing(text: str) -> Path:
+    """Return an existing path. One without permission is an OSError, because that is not wrong usage."""
+    path = user_path(text)
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{text} does not exist") from None
+    return path
+
+
+def _picture(text: str) -> Path:
+    path = user_path(text)
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"{text} does not end in .png")
+    return path
+
+
+@click.command(
+    "bench-disk",
+    short_help="Measure how fast a disk can feed training.",
+    epilog=examples(
+        "bench-disk shards/train", "bench-disk shards/train --seconds 60 --save disk.json --plot disk.png"
+    ),
+)
+@click.argument("path", type=Parsed("path", _existing, "file"))
+@click.option("--seconds", type=click.FloatRange(min=0), default=20, help="How long to measure, in all.")
+@click.option(
+    "--record-bytes",
+    type=click.IntRange(1, 16 << 20),
+    help="Size of a record.  [default: the dataset's mean, or 110000]",
+)
+@progress_option
+@json_option
+@click.option(
+    "--plot", type=Parsed("picture", _picture), metavar="FILE.png", help="Also draw the bars as a picture."
+)
+@click.option(
+    "--save", type=ANY_PATH, metavar="PROFILE.json", help="Also keep the profile, to compare a loader with."
+)
+def bench_disk(
+    path: Path,
+    seconds: float,
+    record_bytes: int | None,
+    form: Form,
+    as_json: bool,
+    plot: Path | None,
+    save: Path | None,
+) -> None:
+    """Measure how fast the disk of PATH is read: a dataset's shards, a file, or a folder's disk.
+
+    Cold (the page cache emptied of these files, and checked) and warm; forward and at random places; many
+    small files; writing. Needs no special rights and leaves nothing behind.
+    """
+    from shardprep.loaders.measuring.disk import measure_disk  # start-up time: OpenCV
+    from shardprep.loaders.measuring.disk_profile import save_picture
+
+    for place in (plot, save):
+        check_writable(place)
+    with StatusLine(form, SHARE) as status:
+        profile = measure_disk(path, seconds=seconds, record_bytes=record_bytes, progress=status.show)
+    if save:
+        profile.save(save)
+    if plot:
+        save_picture(profile, plot)
+    if as_json:
+        print_json(profile.to_json())
+    else:
+        print_profile(profile)
+
+
+def print_profile(profile: DiskProfile) -> None:
+    """Print what was measured: the conditions, a table, bars, and last one sentence."""
+    from shardprep.loaders.measuring.disk_profile import bars, terminal_lines  # start-up time: OpenCV
+
+    what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
+    say(f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}")
+    methods = {
+        "posix_fadvise": "pages dropped by posix_fadvise, checked by mincore",
+        "O_DIRECT": "read with O_DIRECT",
+    }
+    missing = profile.missing
+    print_fields(
+        {
+            "cold": methods.get(profile.cold_method or "", f"could not be had: {missing.cold}"),
+            "records": f"{profile.record_bytes:,} bytes",
+            "measured": f"{profile.seconds:.1f} s; MB/s, medians (quartiles) of passes in turns",
+            "small files": f"not measured: {missing.small_files}" if missing.small_files else None,
+            "writing": f"not measured: {missing.writing}" if missing.writing else None,
+            **{f"note {number}": text for number, text in enumerate(profile.remarks, 1)},
+        }
+    )
+    rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
+    rows += [(f"sequential, {r.block_name}", r) for r in profile.sequential]
+    rows += [(f"random, {r.queue_depth} at once", r) for r in profile.random]
+    if small := profile.small_files:
+        rows += [(f"{small.count} small files", small.files), ("the same in a shard", small.shard)]
+    say()
+    say(f"  {'':22}{'cold':>30}{'warm':>30}")
+    for name, reads in rows:
+        say(f"  {name:22}{_cell(reads.cold):>30}{_cell(reads.warm):>30}")
+    say(f"  {'write and fsync':22}{_cell(profile.writing):>30}")
+    say()
+    for line in terminal_lines([bar for bar in bars(profile) if bar.label in SHOWN], mark=_mark()):
+        say(f"  {line}")
+    say()
+    say(sentence(profile))
+
+
+def _cell(found: Measurement | None) -> str:
+    if found is None:
+        return "-"
+    low, median, high = (f"{rate / 1e6:,.0f}" for rate in (found.low, found.median, found.high))
+    return f"{median} ({low}-{high}) x{found.repetitions}"
+
+
+def _mark() -> str:
+    return "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
+
+
+def sentence(profile: DiskProfile) -> str:
+    """Return the result in one sentence."""
+    which = "this dataset's" if profile.kind == "dataset" else "a"
+    images, faster = profile.images_per_second, profile.sequential_over_random
+    cold, warm = images["cold"], images["warm"]
+    feeds = [f"{rate:,.0f} {word}" for rate, word in ((cold, "images/s cold"), (warm, "warm")) if rate]
+    if cold is None:
+        only = f"{warm:,.0f} images/s warm (cold could not be had)" if warm else "nothing that was measured"
+        feeds = [only]
+    compared = ""
+    if ratio := faster["cold"] or faster["warm"]:
+        beats = f"beats random by {ratio:.1f}\N{MULTIPLICATION SIGN}"
+        compared = f"; sequential reading {beats if ratio >= 1.05 else 'is no faster than random'}"
+    mean = size(profile.record_bytes).replace(".0 ", " ")
+    return f"At {which} mean record size ({mean}) this disk feeds {' and '.join(feeds)}{compared}."
+
+
+class Swept(NamedTuple):
+    """A loader's parameter, and the values to try."""
+
+    option: str
+    values: tuple[int, ...]
+
+
+def _swept(text: str) -> Swept:
+    option, _, numbers = text.partition("=")
+    words = numbers.split(",")
+    if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
+        raise ValueError(f"{text!r} is none of {', '.join(SWEPT)} with numbers, such as workers=1,2,4")
+    return Swept(option.replace("-", "_"), tuple(map(int, words)))
+
+
+@click.command(
+    "bench-loader",
+    short_help="Measure how fast datasets are loaded, and what limits.",
+    epilog=examples(
+        "bench-loader shards/train",
+        "bench-loader shards/train --explain --sweep workers=1,2,4",
+        "bench-loader s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
+    ),
+)
+@click.argument("dataset", type=FOLDER_OR_URL)
+@together(*LOADER_OPTIONS)
+@click.option("--seconds", type=click.FloatRange(min=0), default=10, help="How long to measure.")
+@workers_option
+@click.option(
+    "--explain", is_flag=True, help="Also a table of the stages, and short runs that try the verdict."
+)
+@click.option(
+    "--sweep",
+    "swept",
+    type=Parsed("sweep", _swept),
+    metavar="OPTION=N,N",
+    help="Measure with each of these workers, batch-size or slots; the rest is about the fastest.",
+)
+@click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="Also a Chrome trace, for ui.perfetto.dev.")
+@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also a page with pictures of it all.")
+@click.option(
+    "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
+)
+@click.option(
+    "--columns",
+    metavar="NAME,NAME",
+    help="Read these columns only; without 'image' among them, and for records without images, --transform is none.  [default: all]",
+)
+@click.option(
+    "--shuffle-quality",
+    "mixing",
+    is_flag=True,
+    help="Also how well the batches are mixed, beside a full shuffle: from the order alone.",
+)
+@cache_options
+@progress_option
+@json_option
+@click.pass_context
+def bench_loader(
+    ctx: click.Context,
+    /,
+    dataset: Path | str,
+    transform: str,
+    pixels: int,
+    batch_size: int,
+    shuffle: Shuffle | None,
+    seconds: float,
+    workers: int | None,
+    explain: bool,
+    swept: Swept | None,
+    trace: Path | None,
+    html: Path | None,
+    disk: Path | None,
+    columns: str | None,
+    mixing: bool,
+    form: Form,
+    as_json: bool,
+    **cached: Any,
+) -> None:
+    """Load DATASET, or each split in that folder, for a while, and report how fast and what limits it.
+
+    The first epoch reads the disk; later ones, and data that fit in memory, show the speed of decoding.
+    """
+    from shardprep.loaders.loader.loader import Loader  # start-up time: OpenCV
+    from shardprep.loaders.measuring.bench import bench
+    from shardprep.loaders.measuring.disk_profile import DiskProfile
+
+    check_cache(dataset, **cached)
+    splits = datasets_in(dataset)
+    check_replaced(html)
+    for file, option in ((trace, "--trace"), (html, "--html")):
+        check_writable(file)
+        if file and splits:
+            raise click.UsageError(f"{dataset} is a folder of splits, and {option} is of one of them")
+    profile = DiskProfile.load(disk) if disk else None
+    names = columns.split(",") if columns else None
+    if names is None:
+        has_images = all(_has_images(place, cached) for place in splits.values() or [dataset])
+    else:
+        has_images = "image" in names
+    made = transform_of(transform, pixels) if has_images else None
+
+    def measured(place: Path | str) -> Benched:
+        make = partial(
+            Loader,
+            place,
+            batch_size=batch_size,
+            transform=made,
+            shuffle=shuffle,
+            workers="auto" if workers is None else workers,
+            rank=0,
+            world_size=1,
+            drop_last=False,
+            columns=names,
+            **cached,
+        )
+        found = bench(
+            make,
+            transform=made,
+            seconds=seconds,
+            swept=swept,
+            explain=explain,
+            trace=trace,
+            watched=form == "bar",
+            mixing=mixing,
+            disk=profile,
+        )
+        if html:
+            from shardprep.loaders.loader.run_page import json_of, run_page, save_page  # start-up time
+
+            disk_json = profile.to_json() if profile else None
+            spans = json_of(trace) if trace else None
+            save_page(run_page(found.to_json(), name=str(place), disk=disk_json, trace=spans), html)
+        return Benched(place, found)
+
+    work = DatasetWork(
+        measured,
+        lambda done: print_report(*done, explain=explain),
+        lambda done: {"dataset": str(done.dataset), **done.bench.to_json()},
+        summary_of,
+        collections="as one",
+    )
+    ctx.exit(work.run(dataset, as_json=as_json))
+
+
+class Benched(NamedTuple):
+    """The speed of a dataset's loader."""
+
+    dataset: Path | str
+    bench: LoaderBench
+
+
+def _has_images(place: Path | str, cached: Mapping[str, Any]) -> bool:
+    with open_records(place, **cached) as dataset:
+        return all(part.manifest.has_images for part in dataset.parts)
+
+
+def summary_of(results: Mapping[str, Benched]) -> str:
+    """Return one line about the splits of a folder."""
+    rates = {name: done.bench.speed.images_per_second for name, done in results.items()}
+    return ", ".join(f"{name} {rate:,.0f} images/s" for name, rate in rates.items())
+
+
+def print_report(dataset: Path | str, found: LoaderBench, *, explain: bool) -> None:
+    """Print the figures, the requested tables, and last the verdict in one sentence."""
+    speed, quality = found.speed, found.shuffle_quality
+    for line in sweep_lines(found.sweep) if found.sweep else ():
+        say(line)
+    rate = f"{speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s"
+    say(f"{dataset}: {rate} (median of half seconds)")
+    print_fields(_speed_fields(speed))
+    tables = (
+        load_lines(speed.stats.loads) if explain and speed.verdict else None,
+        probe_lines(found.probes) if found.probes else None,
+        quality_lines(quality) if quality else None,
+    )
+    for table in filter(None, tables):
+        for line in ("", *table):
+            say(line)
+    say()
+    if quality:
+        say(quality.sentence)
+    if found.disk:
+        say(found.disk.sentence)
+    say(found.sentence)
+
+
+def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
+    images = f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s"
+    stages = (f"{name} {seconds * 1e6:,.0f} µs" for name, seconds in speed.stages.items())
+    memory = {
+        "batches": speed.memory.ring,
+        "main process": speed.memory.main_peak,
+        "worker's own": speed.memory.worker_own,
+    }
+    before, after = speed.page_cache.before, speed.page_cache.after
+    held = "the system does not say what it holds"
+    if before is not None and after is not None:
+        held = f"held {before:.0%} of the shards before, {after:.0%} after"
+    storage = speed.stats.storage
+    downloaded = f"{count_of(storage.downloaded, 'file')} downloaded, {size(storage.downloaded_bytes)}"
+    return {
+        "measured": f"{images}, {speed.images / speed.seconds:,.0f}/s",
+        "first batch": f"after {speed.first_batch:.2f} s",
+        "between batches": f"p50 {speed.gap_p50 * 1e3:,.1f} ms, p99 {speed.gap_p99 * 1e3:,.1f} ms",
+        "worker, per image": ", ".join(stages),
+        "workers waiting": f"{speed.idle:.1%} for work, {speed.blocked:.1%} for a free slot",
+        "consumer waiting": f"{speed.starved:.1%} for a batch",
+        "CPU, per image": f"{speed.cpu * 1e6:,.0f} µs, of which the main process {speed.main_cpu * 1e6:,.1f} µs",
+        "memory": ", ".join(f"{name} {size(count)}" for name, count in memory.items() if count),
+        "page cache": held,
+        "storage": f"{downloaded}; {storage.hits:,} were in the cache; batches waited {storage.limiting:.2f} s"
+        if storage.downloaded or storage.hits
+        else None,
+        "restarts": count_of(speed.restarts, "worker") if speed.restarts else None,
+        "skipped": count_of(speed.skipped, "bad record") if speed.skipped else None,
+    }
+
+
+def load_lines(loads: Sequence[StageLoad]) -> Iterator[str]:
+    """Yield the stages as a table, service times in microseconds per image."""
+    yield f"  {'stage':14}{'where':8}{'µs/image':>10}{'busy':>8}{'starved':>9}{'blocked':>9}{'limit, images/s':>17}"
+    for load in loads:
+        limit = f"{load.limit:,.0f}" if math.isfinite(load.limit) else "-"
+        yield (
+            f"  {load.name:14}{load.place:8}{load.seconds * 1e6:>10,.1f}{load.utilisation:>8.1%}"
+            f"{load.starved:>9.1%}{load.blocked:>9.1%}{limit:>17}"
+        )
+
+
+def probe_lines(probes: Probes) -> Iterator[str]:
+    """Yield each probe's sentence, and whether it confirms the verdict."""
+    labels = {True: "fits", False: "does not fit", None: ""}
+    for run in probes.runs:
+        yield f"  {run.name:12}{labels[run.confirms]:14}{run.sentence}"
+    if probes.confirmed is not None:
+        yes = "confirm" if probes.confirmed else "do not confirm"
+        yield f"  The probes {yes} that {probes.limit} limits."
+
+
+def quality_lines(found: ShuffleQuality) -> Iterator[str]:
+    """Yield what was measured of the shuffle, beside a full one."""
+    yield f"  {'shuffle':32}{'found':>12}{'full shuffle':>15}"
+    yield f"  {'classes in a batch':32}{found.classes.found:>12,.1f}{found.classes.expected:>15,.1f}"
+    yield f"  {'fewest classes in a batch':32}{found.fewest:>12,}"
+    yield f"  {'standard deviations apart':32}{found.distance:>12,.1f}{0:>15.1f}"
+    moved, third = found.displacement, found.records / 3
+    yield f"  {'places moved, mean':32}{moved.mean:>12,.0f}{third:>15,.0f}"
+    yield f"  {'places moved, 5 % and 95 %':32}{f'{moved.p5:,.0f} {moved.p95:,.0f}':>27}"
+    if apart := found.stored_neighbours:
+        yield f"  {'places between stored neighbours':32}{apart.found:>12,.0f}{apart.expected:>15,.0f}"
+    again = found.meet_again
+    yield f"  {'neighbours that meet again':32}{again.found:>12.3%}{again.expected:>15.3%}"
+
+
+def sweep_lines(sweep: Sweep) -> Iterator[str]:
+    """Yield a line with a bar for each value."""
+    option = sweep.option.replace("_", "-")
+    most, mark = sweep.fastest.speed.images_per_second, _mark()
+    yield f"{option:>10}{'images/s':>11}{'CPU µs':>9}{'p99 ms':>9}  limit"
+    for value, speed in ((run.value, run.speed) for run in sweep.runs):
+        limit = speed.verdict.limit if speed.verdict else "too short"
+        bar = mark * max(1, round(BAR * speed.images_per_second / most))
+        yield (
+            f"{value:>10,}{speed.images_per_second:>11,.0f}{speed.cpu * 1e6:>9,.0f}{speed.gap_p99 * 1e3:>9,.1f}"
+            f"  {limit:14}{bar}"
+        )
+    if any(run.speed.is_too_short for run in sweep.runs):
+        yield "Too short to tell which is fastest: measure longer."
+    else:
+        yield f"Fastest with {option}={sweep.fastest.value}."
+    yield ""

@@ -1,0 +1,504 @@
+"""``prep verify``, ``repair``, ``inspect``, ``collect`` and ``export``: finished datasets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from shardprep.cli.commands.convert import convert, index
+from shardprep.cli.commands.report import file_of
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER,
+    FOLDER_OR_URL,
+    PATH_OR_URL,
+    ROOT_FOLDER,
+    SIZE,
+    DatasetWork,
+    cache_options,
+    check_cache,
+    check_replaced,
+    examples,
+    json_option,
+    progress_option,
+    workers_option,
+)
+from shardprep.cli.console.output import print_fields, print_json, say, say_next
+from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.runs import cluster_executor, cluster_option
+from shardprep.formats.errors import DataError, printable
+from shardprep.formats.exports.export import FORMATS
+from shardprep.formats.exports.export import export as export_dataset
+from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
+from shardprep.formats.reports.examine import report as report_dataset
+from shardprep.formats.runtime.sizes import count_of, records_of, size
+from shardprep.formats.shards.dataset import is_collection, splits_of
+from shardprep.formats.shards.files import read_small
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.shards.summary import ClassCount, ColumnSummary, Summary, class_counts, summarise
+from shardprep.formats.storage.collection import collect as collect_parts
+from shardprep.formats.storage.open import open_dataset
+from shardprep.formats.transfer.repair import repair as repair_dataset
+from shardprep.formats.verification.levels import LEVELS
+from shardprep.formats.verification.report import Report
+from shardprep.formats.verification.verify import verify as verify_dataset
+
+
+@click.command(
+    short_help="Sum up datasets: counts, classes, sizes, oddities.",
+    epilog=examples(
+        "inspect shards",
+        "inspect s3://bucket/train --cache /nvme/cache",
+        "inspect shards/train --classes --html report.html",
+    ),
+)
+@click.argument("dataset", type=FOLDER_OR_URL)
+@click.option("--classes", is_flag=True, help="Also list the classes: label, images, name, words.")
+@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also write the page of prep report.")
+@cache_options
+@json_option
+@click.pass_context
+def inspect(
+    ctx: click.Context, /, dataset: Path | str, classes: bool, html: Path | None, as_json: bool, **cached: Any
+) -> None:
+    """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
+
+    Of a folder of splits, or of a collection, it sums up each of them.
+    """
+    check_cache(dataset, **cached)
+    check_replaced(html)
+    if html and isinstance(dataset, str):
+        raise click.UsageError("--html is for a DATASET in a folder: prep fetch brings one there")
+    if html and is_collection(dataset):
+        raise click.UsageError(f"{dataset} is a collection; of --html give its parts, one by one")
+    has_splits = isinstance(dataset, Path) and html is not None and bool(splits_of(dataset))
+
+    def inspected(place: Path | str) -> Inspected:
+        page = file_of(html, place, has_splits) if html and isinstance(place, Path) else None
+        if page:
+            report_dataset(place, page)
+        with open_dataset(place, **cached) as opened:
+            return Inspected(summarise(opened), class_counts(opened) if classes else None, page)
+
+    work = DatasetWork(
+        inspected, print_inspected, inspected_json, summary_of_inspected, collections="by part"
+    )
+    ctx.exit(work.run(dataset, as_json=as_json))
+
+
+class Inspected(NamedTuple):
+    """The summary of a dataset, and its classes and the file of its page if they were asked for."""
+
+    summary: Summary
+    classes: list[ClassCount] | None
+    page: Path | None
+
+
+def inspected_json(found: Inspected) -> dict[str, Any]:
+    """Return the summary, and what else was asked for, as a JSON object."""
+    listed = {} if found.classes is None else {"class_counts": [asdict(each) for each in found.classes]}
+    return found.summary.to_json() | listed | ({"page": str(found.page)} if found.page else {})
+
+
+def summary_of_inspected(results: Mapping[str, Inspected]) -> str:
+    """Return one line about the splits of a folder."""
+    images = count_of(sum(found.summary.records for found in results.values()), "image")
+    total = size(sum(found.summary.disk_bytes for found in results.values()))
+    return f"{', '.join(results)}: {images}, {total} on disk"
+
+
+def print_inspected(found: Inspected) -> None:
+    """Print the summary, and what else was asked for."""
+    summary = found.summary
+    is_labelled = summary.classes_present > 0
+    records = records_of(summary.records, has_images=summary.has_images, has_labels=is_labelled)
+    say(f"{summary.path}: {summary.split} split, {records}")
+    low, high = summary.per_class
+    classes = f"{summary.classes_present:,} of {summary.classes:,}, {low:,} to {high:,} images each"
+    checked = (f"{md5} of {name}" for name, md5 in summary.archive_md5.items())
+    print_fields(
+        {
+            "classes": classes if is_labelled else "none: the split has no labels",
+            "bytes": f"{size(summary.image_bytes)} of images, {_on_disk(summary)}",
+            **(_images(summary) if summary.has_images else {"images": "none"}),
+            **{f"column {column.name}": _column(column) for column in summary.columns},
+            "order": _order(summary),
+            "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
+            "source": summary.source + (", partial" if summary.partial else ""),
+            "official MD5": ", ".join(checked) or None,
+            "skipped": count_of(summary.skipped, "bad image"),
+            "content_root": summary.content_root,
+            "root": summary.root,
+        }
+    )
+    if found.classes:
+        width = max(len(printable(each.name)) for each in found.classes)
+        say(f"  {'label':>7}{'images':>11}  {'name':{width}}  words")
+        for each in found.classes:
+            row = f"  {each.label:>7}{each.images:>11,}  {printable(each.name):{width}}  {each.words or ''}"
+            say(row.rstrip())
+    if found.page:
+        say(f"page: {found.page}")
+
+
+def _on_disk(summary: Summary) -> str:
+    if summary.archive is not None:
+        return f"in place in {printable(summary.archive)}, and {size(summary.disk_bytes)} of tables"
+    shards = count_of(summary.shards, f"{summary.container.upper()} shard")
+    return f"{size(summary.disk_bytes)} on disk in {shards}"
+
+
+def _images(summary: Summary) -> dict[str, str | None]:
+    pixels = summary.images
+    largest = max(pixels["width"][3], pixels["height"][3])
+    return {
+        "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side {largest}",
+        "image bytes": _spread(pixels["length"]),
+        "kinds": _numbers(summary.kinds),
+        "oddities": _numbers(summary.oddities),
+        "crop-ready": _crop_ready(summary),
+    }
+
+
+def _spread(lengths: Sequence[int]) -> str:
+    low, middle, high = map(size, lengths[:3])
+    return f"median {middle}, 5 % under {low}, 5 % over {high}"
+
+
+def _numbers(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {kind}" for kind, number in found.items() if number) or "none"
+
+
+def _crop_ready(summary: Summary) -> str | None:
+    if (found := summary.crop_ready) is None:
+        return None
+    width, height = found.segment_pixels
+    side = found.shorter_side
+    lossy = f", shrunk to {side} pixels at quality {found.quality}" if side else ""
+    return (
+        f"{count_of(found.images, 'image')}{lossy}, segments of {width}x{height} pixels and "
+        f"{found.segment_bytes:,} bytes (median), others: {_numbers(found.others)}"
+    )
+
+
+def _column(column: ColumnSummary) -> str:
+    parts = [column.kind, f"{size(column.bytes)} ({size(column.disk_bytes)} on disk)"]
+    if column.lengths:
+        parts.append(_spread(column.lengths))
+    if column.classes:
+        parts.append(count_of(column.classes, "class"))
+    if column.per_class:
+        low, high = column.per_class
+        parts.append(f"{low:,} to {high:,} records each")
+    if column.unlabelled:
+        parts.append(f"{column.unlabelled:,} without")
+    return ", ".join(parts)
+
+
+def _order(summary: Summary) -> str:
+    orders = {
+        "shuffled": f"shuffled, seed {summary.seed}",
+        GIVEN_SHUFFLED: f"shuffled, seed {summary.seed}",
+        GIVEN: "as the items were given",
+        "archive": "as in the archive",
+    }
+    sorted_ = " (class after class: read in this order it trains badly)" if summary.class_sorted else ""
+    return orders.get(summary.order, "by key") + sorted_
+
+
+@click.command(
+    short_help="Check that datasets are complete and intact.",
+    epilog=examples(
+        "verify shards",
+        "verify shards/train --level decode --workers 4",
+        "verify s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
+    ),
+)
+@click.argument("dataset", type=FOLDER_OR_URL)
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="full",
+    help="What to check; each level checks what the one before it does, see below.",
+)
+@workers_option
+@cluster_option
+@cache_options
+@progress_option
+@json_option
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    /,
+    dataset: Path | str,
+    level: str,
+    workers: int | None,
+    cluster: str | None,
+    form: Form,
+    as_json: bool,
+    **cached: Any,
+) -> None:
+    """Check that DATASET, or each split in that folder, or each part of a collection, is intact.
+
+    \b
+    quick    the manifest is what was published; all files are there with their sizes, and no others
+    full     every SHA-256; rows, labels, lengths (image_bytes) and boxes fit the manifest: it can be opened
+    records  every record's checksum and its row in the index, content_root, keys, order, skipped,
+             class_sorted; partial for the official classes (for others only the source shows it)
+    decode   every image decodes
+
+    Where images were skipped, the order and class_sorted cannot be checked. No level compares with
+    the source. Changes nothing. The files at a URL come through the cache, which can be smaller than the
+    dataset; files that do not belong to it are not looked for.
+    """
+    check_cache(dataset, **cached)
+    with cluster_executor(cluster) as executor:
+        verified = partial(
+            verify_dataset,
+            level=level,
+            workers=workers,
+            executor=executor,
+            progress=progress_in(form),
+            **cached,
+        )
+        work = DatasetWork(
+            verified, print_verified, Report.to_json, summary_of, exit_code_of, collections="by part"
+        )
+        code = work.run(dataset, as_json=as_json)
+    ctx.exit(code)
+
+
+def exit_code_of(report: Report) -> int:
+    """Return the exit code of a report."""
+    return report.exit_code
+
+
+def summary_of(reports: Mapping[str, Report]) -> str:
+    """Return one line about the reports of a folder's splits."""
+    damaged = [name for name, report in reports.items() if report.exit_code]
+    if damaged:
+        return f"NOT intact: {', '.join(damaged)} of {', '.join(reports)}"
+    manifests = [report.manifest for report in reports.values() if report.manifest]
+    images = count_of(sum(manifest.records for manifest in manifests), "image")
+    total = size(sum(manifest.size for manifest in manifests))
+    return f"{', '.join(reports)}: {images}, {total}, all intact"
+
+
+def print_report(report: Report) -> None:
+    """Print the findings, then a summary in one line."""
+    kinds = {"damaged": report.findings, "unchecked": report.unchecked, "note": report.notes}
+    for kind, findings in kinds.items():
+        for finding in findings:
+            say(f"{kind}: {finding}")
+    manifest = report.manifest
+    if report.exit_code or manifest is None:
+        found = count_of(len(report.findings), "finding")
+        unread = f", {count_of(len(report.unchecked), 'file')} unread" if report.unchecked else ""
+        say(f"{report.location}: NOT intact: {found}{unread} (level {report.level})")
+        return
+    word = "complete" if report.level == "quick" else "intact"
+    images, files = count_of(manifest.records, "image"), count_of(len(manifest.shards), "shard")
+    say(f"{report.location}: {word}: {images} in {files}, {size(manifest.size)} (level {report.level})")
+    print_fields({"root": manifest.root})
+
+
+def print_verified(report: Report) -> None:
+    """Print the report, and what to do about its findings."""
+    print_report(report)
+    if report.findings:
+        _say_what_mends(report)
+
+
+MOST_PROVENANCE_BYTES = 1 << 20
+
+GOES_ON = "next: the prep command that began it, such as prep convert; it goes on from there"
+CONVERT_AGAIN = (
+    "next: the prep convert command that made it (provenance.json has it), into another folder; or put "
+    "manifest.json back from a copy"
+)
+NO_DATASET = "next: give a folder that prep convert made; nothing of it is here"
+BAD_IN_SOURCE = (
+    "next: these records are as they were published; prep convert with --decode-check --on-bad-image skip, into "
+    "another folder, leaves bad images out"
+)
+JOIN_AGAIN = "next: the prep join command that added {}; it builds damaged files again, to the same bytes"
+ARCHIVE_CHANGED = "next: put the archive that was indexed back, or repeat the prep index command with the place where it is now"
+PUBLISH_AGAIN = "next: publish the dataset there again, from a copy that prep verify finds intact"
+FOREIGN = "next: move what does not belong to the dataset to another place"
+
+
+def _say_what_mends(report: Report) -> None:
+    """Print what to do about the findings."""
+    if report.url is not None:
+        say(PUBLISH_AGAIN)
+        return
+    folder, manifest = report.dataset, report.manifest
+    files = {file.name for file in manifest.files} if manifest else set()
+    found = {finding.file for finding in report.findings}
+    if manifest is None or MANIFEST_NAME in found:
+        if not files and (folder / WORK_FOLDER_NAME).is_dir():
+            say(GOES_ON)
+        else:
+            made = any((folder / name).exists() for name in (MANIFEST_NAME, PROVENANCE_NAME))
+            say(CONVERT_AGAIN if made else NO_DATASET)
+    elif names := _joined_columns(manifest, found):
+        say(JOIN_AGAIN.format(" and ".join(names)))
+    elif manifest.archive and any(f.file == ARCHIVE_NAME or f.key for f in report.findings):
+        say(ARCHIVE_CHANGED)
+    elif any(finding.file in files and finding.key is None for finding in report.findings):
+        try:
+            options = _source_of(folder)
+        except (OSError, DataError, ValueError, TypeError, KeyError, RecursionError, click.ClickException):
+            options = []  # the provenance is in no hash, and may hold anything
+        say_next("repair", folder, *(options if "--source" in options else ["--source", "SOURCE"]))
+    else:
+        say(BAD_IN_SOURCE if found & files else FOREIGN)
+
+
+def _joined_columns(manifest: Manifest, found: set[str]) -> list[str]:
+    """Return the joined columns that are damaged, if nothing else is: prep repair comes first."""
+    if manifest.columns is None:
+        return []
+    files = {file.name: name for name in manifest.joined for file in manifest.columns[name].files}
+    is_all = found & {file.name for file in manifest.files} <= files.keys()
+    return sorted({files[name] for name in found & files.keys()}) if is_all else []
+
+
+def _source_of(dataset: Path) -> list[str | Path]:
+    """Return ``--source`` and ``--root`` of the command that made the dataset, as far as they are there."""
+    made = json.loads(read_small(dataset / PROVENANCE_NAME, MOST_PROVENANCE_BYTES))
+    folder, (_, name, *words) = Path(made["folder"]), map(str, made["command"])
+    command = {one.name: one for one in (convert, index)}.get(name)
+    if command is None:
+        return []
+    given = command.make_context(name, words, resilient_parsing=True).params
+    given.setdefault("source", given.get("archives"))
+    options: list[str | Path] = []
+    for option in ("source", "root"):
+        if given.get(option) is not None and (path := folder / given[option]).exists():
+            here = Path.cwd()
+            options += [f"--{option}", path.relative_to(here) if path.is_relative_to(here) else path]
+    return options
+
+
+@click.command(
+    short_help="Bring damaged or missing files back.",
+    epilog=examples(
+        "repair shards --source archives",
+        "repair shards/train --source archives --workers 4",
+        "repair shards --source s3://bucket/shards",
+    ),
+)
+@click.argument("dataset", type=FOLDER)
+@click.option(
+    "--source", type=PATH_OR_URL, required=True, help="What it was converted from, or the URL of a copy."
+)
+@click.option("--root", type=ROOT_FOLDER, help="The folder that the paths of a list of images begin at.")
+@workers_option
+@cluster_option
+@progress_option
+@json_option
+@click.pass_context
+def repair(
+    ctx: click.Context, /, dataset: Path, cluster: str | None, form: Form, as_json: bool, **chosen: Any
+) -> None:
+    """Bring back exactly the damaged or missing files of DATASET, or of each split in that folder.
+
+    They are rebuilt from the archives, or fetched from an intact copy in object storage or on a server.
+    The root stays the same.
+    """
+    with cluster_executor(cluster) as executor:
+        work = DatasetWork(
+            partial(repair_dataset, executor=executor, progress=progress_in(form), **chosen),
+            print_repaired,
+            lambda report: report.to_json() | {"rebuilt": report.rebuilt},
+            summary_of_repaired,
+            exit_code_of,
+        )
+        code = work.run(dataset, as_json=as_json)
+    ctx.exit(code)
+
+
+def print_repaired(report: Report) -> None:
+    """Print what was built again, and the report."""
+    for name in report.rebuilt:
+        say(f"rebuilt: {name}")
+    if not report.rebuilt:
+        say(f"{report.dataset}: there was nothing to rebuild")
+    print_report(report)
+
+
+def summary_of_repaired(reports: Mapping[str, Report]) -> str:
+    """Return one line about the repair of a folder's splits."""
+    rebuilt = sum(len(report.rebuilt) for report in reports.values())
+    return f"{count_of(rebuilt, 'file')} rebuilt; {summary_of(reports)}"
+
+
+@click.command(
+    short_help="List finished datasets as one, to train on all of them.",
+    epilog=examples("collect all shards/train shards/val", "collect all shards/train shards/val --json"),
+)
+@click.argument("out", type=ANY_PATH)
+@click.argument("parts", type=FOLDER, nargs=-1, required=True)
+@json_option
+def collect(out: Path, parts: tuple[Path, ...], as_json: bool) -> None:
+    """Make the folder OUT with a collection of the datasets PARTS, in this order.
+
+    Nothing is copied: OUT gets a file of names and roots. The parts must have the same classes and columns. A
+    Loader reads OUT as one dataset, with its records numbered over all parts.
+    """
+    with collect_parts(out, parts) as made:
+        if as_json:
+            listed = [
+                {
+                    "name": part.name,
+                    "path": str(part.folder),
+                    "records": part.manifest.records,
+                    "root": part.manifest.root,
+                }
+                for part in made.parts
+            ]
+            print_json({"path": str(made.path), "records": len(made), "parts": listed, "root": made.root})
+            return
+        say(f"{out}: {count_of(len(made), 'record')} in {count_of(len(made.parts), 'part')}")
+        fields = {part.name: count_of(part.manifest.records, "record") for part in made.parts}
+        print_fields(fields | {"root": made.root})
+        say_next("verify", out)
+
+
+@click.command(
+    short_help="Write datasets in the format of another loader.",
+    epilog=examples(
+        "export shards tars --to webdataset --shard-size 1GB", "export shards/train images --to folders"
+    ),
+)
+@click.argument("dataset", type=FOLDER)
+@click.argument("output", type=ANY_PATH)
+@click.option("--to", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
+@click.option("--shard-size", type=SIZE, default="256MiB", help="Bytes of images and columns per file.")
+@workers_option
+@progress_option
+@json_option
+def export(dataset: Path, output: Path, to: str, form: Form, as_json: bool, **chosen: Any) -> None:
+    """Write DATASET, or each split in that folder, to OUTPUT in the format of another loader.
+
+    Images stay as they are, and each is checked. Interrupted in any way, the same command finishes the
+    job, and the result is byte-identical. A finished export is compared with what was written.
+    """
+    done = export_dataset(dataset, output, to=to, progress=progress_in(form), **chosen)
+    if as_json:
+        paths = ({"path": str(one.path), "files": [file.to_json() for file in one.files]} for one in done)
+        print_json({"splits": [asdict(one) | told for one, told in zip(done, paths, strict=True)]})
+        return
+    for one in done:
+        state = " (was complete, and is intact)" if one.already_complete else ""
+        files = count_of(len(one.files), "file" if to != "folders" else "group")
+        total = size(sum(file.size for file in one.files))
+        say(f"{one.path}: {count_of(one.records, 'image')}, {total} in {files} of {to}{state}")

@@ -1,0 +1,122 @@
+"""``prep demo`` and ``prep sample``: something to try the other commands on."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import chdir, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardprep.cli.console.options import ANY_PATH, examples, json_option, progress_option
+from shardprep.cli.console.output import print_fields, print_json, say
+from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.start import Interrupted
+from shardprep.formats.runtime.sizes import count_of, size
+from shardprep.formats.sources.sample import make_sample
+
+STEPS = (
+    "sample archives",
+    "convert archives lmdb",
+    "convert archives hdf5 --format hdf5",
+    "verify lmdb/train --level decode",
+    "verify hdf5/val --level records",
+    "inspect lmdb/train",
+)
+
+
+@click.command(
+    short_help="Show every step on a miniature dataset, in seconds.", epilog=examples("demo", "demo tryout")
+)
+@click.argument("folder", type=ANY_PATH, required=False)
+@click.pass_context
+def demo(ctx: click.Context, folder: Path | None) -> None:
+    """Make a miniature ILSVRC12, convert it, verify it, sum it up and load it, saying each step.
+
+    Works in FOLDER, which must be empty or new, and keeps it; without FOLDER in a temporary folder
+    that is removed at the end.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise click.UsageError(f"{folder} is not empty; name another folder")
+    place = tempfile.TemporaryDirectory(prefix="prep-demo-") if folder is None else nullcontext(str(folder))
+    with place as path:
+        click.secho(f"$ cd {path}", bold=True)
+        with chdir(path):
+            for step in STEPS:
+                _run(ctx, step.split(" "))
+            _load_an_epoch(Path("lmdb/train"))
+    kept = f"kept in {folder}" if folder else "removed again; to keep it: prep demo FOLDER"
+    say()
+    say(f"That was all of it, {kept}. Now the same with your own data:")
+    say("  prep convert /where/the/archives/are /where/the/shards/shall/be")
+
+
+def _load_an_epoch(dataset: Path) -> None:
+    """Load one epoch as a training script does, and check that each record came exactly once."""
+    from shardprep.loaders.loader.loader import Loader
+    from shardprep.loaders.order.epoch_order import LocalShuffle
+    from shardprep.loaders.transforms.transforms import TrainTransform  # start-up time: OpenCV
+
+    click.secho(f"\n# one epoch of {dataset} through shardprep.loaders.Loader, two workers", bold=True)
+    with Loader(
+        dataset,
+        batch_size=64,
+        transform=TrainTransform(64),
+        shuffle=LocalShuffle(100),
+        workers=2,
+        rank=0,
+        world_size=1,
+        drop_last=False,
+    ) as loader:
+        for images, labels in loader:
+            say(f"images {images.dtype} {list(images.shape)}, labels {labels.dtype} {list(labels.shape)}")
+        receipt = loader.receipt()
+        receipt.check(len(loader.dataset))
+        say(f"receipt: {receipt.count} of {len(loader.dataset)} records, each exactly once")
+
+
+def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
+    prep = ctx.find_root().command
+    sys.argv = ["prep", *arguments]  # what provenance.json says
+    click.secho(f"\n$ prep {' '.join(arguments)}", bold=True)
+    try:
+        with prep.make_context("prep", list(arguments)) as context:
+            prep.invoke(context)
+    except Interrupted as interrupted:
+        raise Interrupted(interrupted.number) from None  # without a note: the demo does not go on
+    except click.exceptions.Exit as ended:
+        if ended.exit_code:
+            raise
+
+
+@click.command(
+    short_help="Make a miniature ILSVRC12 in its official packaging.",
+    epilog=examples("sample archives", "sample small --classes 4 --train-per-class 6 --val 10 --test 3"),
+)
+@click.argument("output", type=ANY_PATH)
+@click.option("--classes", default=10, help="Classes, 1 to 1000.")
+@click.option("--train-per-class", default=30, help="Training images of each class.")
+@click.option("--val", default=100, help="Validation images.")
+@click.option("--test", default=20, help="Test images, which have no labels.")
+@click.option("--seed", default=0, help="Another seed gives other classes and crops.")
+@progress_option
+@json_option
+def sample(output: Path, form: Form, as_json: bool, **chosen: Any) -> None:
+    """Make a miniature ILSVRC12 in the folder OUTPUT, packed as the real one is.
+
+    Crops of 25 free photographs, with the real set's oddities: a PNG named .JPEG, CMYK, grayscale,
+    progressive and tiny images, EXIF orientation. To try everything on before the 148 GB.
+    """
+    made = make_sample(output, progress=progress_in(form), **chosen)
+    if as_json:
+        print_json({"output": str(output), **asdict(made)})
+        return
+    images = ", ".join(f"{count:,} {split}" for split, count in made.images.items())
+    say(f"{output}: {count_of(len(made.wnids), 'class')}, {images} images")
+    print_fields({file.name: size(file.size) for file in made.files})

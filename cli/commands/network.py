@@ -1,0 +1,274 @@
+"""``prep fetch``, ``publish``, ``serve`` and ``keygen``: commands that work over a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER,
+    LOADER_OPTIONS,
+    Parsed,
+    examples,
+    json_option,
+    progress_option,
+    together,
+    transfer_options,
+    transform_of,
+    workers_option,
+)
+from shardprep.cli.console.output import print_fields, print_json, say, say_next
+from shardprep.cli.console.progress import TEXT_ONLY, Form, StatusLine, progress_in
+from shardprep.formats.errors import printable
+from shardprep.formats.runtime.sizes import count_of, size
+from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.transfer.fetch import FetchedDataset
+from shardprep.formats.transfer.fetch import fetch as fetch_dataset
+from shardprep.formats.transfer.publish import PublishedDataset
+from shardprep.formats.transfer.publish import publish as publish_datasets
+
+if TYPE_CHECKING:
+    from shardprep.loaders.machines.wire import SenderStats
+
+
+MOST_SHARDS = 1_000_000
+
+
+def _shard_numbers(text: str) -> list[int]:
+    """Return the shards of numbers and ranges, such as 0-9,12, both ends included."""
+    found: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if not 0 < len(numbers) <= MOST_SHARDS:
+                raise ValueError
+            found.update(numbers)
+    except ValueError:
+        raise ValueError(f"{text!r} is not numbers such as 0-9 or 3,5,7") from None
+    return sorted(found)
+
+
+@click.command(
+    short_help="Copy datasets from object storage or a server, verified.",
+    epilog=examples("fetch s3://bucket/shards shards", "fetch https://host/shards/train train --shards 0-9"),
+)
+@click.argument("url")
+@click.argument("folder", type=ANY_PATH)
+@click.option(
+    "--shards",
+    type=Parsed("shards", _shard_numbers),
+    metavar="NUMBERS",
+    help="Only these, such as 0-9 or 3,5,7.",
+)
+@transfer_options(at_once=8, timeout_s=30, without="a byte")
+@progress_option
+@json_option
+def fetch(url: str, folder: Path, form: Form, as_json: bool, **chosen: Any) -> None:
+    """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
+
+    URL is s3://, gs://, az://, https://, http:// or file://; credentials are found in the environment.
+    Interrupted in any way, the same command goes on. What is there and right is kept, what is damaged
+    is fetched anew.
+    """
+    done = fetch_dataset(url, folder, progress=progress_in(form), **chosen)
+    if as_json:
+        print_json({"splits": [_copy_json(one) for one in done]})
+        return
+    for one in done:
+        manifest, state = one.manifest, _bytes_text(one.manifest, "fetched", one.fetched, one.kept)
+        if one.complete:
+            say(f"{one.path}: {_contents(manifest)}, all intact: {state}")
+            print_fields({"root": manifest.root})
+        else:
+            files = f"{len(one.fetched) + len(one.kept):,} of {count_of(len(manifest.files), 'file')}"
+            say(f"{one.path}: {files}, each intact: {state}; not a dataset yet")
+    if all(one.complete for one in done):
+        say_next("inspect", folder)
+    else:
+        say("next: the same command without --shards; it fetches what is missing, and makes it a dataset")
+
+
+def _contents(manifest: Manifest) -> str:
+    shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
+    return f"{count_of(manifest.records, 'image')} in {shards}"
+
+
+def _bytes_text(manifest: Manifest, done: str, names: Sequence[str], kept: Sequence[str]) -> str:
+    there = f", {size(manifest.bytes_of(kept))} were there" if kept else ""
+    return f"{size(manifest.bytes_of(names))} {done}{there}"
+
+
+def _copy_json(one: FetchedDataset | PublishedDataset) -> dict[str, Any]:
+    manifest = one.manifest
+    if isinstance(one, FetchedDataset):
+        place, state, done = {"path": str(one.path)}, {"complete": one.complete}, "fetched"
+        names = one.fetched
+    else:
+        place, state, done = {}, {"already_complete": one.already_complete}, "uploaded"
+        names = one.uploaded
+    return {
+        **place,
+        "url": one.url,
+        "split": manifest.split,
+        "records": manifest.records,
+        **state,
+        done: list(names),
+        f"{done}_bytes": manifest.bytes_of(names),
+        "kept": list(one.kept),
+        "kept_bytes": manifest.bytes_of(one.kept),
+        "root": manifest.root,
+    }
+
+
+PRIVATE_USE = "stays on this machine, where what serves or receives batches reads it"
+PUBLIC_USE = (
+    "goes to the others: a data machine's into the training machine's folder of allowed keys, the training "
+    "machine's to every data machine"
+)
+
+
+@click.command(
+    short_help="Make the key pair of a machine, for prep serve.",
+    epilog=examples("keygen trainer", "keygen data1 --force"),
+)
+@click.argument("name", type=ANY_PATH, metavar="NAME_OR_PATH")
+@click.option(
+    "--force", is_flag=True, help="Replace the pair of that name; the others need the new one then."
+)
+@json_option
+def keygen(name: Path, force: bool, as_json: bool) -> None:
+    """Make a key pair: NAME.key_secret, which stays on this machine, and NAME.key for the others.
+
+    Run it once on the training machine and once on each data machine. With keys, each end of the
+    connection authenticates the other, and all data between them is encrypted.
+    """
+    from shardprep.loaders.machines.keys import make_keys  # start-up time: ZeroMQ
+
+    pair = make_keys(name, overwrite=force)
+    if as_json:
+        print_json({"secret": str(pair.secret), "public": str(pair.public), "fingerprint": pair.fingerprint})
+        return
+    files = {str(pair.secret): PRIVATE_USE, str(pair.public): PUBLIC_USE}
+    print_fields(files | {"fingerprint": pair.fingerprint}, indent="")
+
+
+@click.command(
+    short_help="Copy datasets to object storage, verified.",
+    epilog=examples(
+        "publish shards s3://bucket/shards", "publish shards/train gs://bucket/shards/train --at-once 8"
+    ),
+)
+@click.argument("folder", type=FOLDER)
+@click.argument("url")
+@transfer_options(at_once=4, timeout_s=120, without="an answer")
+@progress_option
+@json_option
+def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) -> None:
+    """Copy the dataset in FOLDER, or each split in it, to URL. Each byte is verified there.
+
+    URL is s3://, gs://, az:// or file://; credentials are found in the environment. The manifest comes
+    last. Interrupted in any way, the same command goes on; what is there and right is kept.
+    """
+    done = publish_datasets(folder, url, progress=progress_in(form), **chosen)
+    if as_json:
+        print_json({"splits": [_copy_json(one) for one in done]})
+        return
+    for one in done:
+        state = _bytes_text(one.manifest, "uploaded", one.uploaded, one.kept)
+        before = " (was complete)" if one.already_complete else ""
+        say(f"{one.url}: {_contents(one.manifest)}, all intact: {state}{before}")
+        print_fields({"root": one.manifest.root})
+    say_next("fetch", url, "COPY")
+
+
+@click.command(
+    short_help="Make batches on a data machine for a training machine.",
+    epilog=examples(
+        "serve shards/train --to tcp://trainer:5555 --key data1.key_secret --receiver trainer.key",
+        "serve shards/train --to tcp://127.0.0.1:5555 --batch-size 512 --workers 8",
+    ),
+)
+@click.argument("dataset", type=FOLDER)
+@click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Where the receiver is.")
+@together(*LOADER_OPTIONS)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the order and crops.")
+@click.option("--drop-last/--keep-last", default=True, help="What becomes of a last batch that is not full.")
+@click.option(
+    "--key", "secret", type=ANY_PATH, metavar="NAME.key_secret", help="This machine's key, by prep keygen."
+)
+@click.option("--receiver", type=ANY_PATH, metavar="NAME.key", help="The training machine's public key.")
+@click.option("--name", help="What the receiver calls this machine.  [default: host name and process]")
+@click.option("--patience", type=click.FloatRange(min=0), default=600, help="Seconds to wait for a receiver.")
+@click.option(
+    "--insecure-plaintext",
+    is_flag=True,
+    help="Go without keys on a network: any machine on it can read and change everything.",
+)
+@workers_option
+@progress_option
+@json_option
+def serve(
+    dataset: Path,
+    endpoint: str,
+    transform: str,
+    pixels: int,
+    secret: Path | None,
+    receiver: Path | None,
+    name: str | None,
+    patience: float,
+    insecure_plaintext: bool,
+    workers: int | None,
+    form: Form,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Make batches of DATASET for the RemoteSource of a training machine, until that is closed.
+
+    All machines that serve one receiver need the same dataset and options; workers may differ. Stop it with
+    Ctrl-C at any time: the receiver asks the others for what it had not finished.
+    """
+    from shardprep.loaders import remote  # start-up time: ZeroMQ and OpenCV
+    from shardprep.loaders.loader.loader import Loader
+    from shardprep.loaders.machines.keys import SenderKeys
+
+    if (secret is None) != (receiver is None):
+        raise click.UsageError(
+            "--key and --receiver belong together: this machine's secret key, and the other's public one"
+        )
+    with (
+        Loader(
+            dataset,
+            transform=transform_of(transform, pixels),
+            workers="auto" if workers is None else workers,
+            rank=0,
+            world_size=1,
+            **chosen,
+        ) as loader,
+        StatusLine(form, TEXT_ONLY) as status,
+    ):
+        stats = remote.serve(
+            loader,
+            endpoint,
+            keys=SenderKeys(secret, receiver) if secret and receiver else None,
+            insecure=insecure_plaintext,
+            name=name,
+            patience=patience,
+            report=lambda stats: status.show(
+                f"{printable(stats.state)}: {stats.batches:,} batches, {_megabytes_per_second(stats)}, "
+                f"{stats.lag} more asked for"
+            ),
+        )
+    if as_json:
+        print_json({"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()})
+        return
+    sent = f"{stats.batches:,} batches, {stats.bytes / 1e6:,.1f} MB"
+    print_fields({"sent": sent, "in": f"{stats.seconds:,.1f} s, {_megabytes_per_second(stats)}"}, indent="")
+
+
+def _megabytes_per_second(stats: SenderStats) -> str:
+    return f"{stats.bytes / max(stats.seconds, 1e-9) / 1e6:,.1f} MB/s"

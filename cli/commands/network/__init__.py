@@ -1,1 +1,0 @@
-"""The sub-commands of ``prep`` that work over a network."""

@@ -1,0 +1,286 @@
+"""``prep replay``: what a rank got at a step of a run, and where two runs part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    FOLDER,
+    LOADER_OPTIONS,
+    check_replaced,
+    examples,
+    json_option,
+    progress_option,
+    together,
+)
+from shardprep.cli.console.output import print_fields, print_json, say
+from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.runs import TRANSFORM_NAME, RunOptions, refuse_typed, typed_options
+from shardprep.formats.errors import printable
+from shardprep.formats.runtime.sizes import count_of
+
+if TYPE_CHECKING:
+    from shardprep.loaders.loader.loader import Loader
+    from shardprep.loaders.loader.replay import Parting, Replayed
+    from shardprep.loaders.loader.run_card import RecordedRun, RunCard
+
+
+FIRST = 10  # records that are listed without --records
+MEANINGS = {
+    "dataset": "they read other datasets",
+    "order": "another record",
+    "labels": "another label",
+    "columns": "other parts in a batch",
+    "augmentation": "other augmentation",
+    "pixels": "other values",
+}
+OF_ONE_STEP = {
+    "epoch": "--epoch",
+    "step": "--step",
+    "start": "--start",
+    "rank": "--rank",
+    "listed": "--records",
+    "sheet": "--sheet",
+}
+OF_TWO_RUNS = {"epochs": "--epochs", "by_pixels": "--pixels"}
+COUNT = click.IntRange(min=0)
+
+
+@click.command(
+    short_help="Show what a rank got at a step; or where two runs part.",
+    epilog=examples(
+        "replay shards/train --card run.json --epoch 3 --step 1207 --sheet step.png",
+        "replay shards/train --state checkpoint.json --records",
+        "replay shards/train --diff monday.json tuesday.json",
+    ),
+)
+@click.argument("dataset", type=FOLDER)
+@click.option("--card", type=ANY_PATH, metavar="FILE", help="The run's card, by loader.card().save.")
+@click.option("--state", type=ANY_PATH, metavar="FILE", help="A state of its loader, as JSON; its last step.")
+@click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
+@click.option("--step", type=COUNT, help="Which step, from 0.  [default: the state's last one]")
+@click.option("--start", type=COUNT, help="The place where a resumed epoch began.  [default: the state's]")
+@click.option(
+    "--rank", type=COUNT, default=0, show_default=False, help="Which rank.  [default: the card's, or 0]"
+)
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=False,
+    help="Number of ranks.  [default: 1]",
+)
+@click.option(
+    "--transform",
+    type=TRANSFORM_NAME,
+    default="train",
+    metavar="NAME",
+    help="train, eval, none, or package.module:name.",
+)
+@together(*LOADER_OPTIONS[1:])
+@click.option("--seed", type=COUNT, default=0, help="Of the order and crops.")
+@click.option("--drop-last/--keep-last", default=True, help="Whether a last short batch is left out.")
+@click.option("--labels", default="sorted_wnid0", help="The label space.")
+@click.option("--columns", metavar="NAME,NAME", help="The columns in a batch.  [default: all]")
+@click.option(
+    "--subset", type=ANY_PATH, metavar="FILE.npy", help="The records that were chosen: numbers or a mask."
+)
+@click.option("--records", "listed", is_flag=True, help="List all records of the step, not the first ten.")
+@click.option(
+    "--sheet", type=ANY_PATH, metavar="FILE", help="Also write a contact sheet of the pixels, .png or .html."
+)
+@click.option(
+    "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs, by their cards or states."
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=1, help="How many epochs --diff compares.")
+@click.option(
+    "--pixels", "by_pixels", is_flag=True, help="--diff makes the batches, and compares their values."
+)
+@progress_option
+@json_option
+@click.pass_context
+def replay(
+    ctx: click.Context,
+    /,
+    dataset: Path,
+    listed: bool,
+    sheet: Path | None,
+    diff: tuple[Path, Path] | None,
+    epochs: int,
+    by_pixels: bool,
+    form: Form,
+    as_json: bool,
+    **run: Any,
+) -> None:
+    """Make again what a rank got from DATASET at a step: records, labels, crops and pixels, bit for bit.
+
+    The run is that of a card, of a loader's state, or of the options. --diff names the first step and
+    record at which two runs differ, and why.
+    """
+    # start-up time: OpenCV
+    from shardprep.loaders.loader.run_card import RecordedRun
+    from shardprep.loaders.loader.sheet import ContactSheet, check_suffix
+
+    if sum(map(bool, (run["card"], run["state"], diff))) > 1:
+        raise click.UsageError("give one of --card, --state and --diff")
+    typed = typed_options(ctx)
+    options = RunOptions(dataset, run, typed & run.keys())
+    if diff:
+        refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")
+        compare_runs(options, diff, epochs, by_pixels=by_pixels, form=form, as_json=as_json)
+        return
+    refuse_typed(OF_TWO_RUNS, typed, "it is for the two runs that --diff compares")
+    if sheet:  # what writing it would raise
+        check_suffix(sheet)
+        check_replaced(sheet)
+    file = run["card"] or run["state"]
+    recorded = RecordedRun.load(file) if file else None
+    with options.loader(recorded.card if recorded else None) as loader:
+        epoch, step, start = _place(run, recorded)
+        try:
+            made = loader.replay(epoch, step, start=start)
+        except IndexError as error:
+            raise click.UsageError(f"the epoch has no {error}; steps are counted from 0") from error
+        if sheet:
+            ContactSheet(made, loader.transform).save(sheet)
+        if not as_json:
+            print_replayed(loader, made, listed=listed, sheet=sheet)
+            return
+        print_json(
+            {
+                "dataset": str(loader.dataset.path),
+                "epoch": made.epoch,
+                "step": made.step,
+                "start": start,
+                "batch": [_form(part) for part in made.batch],
+                "records": [record.to_json() for record in made.records],
+                "digests": made.digests(),
+                "card": loader.card().to_json(),
+                "sheet": str(sheet) if sheet else None,
+            }
+        )
+
+
+def _place(run: dict[str, Any], recorded: RecordedRun | None) -> tuple[int, int, int]:
+    """The epoch, the step and the start that were asked for; by default those of the state."""
+    place = recorded.place if recorded else None
+    epoch = run["epoch"] if run["epoch"] is not None else place.epoch if place else 0
+    is_same = place is not None and place.epoch == epoch
+    start, step = run["start"], run["step"]
+    if start is None:
+        start = place.start if place and is_same else 0
+    if step is None and place and recorded and is_same:
+        step = place.last_step(recorded.card)
+    if step is None:
+        why = ": no step of this epoch was delivered before the state" if is_same else ""
+        raise click.UsageError(f"give --step{why}")
+    return epoch, step, start
+
+
+def print_replayed(loader: Loader, made: Replayed, *, listed: bool, sheet: Path | None) -> None:
+    """Print the step: its batch, and its records or the first of them."""
+    card = loader.card()
+    ranks = f", rank {card.rank} of {card.world_size}" if card.world_size > 1 else ""
+    records = count_of(len(made), "record")
+    say(f"{loader.dataset.path}: epoch {made.epoch}, step {made.step}{ranks}: {records}")
+    print_fields(
+        {
+            "batch": ", ".join(_text(_form(part)) for part in made.batch),
+            "digest": made.digest(),
+            "skipped": count_of(len(made.skipped), "bad record") if made.skipped else None,
+            "sheet": sheet,
+        }
+    )
+    shown = made.records if listed else made.records[:FIRST]
+    say(f"  {'number':>9}{'label':>7}  {'crop':<26}key")
+    for record in shown:
+        crop, why = "-", ""
+        if record.shown is not None:
+            x, y, width, height = (f"{side:.6g}" for side in record.shown[:4])
+            crop = f"{width}x{height}+{x}+{y}{' flip' if record.shown.is_mirrored else ''}"
+        if record.skipped is not None:
+            why = f"  skipped: {printable(record.skipped)}"
+        say(f"  {record.number:>9}{record.label:>7}  {crop:<26}{printable(record.key)}{why}")
+    if left := len(made.records) - len(shown):
+        say(f"  and {left:,} more: --records lists them")
+
+
+def _form(part: Any) -> dict[str, Any]:
+    """The form of a part of a batch."""
+    if isinstance(part, np.ndarray):
+        return {"dtype": part.dtype.name, "shape": list(part.shape)}
+    if isinstance(part, dict):
+        return {"columns": {name: _form(value) for name, value in part.items()}}
+    return {"list": len(part)}
+
+
+def _text(form: dict[str, Any]) -> str:
+    if "dtype" in form:
+        return f"{form['dtype']} {form['shape']}"
+    if "list" in form:
+        return f"a list of {form['list']}"
+    return ", ".join(f"{name} {_text(value)}" for name, value in form["columns"].items())
+
+
+def compare_runs(
+    options: RunOptions, files: tuple[Path, Path], epochs: int, *, by_pixels: bool, form: Form, as_json: bool
+) -> None:
+    """Print where the runs of two files part, and which of their settings differ."""
+    # start-up time: OpenCV
+    from shardprep.loaders.loader.run_card import RecordedRun, differences
+
+    cards = [RecordedRun.load(file).card for file in files]
+    parting = _parting(options, cards, epochs, by_pixels=by_pixels, form=form)
+    differing = differences(*cards)
+    if as_json:
+        settings = {name: list(both) for name, both in differing.items()}
+        found = parting.to_json() if parting else None
+        print_json({"runs": list(map(str, files)), "parting": found, "settings": settings})
+        return
+    because = parting.because if parting else {}
+    if parting is None:
+        say(f"the runs do not part in {epochs} of their epochs")
+    else:
+        place = f"epoch {parting.epoch}, step {parting.step}, row {parting.row}"
+        say(f"the runs part at {place}: {MEANINGS[parting.kind]}")
+        numbers = " | ".join("none" if number is None else f"{number}" for number in parting.numbers)
+        record = None if parting.kind == "dataset" else numbers
+        print_fields({"record": record} | {name: " | ".join(both) for name, both in because.items()})
+    if others := {name: " | ".join(both) for name, both in differing.items() if name not in because}:
+        say("other settings that differ:")
+        print_fields(others)
+
+
+def _parting(
+    options: RunOptions, cards: Sequence[RunCard], epochs: int, *, by_pixels: bool, form: Form
+) -> Parting | None:
+    # start-up time: OpenCV
+    from shardprep.loaders.loader.replay import first_parting, parting_of_datasets
+
+    one_card, other_card = cards
+    if parted := parting_of_datasets(one_card, other_card):
+        return parted
+    make = options.loader if by_pixels else options.ordering_loader
+    progress, done = progress_in(form), count(1)
+    with make(one_card) as one, make(other_card) as other:
+        per_step = max(card.batch_size for card in cards)
+        total = epochs * max(one.batches_per_epoch, other.batches_per_epoch) * per_step
+
+        def differing_row(epoch: int, step: int) -> Any:
+            return one.replay(epoch, step).first_difference(other.replay(epoch, step))
+
+        with progress.task("comparing", records=total, size=0):
+            return first_parting(
+                one.order_of(one_card),
+                other.order_of(other_card),
+                range(epochs),
+                pixels=differing_row if by_pixels else None,
+                step_done=lambda: progress.at(next(done) * per_step, 0),
+            )

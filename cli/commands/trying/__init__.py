@@ -1,1 +1,0 @@
-"""The sub-commands of ``prep`` that make something to try the others on."""

@@ -1,1 +1,0 @@
-"""What a record has beside key, label and image: its schema, and values as bytes."""

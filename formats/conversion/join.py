@@ -1,0 +1,410 @@
+"""Joining columns to a finished dataset: their files are added, and the manifest is replaced last."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.conversion.joined_values import JoinedColumn, Keys, of_array, of_dataset, of_table
+from shardprep.formats.conversion.prepare import check_room
+from shardprep.formats.conversion.shard import BuiltColumn, ColumnOfShard
+from shardprep.formats.conversion.tables import column_entry
+from shardprep.formats.conversion.work_folder import WorkFolder, noting_kept
+from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, UsageError, WorkerDied
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
+from shardprep.formats.runtime.files import hash_file, publish, publish_bytes, user_path
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.runtime.progress import Progress, shown, tell_shards
+from shardprep.formats.runtime.workers import ChildDied, ChildLost, WorkerPool, usable_cpus
+from shardprep.formats.shards.columns import ColumnEntry, DatasetColumns, remove_unlisted_columns
+from shardprep.formats.shards.dataset import refuse_folder_of_splits
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.shards.tables import checked_index
+
+COMMIT_SUFFIX = ".joined"
+
+
+@dataclass(frozen=True)
+class JoinJob:
+    """All that a worker needs to build columns of the shard ``name``, which has these ``keys``. Picklable.
+
+    ``run`` is the folder of unfinished files, ``plan`` the digest of what is joined, and ``expected`` maps
+    names of files to the SHA-256 that they must have to be published.
+    """
+
+    output: Path
+    run: Path
+    name: str
+    number: int
+    container: str
+    keys: Keys
+    columns: tuple[JoinedColumn, ...]
+    plan: str
+    expected: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def commit(self) -> Path:
+        """The file that says that the job is done."""
+        return self.output / WORK_FOLDER_NAME / (self.name + COMMIT_SUFFIX)
+
+
+def join_shard(job: JoinJob) -> tuple[BuiltColumn, ...]:
+    """Build, check and publish the columns, unless they are finished. Safe to kill and repeat.
+
+    Raises SourceDamaged for a value that its column cannot hold, and what reading the values and publishing
+    the files raises.
+    """
+    finished = _finished(job)
+    if finished is not None:
+        return finished
+    built = tuple(_build(job, column) for column in job.columns)
+    commit = {"plan": job.plan, "columns": [asdict(column) for column in built]}
+    publish_bytes(job.commit, canonical_json(commit), job.run)
+    return built
+
+
+def _finished(job: JoinJob) -> tuple[BuiltColumn, ...] | None:
+    """Return the columns of a finished job if all their files are as they were written."""
+    try:
+        commit = parse_canonical_json(job.commit.read_bytes())
+        built = tuple(BuiltColumn(**column) for column in commit["columns"])
+        if commit["plan"] == job.plan and all(one.is_intact(job.output, job.commit.parent) for one in built):
+            return built
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+    return None
+
+
+def _build(job: JoinJob, column: JoinedColumn) -> BuiltColumn:
+    collected = ColumnOfShard(column.field, job.name)
+    with column.values as values:
+        for number, key in enumerate(job.keys.tolist()):
+            try:
+                data = values.data(number)
+                column.field.codec.decode(data)
+            except BadValue as error:
+                raise SourceDamaged(error.message, path=values.where(number), key=key.decode()) from error
+            collected.append(key, data)
+    name, sha256 = collected.file_name(job.number, job.container), ""
+    if name:
+        sha256 = collected.publish(job.run, job.output / name, job.container, job.expected)
+    return collected.built(job.run, job.output, name, sha256)
+
+
+def requested(
+    columns: Mapping[str, str | os.PathLike[str]], manifest: Manifest, keys: Keys
+) -> list[JoinedColumn]:
+    """Return the columns to join to the dataset with these keys, in order.
+
+    Raises UsageError for columns that cannot be, and what finding and matching their values raises.
+    """
+    if not columns:
+        raise UsageError("name one column or more to join")
+    choices = [column_choice(name, "NAME or NAME:KIND") for name in columns]
+    Schema({choice.name: "bytes" for choice in choices})
+    if len({choice.name for choice in choices}) != len(choices):
+        raise UsageError("a column is named twice")
+    origins = [os.fspath(origin) for origin in columns.values()]
+    return [_found(choice, origin, manifest, keys) for choice, origin in zip(choices, origins, strict=True)]
+
+
+def _found(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) -> JoinedColumn:
+    path, part = _parts(origin)
+    if not path.exists():
+        raise UsageError(
+            f"does not exist; the column {choice.name} comes from a dataset or a file", path=path
+        )
+    if path.is_dir():
+        return of_dataset(path, part, choice, keys, manifest.split)
+    if path.suffix.lower() != ".npy":
+        return of_table(path.resolve(), part or choice.name, choice, keys)
+    if part:
+        raise UsageError("is an array, which has no columns", path=path)
+    return of_array(path.resolve(), choice, manifest.records)
+
+
+def _parts(origin: str) -> tuple[Path, str]:
+    """Return the path, and the name of a column in it after the last ``#``, empty without one."""
+    path = user_path(origin)
+    if path.exists() or "#" not in origin:
+        return path, ""
+    place, _, part = origin.rpartition("#")
+    return user_path(place), part
+
+
+Built = tuple[BuiltColumn, ...]
+
+
+def run_joins(
+    jobs: Iterable[JoinJob], manifest: Manifest, *, workers: int | None, progress: Progress
+) -> list[Built]:
+    """Build the columns of all shards, and return them in order. The first error ends the run.
+
+    ``workers=0`` builds in this process; None takes the CPUs that this process may use. Raises WorkerDied
+    if a worker dies, and what :func:`join_shard` raises.
+    """
+    count = usable_cpus() if workers is None else workers
+    told = _Told(manifest, progress)
+    with progress.task("join", records=manifest.records, size=sum(s.size for s in manifest.shards)):
+        if not count:
+            return [told.done(join_shard(job)) for job in jobs]
+        return _in_processes(jobs, count, told)
+
+
+def _in_processes(jobs: Iterable[JoinJob], count: int, told: _Told) -> list[Built]:
+    built: list[Built] = []
+    with WorkerPool(count) as pool:
+        waiting: deque[tuple[JoinJob, Future[Built]]] = deque()
+        for job in jobs:
+            waiting.append((job, pool.submit(join_shard, job)))
+            if len(waiting) > count:
+                built.append(told.done(_result(*waiting.popleft())))
+        while waiting:
+            built.append(told.done(_result(*waiting.popleft())))
+    return built
+
+
+def _result(job: JoinJob, future: Future[Built]) -> Built:
+    try:
+        return future.result()
+    except (ChildDied, ChildLost) as error:
+        message = f"{error.message}; try again, with fewer workers if memory is short"
+        raise WorkerDied(message, path=job.output, shard=job.name) from error
+
+
+class _Told:
+    """The progress by shards: ``done`` is told of each, in order."""
+
+    def __init__(self, manifest: Manifest, progress: Progress) -> None:
+        self._shards = manifest.shards
+        self._progress = progress
+        self._count = self._records = self._size = 0
+
+    def done(self, built: Built) -> Built:
+        shard = self._shards[self._count]
+        self._count, self._records, self._size = (
+            self._count + 1,
+            self._records + shard.records,
+            self._size + shard.size,
+        )
+        self._progress.at(self._records, self._size)
+        tell_shards(self._progress, self._count, len(self._shards))
+        return built
+
+
+ROW_BYTES = 16  # of a column's table, and of a container, for each value
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The result of :func:`join`.
+
+    ``path`` is the dataset's folder and ``manifest`` its :class:`Manifest`, now with the columns. ``added``
+    are the names of the columns that are new, and ``rebuilt`` the damaged files of columns that were joined
+    before, which have their old bytes again.
+    """
+
+    path: Path
+    manifest: Manifest
+    added: tuple[str, ...]
+    rebuilt: tuple[str, ...]
+
+
+def join(
+    dataset: str | os.PathLike[str],
+    columns: Mapping[str, str | os.PathLike[str]],
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Joined:
+    """Add columns to a finished dataset. After a kill at any point, the same call finishes the work.
+
+    No file of the dataset is written again: those of the columns are added, and last the manifest is replaced
+    at once. A dataset that is open already goes on without the columns. The ``content_root`` is that of a
+    dataset that was converted with the same columns.
+
+    ``dataset`` is the folder of one split. ``columns`` maps ``"NAME"`` or ``"NAME:KIND"`` to where the values
+    come from: the folder of a dataset, for its images, or, as ``"FOLDER#COLUMN"``, for one of its columns;
+    a ``.npy`` file with an array of a row for each record, in stored order; or a table (``.csv``, ``.tsv``,
+    ``.jsonl``) with a column ``key`` or ``file_name`` and a column NAME, or, as ``"FILE#COLUMN"``, another.
+    Datasets and tables have one partner for each record, matched by key, or by key or file name without
+    extension where these are unique. ``workers`` is the number of processes; None is one per usable CPU, and
+    0 works in this process. ``progress`` receives the progress; None shows a bar in a notebook.
+
+    Columns that were joined before, with the same values, stay as they are; damaged files of them are built
+    again. Raises UsageError for a column that is there with other values, SourceIncomplete, which names a
+    record without a partner or a partner without a record, DataError for damage of the dataset or the values,
+    OperationError (OutputBusy, NoSpace, WorkerDied) and OSError.
+    """
+    path, progress = user_path(dataset), shown(progress)
+    refuse_folder_of_splits(path)
+    manifest = read_manifest(path)
+    if manifest.archive:
+        raise UsageError(
+            "has its images in an archive; prep convert makes shards of it to join to", path=path
+        )
+    keys = checked_index(path, manifest)["key"]
+    asked = _Asked(path, manifest, requested(columns, manifest, keys))
+    if not asked.to_build and not (path / WORK_FOLDER_NAME).exists():
+        return Joined(path, manifest, (), ())
+    check_room({path: asked.bytes_to_write(len(keys))})
+    with WorkFolder(path) as work_folder:
+        if read_manifest(path).root != manifest.root:
+            raise OutputBusy("was changed by another process meanwhile; try again", path=path)
+        with noting_kept(lambda: _kept(path, manifest)):
+            return _Join(asked, keys, work_folder).result(workers, progress)
+
+
+def _kept(path: Path, manifest: Manifest) -> str:
+    done = len([*(path / WORK_FOLDER_NAME).glob(f"*{COMMIT_SUFFIX}")])
+    return f"{done} of {len(manifest.shards)} shards are done" if done else ""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked for, and what of it is there already."""
+
+    path: Path
+    manifest: Manifest
+    columns: Sequence[JoinedColumn]
+
+    @cached_property
+    def to_build(self) -> list[JoinedColumn]:
+        """The columns that are new, or damaged. Raises UsageError for one that has other values."""
+        new = [one.field for one in self.columns if self._entry(one) is None]
+        Schema([*self.manifest.schema, *new])
+        return [one for one in self.columns if one.field in new or self._is_damaged(one)]
+
+    @property
+    def added(self) -> list[JoinedColumn]:
+        """The columns that are new."""
+        return [one for one in self.to_build if self._entry(one) is None]
+
+    @property
+    def damaged(self) -> list[FileEntry]:
+        """The damaged files of columns that were joined before."""
+        entries = [entry for one in self.to_build if (entry := self._entry(one)) is not None]
+        return [file for entry in entries for file in entry.files if not self._is_intact(file)]
+
+    @cached_property
+    def guard(self) -> dict[str, Any]:
+        """What must be equal when a join is resumed."""
+        return {
+            "joined to": self.manifest.root,
+            "columns": [one.field.to_json() for one in self.to_build],
+            JOINED: [dict(one.custody) for one in self.to_build],
+        }
+
+    def bytes_to_write(self, records: int) -> int:
+        """Return about how many bytes the columns take that are not there yet."""
+        needed = sum(one.values.bytes_of(records) + ROW_BYTES * records for one in self.to_build)
+        there = [path for name in _names(self.to_build) for path in self.path.glob(f"column-{name}-*")]
+        return max(0, needed - sum(path.stat().st_size for path in there))
+
+    def _entry(self, one: JoinedColumn) -> ColumnEntry | None:
+        name = one.field.name
+        if name not in self.manifest.schema or self.manifest.columns is None:
+            return None
+        if one.custody not in self.manifest.source.get(JOINED, []) or self.manifest.schema[name] != one.field:
+            raise UsageError(f"has a column {name} with other values; choose another name", path=self.path)
+        return self.manifest.columns[name]
+
+    def _is_damaged(self, one: JoinedColumn) -> bool:
+        entry = self._entry(one)
+        return entry is not None and not all(map(self._is_intact, entry.files))
+
+    def _is_intact(self, file: FileEntry) -> bool:
+        path = self.path / file.name
+        return path.is_file() and not path.is_symlink() and hash_file(path) == file.sha256
+
+
+@dataclass(frozen=True)
+class _Join:
+    """The join in one work folder."""
+
+    asked: _Asked
+    keys: Keys
+    work_folder: WorkFolder
+
+    def result(self, workers: int | None, progress: Progress) -> Joined:
+        added, damaged = self.asked.added, self.asked.damaged
+        manifest = self.asked.manifest
+        self._claim()
+        if self.asked.to_build:
+            built = run_joins(self._jobs(), manifest, workers=workers, progress=progress)
+            entries = self._tables(built)
+            if added:
+                manifest = self._manifest([entry for entry in entries if entry.field.name in _names(added)])
+                publish_bytes(
+                    self.work_folder.output / MANIFEST_NAME, manifest.to_bytes(), self.work_folder.run
+                )
+        self.work_folder.remove()
+        return Joined(
+            self.work_folder.output, manifest, tuple(_names(added)), tuple(file.name for file in damaged)
+        )
+
+    def _claim(self) -> None:
+        """Begin the join, or go on with it; files of another one that was not finished are removed."""
+        try:
+            self.work_folder.claim(self.asked.guard)
+        except PlanMismatch:
+            listed = {file.name for file in self.asked.manifest.files}
+            remove_unlisted_columns(self.work_folder.output, listed)
+            self.work_folder.clear()
+            self.work_folder.claim(self.asked.guard)
+
+    def _jobs(self) -> Iterator[JoinJob]:
+        manifest = self.asked.manifest
+        expected = {file.name: file.sha256 for file in manifest.column_files}
+        plan = sha256_of(self.asked.guard)
+        bounds = np.cumsum([0, *(shard.records for shard in manifest.shards)]).tolist()
+        for number, shard in enumerate(manifest.shards):
+            first, last = bounds[number : number + 2]
+            yield JoinJob(
+                output=self.work_folder.output,
+                run=self.work_folder.run,
+                name=shard.name,
+                number=number,
+                container=manifest.container,
+                keys=self.keys[first:last],
+                columns=tuple(
+                    replace(one, values=one.values.only(first, last)) for one in self.asked.to_build
+                ),
+                plan=plan,
+                expected=expected,
+            )
+
+    def _tables(self, built: Sequence[tuple[BuiltColumn, ...]]) -> list[ColumnEntry]:
+        """Publish the columns' tables. Raises PlanMismatch for one that differs from that in the manifest."""
+        listed = {file.name: file for file in self.asked.manifest.column_files}
+        entries = []
+        for number, one in enumerate(self.asked.to_build):
+            entry = column_entry(self.work_folder, one.field, [columns[number] for columns in built])
+            path = self.work_folder.output / entry.table.name
+            if listed.get(path.name, entry.table) != entry.table:
+                raise PlanMismatch("was joined with other values than these", path=path)
+            publish(self.work_folder.run / path.name, path)
+            entries.append(entry)
+        return entries
+
+    def _manifest(self, entries: Sequence[ColumnEntry]) -> Manifest:
+        old = self.asked.manifest
+        known = old.columns.entries if old.columns else ()
+        columns = DatasetColumns((*known, *entries), old.records_root, old.has_images)
+        custody = [dict(one.custody) for one in self.asked.added]
+        source = old.source | {JOINED: [*old.source.get(JOINED, []), *custody]}
+        return replace(old, columns=columns, content_root=columns.content_root, source=source)
+
+
+def _names(columns: Sequence[JoinedColumn]) -> list[str]:
+    return [one.field.name for one in columns]

@@ -1,1 +1,0 @@
-"""Columns added to a finished dataset, of which nothing is written again."""

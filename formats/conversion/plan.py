@@ -1,0 +1,357 @@
+"""The plan: which image goes to which shard, in which order. A pure function of listing and options."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import BadImage, SourceDamaged, UsageError
+from shardprep.formats.images.crop_ready import DEFAULT_QUALITY, MAX_GROWTH, encoder_version, jpegtran_version
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.record import (
+    ARCHIVE_ORDER,
+    GIVEN,
+    ITEM_ORDERS,
+    MAX_SEED,
+    ORDERS,
+    is_class_sorted,
+    permutation,
+)
+from shardprep.formats.records.schema import Schema
+from shardprep.formats.runtime.executors import other_machine, refuse_other_versions
+from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.shards.container import SUFFIXES, Extent
+from shardprep.formats.shards.in_place import Region, spanned
+from shardprep.formats.shards.manifest import FORMAT_VERSION
+from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, container
+from shardprep.formats.sources.source import ByteReader, Entries, Listing
+
+BAD_IMAGE_POLICIES = ("fail", "skip")
+_MIB = 1 << 20
+DEFAULT_SHARD_SIZE = 256 * _MIB
+MAX_SHORTER_SIDE = 8192
+# Parts of a plan that are known by their digests.
+NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of a conversion that decide the bytes of its output.
+
+    ``container`` is "lmdb" or "hdf5"; or "tar" for images that stay in the official tar, in the ``order``
+    "archive". ``shard_size`` is the number of image bytes per shard, at most 4 GiB. ``order`` is otherwise
+    "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key; saved items have
+    "given" or "given-shuffled". ``on_bad_image`` is
+    "fail", which raises BadImage, or "skip", which leaves the image out and lists it in quarantine.json. With
+    ``decode_check`` an image that does not decode is a bad image, too.
+
+    With ``crop_ready`` JPEGs are coded anew, without a loss, with segments of which a crop is decoded alone.
+    ``shorter_side`` is a number of pixels: images with more on the shorter side are shrunk to it and encoded
+    as crop-ready JPEGs of ``quality`` 1 to 100, which is lossy. By default images stay as they are, byte for
+    byte. Raises UsageError for any other value.
+    """
+
+    container: str = "lmdb"
+    shard_size: int = DEFAULT_SHARD_SIZE
+    order: str = "shuffled"
+    seed: int = 0
+    on_bad_image: str = "fail"
+    decode_check: bool = False
+    crop_ready: bool = False
+    shorter_side: int | None = None
+    quality: int = DEFAULT_QUALITY
+
+    def __post_init__(self) -> None:
+        orders = (ARCHIVE_ORDER,) if self.container == IN_PLACE else (*ORDERS, *ITEM_ORDERS)
+        choices = {"container": ALL_CONTAINERS, "order": orders, "on_bad_image": BAD_IMAGE_POLICIES}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        if not 0 < self.shard_size <= 4 << 30:
+            raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
+        if self.container == IN_PLACE and self.transcodes:
+            raise UsageError("images that stay in their archive cannot be coded anew")
+        if not 1 <= self.quality <= 100:
+            raise UsageError(f"the quality must be between 1 and 100, not {self.quality}")
+        if self.shorter_side is not None and not 1 <= self.shorter_side <= MAX_SHORTER_SIDE:
+            raise UsageError(
+                f"the shorter side must have 1 to {MAX_SHORTER_SIDE} pixels, not {self.shorter_side}"
+            )
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UsageError(f"the seed must be between 0 and 2**64 - 1, not {self.seed}")
+
+    @property
+    def transcodes(self) -> bool:
+        """Whether images may be stored with other bytes than the source has."""
+        return self.crop_ready or self.shorter_side is not None
+
+    @property
+    def transcoder(self) -> str:
+        """The programs that make other bytes of images, and their versions. Raises OperationError."""
+        programs = [jpegtran_version()] if self.crop_ready else []
+        return "; ".join([*programs, encoder_version()] if self.shorter_side is not None else programs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options that decide the bytes: those of transcoding only where it is asked for."""
+        values = asdict(self)
+        if self.shorter_side is None:
+            del values["shorter_side"], values["quality"]
+        if not self.crop_ready:
+            del values["crop_ready"]
+        return values | ({"transcoder": self.transcoder} if self.transcodes else {})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """A shard to build: its name, and its records as positions ``first`` … ``last`` of the order."""
+
+    name: str
+    number: int
+    first: int
+    last: int
+    extent: Extent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output.
+
+    ``digests`` has the plan's digest for each policy for bad images.
+    """
+
+    options: PlanOptions
+    split: str
+    entries: Entries
+    order: npt.NDArray[np.uint32]
+    shards: tuple[PlannedShard, ...]
+    key_bytes: int
+    class_sorted: bool
+    digests: Mapping[str, str]
+    schema: Schema
+    has_images: bool
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of everything that decides the output except the images' bytes."""
+        return self.digests[self.options.on_bad_image]
+
+    @property
+    def work_digest(self) -> str:
+        """The same for any policy for bad images, which decides nothing about shards without them."""
+        return self.digests[BAD_IMAGE_POLICIES[0]]
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether any record has a label."""
+        return bool((self.entries["label"] >= 0).any())
+
+    def entries_of(self, shard: PlannedShard) -> Entries:
+        """Return a shard's entries in stored order."""
+        return self.entries[self.order[shard.first : shard.last]]
+
+    def regions(self, archive_size: int) -> tuple[Region, ...]:
+        """Return the region of each shard in an archive of that size."""
+        last = self.entries[self.order[[shard.last - 1 for shard in self.shards]]]
+        return spanned((last["offset"] + last["length"]).tolist(), archive_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the manifest keeps of the plan."""
+        return self.options.to_json() | {"sha256": self.digest}
+
+
+def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say how a plan that was begun differs from this one; empty if it does not.
+
+    Options are named with their old and new values. Other parts are only named where no option differs,
+    because the digests of these parts depend on the options.
+    """
+    names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
+    if "container" in names:
+        names = [name for name in names if name != "writer"]  # each container has its own
+    options = [
+        f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}"
+        for name in names
+        if name not in NOT_OPTIONS
+    ]
+    others = [f"{name} changed" for name in names]
+    return ", ".join(options or others)
+
+
+def _flag(option: str) -> str:
+    if option in ("transcoder", "writer"):
+        return option
+    return "--format" if option == "container" else "--" + option.replace("_", "-")
+
+
+def _shown(name: str, options: Mapping[str, Any]) -> str:
+    value = options.get(name)
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "shard_size" and isinstance(value, int) and not value % _MIB:
+        return f"{value // _MIB}MiB"
+    return str(value)
+
+
+def plan(listing: Listing, options: PlanOptions) -> Plan:
+    """Return the plan, which is the same on every platform and for any order of the entries.
+
+    Takes 16 bytes per entry in addition to the listing. Raises UsageError for an empty listing.
+    """
+    entries = listing.entries
+    if not len(entries):
+        raise UsageError(f"the source has no images of the split {listing.split}")
+    order = _order(entries, options)
+    key_bytes = int(np.char.str_len(entries["key"]).max())
+    shards = _shards(entries["length"][order], options, key_bytes)
+    labels = entries["label"][order]
+    return Plan(
+        options=options,
+        split=listing.split,
+        entries=entries,
+        order=order,
+        shards=shards,
+        key_bytes=key_bytes,
+        class_sorted=is_class_sorted(labels),
+        digests={
+            policy: _digest(listing, replace(options, on_bad_image=policy), order, shards)
+            for policy in BAD_IMAGE_POLICIES
+        },
+        schema=listing.schema,
+        has_images=listing.has_images,
+    )
+
+
+def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
+    if options.order in ITEM_ORDERS:
+        numbers = np.arange(len(entries), dtype=np.uint32)
+        return numbers if options.order == GIVEN else numbers[permutation(len(entries), options.seed)]
+    if options.order == ARCHIVE_ORDER:
+        return np.argsort(entries["offset"], kind="stable").astype(np.uint32)
+    by_key = np.argsort(entries["key"], kind="stable").astype(np.uint32)
+    if options.order == "key":
+        return by_key
+    return by_key[permutation(len(entries), options.seed)]
+
+
+def _shards(lengths: npt.NDArray[np.int64], options: PlanOptions, key_bytes: int) -> tuple[PlannedShard, ...]:
+    suffix = SUFFIXES[options.container]
+    return tuple(
+        PlannedShard(
+            name=f"shard-{number:05d}{suffix}",
+            number=number,
+            first=first,
+            last=last,
+            extent=Extent(last - first, _most_bytes(lengths[first:last], options), key_bytes),
+        )
+        for number, (first, last) in enumerate(spans(lengths, options.shard_size))
+    )
+
+
+def spans(lengths: npt.NDArray[np.int64], shard_size: int) -> Iterator[tuple[int, int]]:
+    """Return the first record of each shard and the one after its last, given the records' lengths in bytes.
+
+    A shard has at least one record, and is filled until the next would exceed ``shard_size``.
+    """
+    ends = np.cumsum(lengths)
+    bounds = [0]
+    while bounds[-1] < len(lengths):
+        before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
+        stop = int(np.searchsorted(ends, before + shard_size, side="right"))
+        bounds.append(max(stop, bounds[-1] + 1))
+    return pairwise(bounds)
+
+
+def _most_bytes(lengths: npt.NDArray[np.int64], options: PlanOptions) -> int:
+    size = int(lengths.sum())
+    return math.ceil(size * MAX_GROWTH) if options.transcodes else size
+
+
+def _digest(
+    listing: Listing,
+    options: PlanOptions,
+    order: npt.NDArray[np.uint32],
+    shards: tuple[PlannedShard, ...],
+) -> str:
+    """Return the SHA-256 of everything that decides the output except the images' bytes."""
+    head = {
+        "version": FORMAT_VERSION,
+        "options": options.to_json(),
+        "split": listing.split,
+        "labels": listing.labels.digest,
+        "key_bytes": shards[0].extent.key_bytes,
+        "bounds": [s.last for s in shards],
+    }
+    if len(listing.schema) or not listing.has_images:
+        head["columns"] = [field.to_json() for field in listing.schema]
+        head["has_images"] = listing.has_images
+    digest = hashlib.sha256(canonical_json(head))
+    columns = {"key": f"S{shards[0].extent.key_bytes}", "label": "<i4", "length": "<i8"}
+    for column, kind in columns.items():
+        for start in range(0, len(order), 1 << 16):
+            rows = order[start : start + (1 << 16)]
+            digest.update(listing.entries[column][rows].astype(kind).tobytes())
+    return "sha256:" + digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPart:
+    """Part ``number`` of ``of``, counted from 1. Raises UsageError if there is no such part."""
+
+    number: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise UsageError(f"parts are counted from 1: of {self.of} there is no part {self.number}")
+
+    def __str__(self) -> str:
+        return f"part {self.number} of {self.of}"
+
+    def shares(self, plans: Iterable[Plan]) -> Iterator[tuple[PlannedShard, ...]]:
+        """Yield this part's shards of each plan.
+
+        Shards are dealt out one by one, over all plans, so that two parts differ by one shard at most.
+        """
+        before = 0
+        for plan in plans:
+            yield tuple(s for s in plan.shards if (before + s.number) % self.of == self.number - 1)
+            before += len(plan.shards)
+
+
+def versions_for(options: PlanOptions) -> dict[str, str]:
+    """Return the versions and settings of this machine that decide the bytes of shards with these options."""
+    found = {"shardprep": version("shardprep")}
+    found |= {name: str(value) for name, value in container(options.container).library().items()}
+    return found | ({"transcoder": options.transcoder} if options.transcodes else {})
+
+
+def check_machine(
+    home: Mapping[str, str], options: PlanOptions, run: Path, reader: ByteReader, entries: Entries
+) -> None:
+    """Raise OtherMachine unless this machine can build a shard to the bytes of the one that planned it.
+
+    ``home`` has that machine's versions, and ``run`` is a folder that it made. The first entry is read.
+    """
+    refuse_other_versions(home, versions_for(options), "conversion")
+    if not run.is_dir():
+        raise other_machine(
+            "does not see the output, or its run has ended; mount it there at the same path", run
+        )
+    try:
+        with copy(reader) as opened, suppress(BadImage, BadValue):
+            opened.read(entries[0])
+    except (SourceDamaged, OSError) as error:
+        raise other_machine(
+            f"does not see the source as it was listed ({error}); mount the same there at the same path"
+        ) from error

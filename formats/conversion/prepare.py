@@ -1,0 +1,416 @@
+"""What comes before the first shard: each split is listed and planned, and the output is checked."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from heapq import nlargest
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.conversion.plan import (
+    ConversionPart,
+    Plan,
+    PlannedShard,
+    PlanOptions,
+    differences,
+    plan,
+)
+from shardprep.formats.conversion.tables import GatheredBoxes, gathered_boxes
+from shardprep.formats.conversion.work_folder import bytes_in_run_folders, refuse_busy, refuse_other_plan
+from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
+from shardprep.formats.records.record import ITEM_ORDERS, ORDERS
+from shardprep.formats.runtime.files import (
+    NETWORK_FILESYSTEMS,
+    existing_folder,
+    filesystem_type,
+    redacted,
+    user_path,
+)
+from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.shards.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.shards.read import IN_PLACE, container
+from shardprep.formats.shards.tables import index_dtype
+from shardprep.formats.sources.listing import StoredEntries
+from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import SPLITS, Listing, Problems, Source, SourceOptions
+from shardprep.formats.storage.store import SCHEMES, Location, path_or_place
+
+
+def refuse_other_shape(output: Path, split: str | None) -> None:
+    """Raise UsageError for a dataset, begun or finished, in the place of a folder of splits, or the reverse.
+
+    ``output`` is to be a folder of splits if ``split`` is None. What is no folder at all is refused, too.
+    """
+    if output.exists() and not output.is_dir():
+        raise UsageError("is not a folder; choose another output", path=output)
+    if split is None:
+        if _is_dataset(output):
+            raise UsageError(
+                "holds one dataset, and others would lie in it; choose another output, or go on with this one "
+                "with the --split that began it",
+                path=output,
+            )
+    elif inside := [name for name in SPLITS if _is_dataset(output / name)]:
+        raise UsageError(
+            f"is a folder of splits ({', '.join(inside)}); give {str(output / split)!r} with --split {split}",
+            path=output,
+        )
+
+
+def _is_dataset(folder: Path) -> bool:
+    """Whether a dataset is there, or was begun there."""
+    return any((folder / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME))
+
+
+def check_space(work: Mapping[Path, tuple[Plan, Iterable[PlannedShard]]], *, alone: bool = True) -> None:
+    """Raise NoSpace unless all that is still to be written fits.
+
+    ``work`` has the plan of each output folder and the shards to build; all lie on one file system. A run
+    that works ``alone`` removes the leftovers of killed runs first; others may be alive.
+    """
+    check_room({output: _bytes_to_write(output, *one) for output, one in work.items()}, alone=alone)
+
+
+def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> None:
+    """Raise NoSpace unless as many bytes fit into each output folder; all lie on one file system.
+
+    ``alone`` is that of :func:`check_space`.
+    """
+    if not bytes_to_write:
+        return
+    needed = sum(bytes_to_write.values())
+    output = next(iter(bytes_to_write))
+    free = shutil.disk_usage(existing_folder(output)).free
+    if alone:
+        free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in bytes_to_write)
+    if free < needed:
+        raise NoSpace(
+            f"needs {needed / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB free; make room, or choose "
+            "another output",
+            path=output,
+        )
+
+
+def _bytes_to_write(output: Path, planned: Plan, shards: Iterable[PlannedShard]) -> int:
+    tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)  # in .prep, until the end
+    return tables + most_bytes(planned, (s for s in shards if not (output / s.name).exists()))
+
+
+def most_bytes(planned: Plan, shards: Iterable[PlannedShard]) -> int:
+    """Return an upper bound of the size of these shards and of the tables."""
+    kind = container(planned.options.container)
+    tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
+    return tables + sum(kind.bytes_needed(shard.extent) for shard in shards)
+
+
+def refuse_network(output: Path, kind: str) -> None:
+    """Raise UsageError for LMDB on a network file system: LMDB maps its file, which is not coherent there."""
+    found = filesystem_type(output)
+    if kind == "lmdb" and (found in NETWORK_FILESYSTEMS or found.startswith("fuse.")):
+        raise UsageError(
+            f"lies on a network file system ({found}), where building LMDB is not safe; use --format hdf5, "
+            "or convert to a local disk and copy, or add --allow-network-fs",
+            path=output,
+        )
+
+
+def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str = "a conversion") -> None:
+    """Raise UsageError for a folder in the source, or with other contents than unfinished work.
+
+    ``work`` names this work in the error. Raises OSError for a place that cannot be written to.
+    """
+    _check_writable(existing_folder(output))
+    for folder in source_folders:
+        if output.resolve().is_relative_to(folder):
+            raise UsageError(
+                "lies in the source, where the next run would find it; choose another", path=output
+            )
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise UsageError("is not a folder; choose another output", path=output)
+    # In this order: another part of the conversion may begin meanwhile, its work folder first.
+    if any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
+        raise UsageError(f"is not empty, and not {work} begun here; choose another output", path=output)
+
+
+def _check_writable(folder: Path) -> None:
+    if os.access(folder, os.W_OK | os.X_OK):
+        return
+    number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+    raise OSError(number, os.strerror(number), str(folder))
+
+
+MOST_NAMED = 5  # classes in one line
+IN_PLAN = ("key", "label", "length")  # columns of the entries that the plan's digest covers
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Options of a conversion that do not change the images, labels and columns of its output.
+
+    ``allow_partial`` accepts a wrong number of images; ``restart`` discards unfinished work;
+    ``check_md5`` reads official archives whole and checks their MD5, which the manifest then keeps, under its
+    root; ``allow_network_fs`` builds LMDB on a network file system, too. All are False by default.
+    """
+
+    allow_partial: bool = False
+    restart: bool = False
+    check_md5: bool = False
+    allow_network_fs: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a conversion, as in :func:`.convert.convert`; ``part`` is None for all of it.
+
+    ``kept_shards`` is the number of shards that lie in the output at a time, None for all.
+    """
+
+    source: Path | Location
+    output: Path
+    split: str | None
+    plan_options: PlanOptions
+    options: ConvertOptions
+    source_options: SourceOptions
+    part: ConversionPart | None = None
+    kept_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.part and isinstance(self.source, Location):
+            raise UsageError("is a URL, from which no part is converted alone", path=self.source.url)
+        if self.plan_options.order in ITEM_ORDERS:
+            raise UsageError(
+                f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        source: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        split: str | None,
+        plan_options: PlanOptions | None,
+        options: ConvertOptions | None,
+        source_options: SourceOptions | None,
+        part: tuple[int, int] | None = None,
+    ) -> Request:
+        """Return the request of a caller: options that are None take their defaults. Raises UsageError."""
+        if (url := os.fspath(output)).partition(":/")[0] in SCHEMES:
+            raise UsageError("is a URL, and convert_to_url() converts to these", path=redacted(url))
+        return cls(
+            path_or_place(source),
+            user_path(output),
+            split,
+            plan_options or PlanOptions(),
+            options or ConvertOptions(),
+            source_options or SourceOptions(),
+            ConversionPart(*part) if part else None,
+        )
+
+    def recognised(self) -> Source:
+        """Return the source. Raises UsageError, DataError, OSError."""
+        return recognise(
+            self.source,
+            split=self.split,
+            check_md5=self.options.check_md5,
+            options=self.source_options,
+            seed=self.plan_options.seed,
+        )
+
+    def outputs(self, source: Source) -> dict[str, Path]:
+        """Return the folder of each split that is asked for."""
+        if self.split:
+            return {self.split: self.output}
+        return {split: self.output / split for split in source.splits}
+
+    def kept(self, prepared: Prepared) -> Iterable[PlannedShard]:
+        """Return shards that take as much room as those of a split that lie in the output at a time."""
+        if self.kept_shards is None:
+            return prepared.shards
+        return nlargest(self.kept_shards, prepared.shards, key=lambda shard: shard.extent.payload_bytes)
+
+    def check_outputs(self, source: Source) -> None:
+        """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
+        refuse_other_shape(self.output, self.split)
+        for path in self.outputs(source).values():
+            refuse_busy(path, shared=self.part is not None)
+
+    def survey(self, source: Source, split: str, output: Path) -> Listing:
+        """Return a split's survey; a part of this conversion may have read the archive's headers already."""
+        if self.options.restart or not (output / WORK_FOLDER_NAME).is_dir():
+            return source.survey(split)
+        known_by = source.known_by(split)
+        entries = None if known_by is None else StoredEntries(output / WORK_FOLDER_NAME, known_by).read()
+        return source.survey(split) if entries is None else source.survey_of(split, entries)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One split, listed and planned; ``output`` is the folder of its dataset.
+
+    ``shards`` are those of the plan that are to be built: all, or the share of one part.
+    """
+
+    output: Path
+    listing: Listing
+    planned: Plan
+    boxes: GatheredBoxes | None
+    shards: tuple[PlannedShard, ...]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output has a manifest, by now."""
+        return (self.output / MANIFEST_NAME).exists()
+
+    def finished_manifest(self) -> Manifest:
+        """Return the finished output's manifest. Raises PlanMismatch if it is of another plan, DataError."""
+        manifest = read_manifest(self.output)
+        self.refuse_other(manifest, self.output)
+        return manifest
+
+    def refuse_other(self, manifest: Manifest, place: str | os.PathLike[str]) -> None:
+        """Raise PlanMismatch if the finished dataset at a place is of another plan."""
+        if differing := self._differing(manifest):
+            raise PlanMismatch(
+                f"holds a finished dataset: {differing}; choose another folder, or remove this one",
+                path=place,
+            )
+
+    def _differing(self, manifest: Manifest) -> str:
+        """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped.
+
+        Options of the source count only where they made other images.
+        """
+        policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
+        begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
+        now = self.planned.options.to_json() | {
+            "on_bad_image": policy,
+            "images": self.planned.digests.get(policy),
+        }
+        if begun["images"] != now["images"]:
+            begun |= SourceOptions.of_manifest(manifest.source).in_use
+            now |= self.listing.options
+        return differences(begun, now)
+
+    def guard(self) -> dict[str, Any]:
+        """Return what must be equal when a conversion is resumed, by names that the user understands."""
+        planned = self.planned
+        times = hashlib.sha256()
+        for start in range(0, len(planned.order), 1 << 16):
+            rows = planned.order[start : start + (1 << 16)]
+            for column in (name for name in planned.entries.dtype.names or () if name not in IN_PLAN):
+                times.update(planned.entries[column][rows].tobytes())
+        options = planned.options.to_json() | dict(self.listing.options)
+        del options["on_bad_image"]  # it only concerns shards that are not built
+        return options | {
+            "split": planned.split,
+            "source": [[archive.state for archive in self.listing.archives], times.hexdigest()],
+            "images": planned.work_digest,
+            "boxes": self.boxes.digest if self.boxes else None,
+            "writer": self._writer(),
+        }
+
+    def _writer(self) -> str:
+        """Return the versions and settings that decide the bytes of the shards besides plan and images."""
+        used = {"shardprep": version("shardprep"), **container(self.planned.options.container).library()}
+        return ", ".join(f"{name} {value}" for name, value in used.items())
+
+
+def prepare(source: Source, request: Request, problems: Problems) -> list[Prepared]:
+    """Return the splits that can be planned; write nothing.
+
+    A problem with one split or output is added to ``problems``, and the others are prepared all the same.
+    """
+    outputs = request.outputs(source)
+    prepared = []
+    for listing in _listings(source, request, outputs, problems):
+        miscounted = Problems()
+        with miscounted.collected():
+            _check_count(listing, allow_partial=request.options.allow_partial)
+        problems.merge(miscounted)
+        if not len(listing.entries) and (miscounted or listing.problems):
+            continue  # why there is no image is said
+        with problems.collected():
+            _check_in_place(listing, request.plan_options)
+            boxes = gathered_boxes(source, listing.split, listing)
+            planned = plan(listing, request.plan_options)
+            prepared.append(Prepared(outputs[listing.split], listing, planned, boxes, planned.shards))
+    if request.part:
+        shares = request.part.shares(one.planned for one in prepared)
+        prepared = [replace(one, shards=share) for one, share in zip(prepared, shares, strict=True)]
+    for one in prepared:
+        _check_output(one, source, request.options, problems)
+    with problems.collected():
+        begun = [one for one in prepared if not one.is_finished]
+        check_space(
+            {one.output: (one.planned, request.kept(one)) for one in begun}, alone=request.part is None
+        )
+    return prepared
+
+
+def note_untrained(prepared: Iterable[Prepared], progress: Progress) -> None:
+    """Show the classes of val of which train has no image: a folder's name may be misspelt."""
+    of_split = {one.planned.split: one for one in prepared}
+    if not {"train", "val"} <= of_split.keys():
+        return
+    val, train = (of_split[split].listing for split in ("val", "train"))
+    only_val = np.setdiff1d(val.entries["label"], train.entries["label"])
+    names = [val.labels.classes[label].name for label in only_val.tolist() if label >= 0]
+    if names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        named = ", ".join(names[:MOST_NAMED])
+        progress.note(f"classes of val without an image in train: {named}{more}")
+
+
+def _listings(
+    source: Source, request: Request, outputs: Mapping[str, Path], problems: Problems
+) -> list[Listing]:
+    listings = []
+    for split, output in outputs.items():
+        with problems.collected():
+            listings.append(request.survey(source, split, output))
+    for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one listing share theirs
+        problems.merge(found)
+    return listings
+
+
+def _check_output(one: Prepared, source: Source, options: ConvertOptions, problems: Problems) -> None:
+    if one.is_finished:
+        with problems.collected():
+            one.finished_manifest()
+        return
+    with problems.collected():
+        check_output(one.output, source.folders)
+        if not options.restart:
+            refuse_other_plan(one.output, one.guard())
+    if not options.allow_network_fs:
+        with problems.collected():
+            refuse_network(one.output, one.planned.options.container)
+
+
+def _check_in_place(listing: Listing, options: PlanOptions) -> None:
+    """Raise UsageError for images that are to stay in their archive and are in none."""
+    if options.container == IN_PLACE and listing.reader.archive is None:
+        raise UsageError(
+            f"the images of {listing.split} are not in one of the official tars, in which alone they can stay; "
+            "convert them with prep convert"
+        )
+
+
+def _check_count(listing: Listing, *, allow_partial: bool) -> None:
+    found = len(listing.entries)
+    if listing.expected not in (None, found) and not allow_partial:
+        detail = f" ({listing.shortfall})" if listing.shortfall else ""
+        raise SourceIncomplete(
+            f"the split {listing.split} has {found} images, not {listing.expected}{detail}; "
+            "add --allow-partial to convert what is there"
+        )

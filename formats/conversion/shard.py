@@ -1,0 +1,531 @@
+"""The job that builds one shard from its plan, on any executor, and publishes its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from copy import copy
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.conversion.plan import PlannedShard, PlanOptions, check_machine
+from shardprep.formats.conversion.work_folder import COUNTERS_NAME, ShardCounter
+from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
+from shardprep.formats.images.crop_ready import stored_image
+from shardprep.formats.images.decode import check_decodes, crashes_decoder
+from shardprep.formats.images.header import begins_as_image, read_image_header
+from shardprep.formats.images.info import NO_IMAGE, ImageInfo
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.record import content_digest, record_crc
+from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.runtime.files import (
+    flush_file,
+    hash_file,
+    publish,
+    publish_bytes,
+    publishing,
+    unfinished,
+)
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.owned import starting_thread
+from shardprep.formats.shards.columns import column_row, rows_of, shard_name
+from shardprep.formats.shards.container import Extent, ShardWriter, Stored
+from shardprep.formats.shards.files import FileEntry, Rows, write_table
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, hash_region
+from shardprep.formats.shards.manifest import WORK_FOLDER_NAME
+from shardprep.formats.shards.read import container
+from shardprep.formats.shards.tables import index_dtype, index_row
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Entries
+from shardprep.formats.sources.trees import TreeReader
+
+
+def publish_shard(
+    built: Path, final: Path, kind: str, crcs: npt.NDArray[np.uint32], expected: Mapping[str, str]
+) -> str:
+    """Check the file ``built``, move it to ``final``, and return its SHA-256.
+
+    ``kind`` is the container, ``crcs`` are the records' checksums, and ``expected`` maps names of files to
+    the SHA-256 that they must have. Raises CorruptRecord, OperationError for another SHA-256, OSError.
+    """
+    with ThreadPoolExecutor(1) as disk:  # flushes while this thread reads the file back
+        with starting_thread():
+            flushed = disk.submit(flush_file, built)
+        sha256 = hash_file(built)
+        check_written(built, kind, crcs)
+        flushed.result()
+    if expected.get(final.name, sha256) != sha256:
+        raise _other_bytes(final, kind)
+    publish(built, final)
+    return sha256
+
+
+def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> None:
+    """Read a shard back and compare each record's checksum. Raises CorruptRecord."""
+    with container(kind).read(path) as reader:
+        room = _Room()
+        for ordinal, crc32c in enumerate(crcs.tolist()):
+            if reader.checked_in(ordinal, room).crc32c != crc32c:
+                raise CorruptRecord("reads back as another record than was written", path=path)
+        if len(reader) != len(crcs):
+            raise CorruptRecord(f"reads back {len(reader)} records of {len(crcs)}", path=path)
+
+
+class _Room:
+    """Memory for one image after the other, which spares the page faults of new memory for each."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(1 << 20, np.uint8)
+
+    def __call__(self, size: int) -> npt.NDArray[np.uint8]:
+        if size > len(self._memory):
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
+
+
+def _other_bytes(path: Path, kind: str) -> ShardprepError:
+    versions = ", ".join(f"{name} {v}" for name, v in container(kind).library().items())
+    return OperationError(
+        f"was rebuilt with other bytes than were published: the source has changed, or it was written with "
+        f"other libraries than these ({versions}; prep inspect names those)",
+        path=path,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltColumn:
+    """A finished column of a shard, as in the shard's commit record.
+
+    ``rows`` is the file of its rows in the work folder. ``name``, ``size`` and ``sha256`` are those of the
+    column's shard, empty and 0 for values in a table. ``other_sizes`` counts images with another width or
+    height than their record's, and ``first_other`` is the key of the first.
+    """
+
+    rows: str
+    rows_sha256: str
+    records: int
+    name: str = ""
+    size: int = 0
+    sha256: str = ""
+    other_sizes: int = 0
+    first_other: str = ""
+
+    def has_rows(self, work_folder: Path) -> bool:
+        """Whether the rows are those that were written. Raises OSError."""
+        return hash_file(work_folder / self.rows) == self.rows_sha256
+
+    def is_intact(self, output: Path, work_folder: Path) -> bool:
+        """Whether the files are those that were written. Raises OSError."""
+        return self.has_rows(work_folder) and (self.shard is None or self.shard.is_in(output))
+
+    @property
+    def shard(self) -> FileEntry | None:
+        """The entry of the column's shard; None for values in a table."""
+        return FileEntry(self.name, self.size, self.sha256, self.records) if self.name else None
+
+
+class ColumnOfShard:
+    """The values of the column ``field`` for the records of the shard file ``shard``, in their order."""
+
+    def __init__(self, field: Field, shard: str) -> None:
+        self.field = field
+        self._rows_name = f"{shard}.{field.name}.rows"
+        self._stored: list[Stored] = []
+        self._others: list[bytes] = []
+
+    def append(self, key: bytes, value: bytes, image: ImageInfo = NO_IMAGE) -> None:
+        """Add the encoded value of the next record, which has that ``image``."""
+        if image.width and self.field.kind == "image":
+            own = read_image_header(value)
+            if (own.width, own.height) != (image.width, image.height):
+                self._others.append(key)
+        self._stored.append(Stored(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
+
+    def file_name(self, number: int, kind: str) -> str:
+        """Return the name of the column's shard of that number; empty for values in a table."""
+        return "" if self.field.is_fixed else shard_name(self.field.name, number, kind)
+
+    def publish(self, run: Path, final: Path, kind: str, expected: Mapping[str, str]) -> str:
+        """Write the column's shard, and return its SHA-256.
+
+        ``run`` is the folder of unfinished files, ``kind`` the container; ``expected`` maps names of files to
+        the SHA-256 that they must have.
+        """
+        built = unfinished(run, final.name)
+        self._write(built, kind)
+        return publish_shard(built, final, kind, self._crcs, expected)
+
+    def built(self, run: Path, output: Path, name: str, sha256: str) -> BuiltColumn:
+        """Publish the column's rows; ``name`` and ``sha256`` are those of its shard, empty without one."""
+        path = output / WORK_FOLDER_NAME / self._rows_name
+        with publishing(path, run) as file:
+            write_table(file, self._rows())
+        return BuiltColumn(
+            rows=path.name,
+            rows_sha256=hash_file(path),
+            records=len(self._stored),
+            name=name,
+            size=(output / name).stat().st_size if name else 0,
+            sha256=sha256,
+            other_sizes=len(self._others),
+            first_other=self._others[0].decode() if self._others else "",
+        )
+
+    def _write(self, built: Path, kind: str) -> None:
+        keys, sizes = ([len(part) for part in parts] for parts in self._parts())
+        with container(kind).write(built, Extent(len(sizes), sum(sizes), max(keys, default=1))) as writer:
+            for stored in self._stored:
+                writer.append(stored)
+
+    def _parts(self) -> tuple[list[bytes], list[bytes]]:
+        return [stored.key for stored in self._stored], [stored.image for stored in self._stored]
+
+    @property
+    def _crcs(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        return np.array([stored.crc32c for stored in self._stored], np.uint32)
+
+    def _rows(self) -> Rows:
+        """The rows of the column's table, with the content digests of the values."""
+        rows = np.zeros(len(self._stored), built_row(self.field))
+        _, values = self._parts()
+        rows["row"] = rows_of(self.field, values, self._crcs.tolist())
+        digests = [content_digest(each.key, UNLABELLED, each.image) for each in self._stored]
+        rows["digest"] = np.array(digests, "V32")
+        return rows
+
+
+def built_row(field: Field) -> np.dtype[np.void]:
+    """Return the dtype of a row of the column's table with the value's content digest."""
+    return np.dtype([("row", column_row(field)), ("digest", "V32")])
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedImage:
+    """A bad image that was left out on request: its key, its place in the source, and what is wrong."""
+
+    key: str
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BuiltShard:
+    """A finished shard, as in its commit record."""
+
+    plan: str
+    name: str
+    size: int
+    sha256: str
+    records: int
+    image_bytes: int
+    rows_sha256: str
+    skipped: tuple[SkippedImage, ...] = ()
+    columns: tuple[BuiltColumn, ...] = ()
+    region_sha256: str = ""
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The shard's file, and those of its columns."""
+        shard = FileEntry(self.name, self.size, self.sha256, self.records)
+        return (shard, *(column.shard for column in self.columns if column.shard))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> BuiltShard:
+        """Return the shard of a commit record; the inverse of ``to_json``."""
+        skipped = tuple(SkippedImage(**s) for s in value["skipped"])
+        columns = tuple(BuiltColumn(**c) for c in value["columns"])
+        return cls(**{**value, "skipped": skipped, "columns": columns})
+
+
+class CheckedSample(NamedTuple):
+    """A record to store, the properties of its image, the encoded values of its columns, and its offset."""
+
+    stored: Stored
+    info: ImageInfo
+    values: tuple[bytes, ...]
+    offset: int
+
+
+def is_other_file(reader: ByteReader, entry: np.void) -> bool:
+    """Whether a bad image is a file in a folder that ``--skip-non-images`` leaves out."""
+    is_named = entry["path"].decode().lower().endswith(IMAGE_SUFFIXES)
+    return isinstance(reader, TreeReader) and not is_named and not begins_as_image(reader.read(entry))
+
+
+def checked_sample(
+    reader: ByteReader, entry: np.void, options: PlanOptions, *, has_images: bool
+) -> CheckedSample:
+    """Read a sample of a source, and make of its image what the options ask for.
+
+    Raises BadImage, BadValue, SourceDamaged, OperationError and OSError.
+    """
+    image, info = _image(reader.read(entry), options) if has_images else (b"", NO_IMAGE)
+    key, label = entry["key"].item(), int(entry["label"])
+    stored = Stored(key, label, record_crc(key, label, image), image)
+    return CheckedSample(stored, info, reader.values(entry), int(entry["offset"]))
+
+
+def _image(image: bytes, options: PlanOptions) -> tuple[bytes, ImageInfo]:
+    info = read_image_header(image)
+    if options.decode_check:
+        check_decodes(image)
+    return stored_image(
+        image,
+        info,
+        segments=options.crop_ready,
+        shorter_side=options.shorter_side,
+        quality=options.quality,
+    )
+
+
+class DiscardingWriter(ShardWriter):
+    """Writes nothing."""
+
+    def append(self, stored: Stored, offset: int = 0) -> None:
+        pass
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """All that a worker needs to build a shard. Picklable.
+
+    ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
+    after that. ``crashes`` maps an image's place among the entries to the signal by which it crashes the
+    decoder. ``region`` is where the images are in the reader's archive, if they stay there. ``home`` has
+    the versions of the machine that planned the shard, if another may build it.
+    """
+
+    output: Path
+    run: Path
+    shard: PlannedShard
+    entries: Entries
+    reader: ByteReader
+    options: PlanOptions
+    plan: str
+    key_bytes: int
+    schema: Schema = field(default_factory=Schema)
+    has_images: bool = True
+    expected_sha256: Mapping[str, str] = field(default_factory=dict)
+    wanted: frozenset[str] | None = None
+    crashes: Mapping[int, str] = field(default_factory=dict)
+    region: Region | None = None
+    home: Mapping[str, str] | None = None
+
+    @property
+    def work_folder(self) -> Path:
+        return self.output / WORK_FOLDER_NAME
+
+    def writes(self, name: str) -> bool:
+        """Whether that file is to be written."""
+        return self.wanted is None or name in self.wanted
+
+    def beside(self, suffix: str) -> Path:
+        """Return the path of the shard's file with that suffix in the work folder."""
+        return self.work_folder / (self.shard.name + suffix)
+
+    def loaded(self) -> ShardJob:
+        """Return the job with all that is known only when its shard is built: here, the same job."""
+        return self
+
+    @property
+    def decodes(self) -> bool:
+        return self.options.decode_check
+
+    def build(self) -> BuiltShard:
+        """Build the shard with :func:`build_shard`. Raises OtherMachine before that."""
+        if self.home is not None:
+            check_machine(self.home, self.options, self.run, self.reader, self.entries)
+        return build_shard(self)
+
+    def key_at(self, place: int) -> str:
+        """Return the key of the entry at that place, or of the last one."""
+        key: bytes = self.entries["key"][min(place, len(self.entries) - 1)]
+        return key.decode()
+
+    def decode(self, place: int) -> None:
+        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
+        if place < len(self.entries) and place not in self.crashes:
+            with copy(self.reader) as reader:
+                check_decodes(reader.read(self.entries[place]))
+
+    def crashed(self, place: int, signal: str) -> ShardJob:
+        """Return the job with an image that crashes the decoder by that signal."""
+        return replace(self, crashes={**self.crashes, place: signal})
+
+
+def row_dtype(key_bytes: int) -> np.dtype[np.void]:
+    """Return the dtype of a row of the index with the record's content digest."""
+    return np.dtype([("row", index_dtype(key_bytes)), ("digest", "V32")])
+
+
+def build_shard(job: ShardJob) -> BuiltShard:
+    """Build, check and publish a shard, unless it is already finished. Safe to kill and repeat.
+
+    Raises BadImage (policy ``fail``), SourceDamaged, NoSpace, OSError.
+    """
+    finished = trusted_commit(job)
+    if finished is not None:
+        return finished
+    job = job.loaded()
+    built = unfinished(job.run, job.shard.name)
+    rows, skipped, columns = _write(job, built)
+    finished = trusted_commit(job)  # another process may have built the same shard since
+    if finished is not None:
+        built.unlink(missing_ok=True)
+        return finished
+    sha256 = _published(job, built, rows)
+    return _commit(job, rows, skipped, sha256, [_column(job, values) for values in columns])
+
+
+def _published(job: ShardJob, built: Path, rows: Rows) -> str:
+    """Publish the shard if it was written; return its SHA-256."""
+    name = job.shard.name
+    if not job.writes(name):
+        return job.expected_sha256[name]
+    final, kind = job.output / name, job.options.container
+    return publish_shard(built, final, kind, rows["row"]["crc32c"], job.expected_sha256)
+
+
+def _column(job: ShardJob, values: ColumnOfShard) -> BuiltColumn:
+    name = values.file_name(job.shard.number, job.options.container)
+    if name and job.writes(name):
+        sha256 = values.publish(job.run, job.output / name, job.options.container, job.expected_sha256)
+    else:
+        sha256 = job.expected_sha256.get(name, "")
+    return values.built(job.run, job.output, name, sha256)
+
+
+def trusted_commit(job: ShardJob) -> BuiltShard | None:
+    """Return the commit record of a finished shard if plan, size and SHA-256 match, else None."""
+    commit = committed(job)
+    if commit is None or not all(file.is_in(job.output) for file in commit.files):
+        return None
+    return commit
+
+
+def committed(job: ShardJob) -> BuiltShard | None:
+    """Return the commit record of a shard if its plan and its rows match, wherever its files are; else None.
+
+    A shard without bad images is the same for any policy; one that lacks some is right only to skip them.
+    """
+    try:
+        commit = BuiltShard.from_json(parse_canonical_json(job.beside(".commit").read_bytes()))
+        is_wanted = job.options.on_bad_image == "skip" or not commit.skipped
+        if not is_wanted or commit.plan != job.plan or hash_file(job.beside(".rows")) != commit.rows_sha256:
+            return None
+        return commit if all(column.has_rows(job.work_folder) for column in commit.columns) else None
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[ColumnOfShard]]:
+    rows = np.zeros(len(job.entries), row_dtype(job.key_bytes))
+    skipped: list[SkippedImage] = []
+    samples, extent = _samples(job, skipped)
+    columns = [ColumnOfShard(field, job.shard.name) for field in job.schema]
+    count = 0
+    if job.region and (archive := job.reader.archive):
+        with suppress(FileExistsError):  # of another shard
+            (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
+    with _writer(job, built, extent) as writer:
+        for sample in samples:
+            writer.append(sample.stored, sample.offset)
+            rows[count] = _row(sample, job.shard.number, count)
+            for column, value in zip(columns, sample.values, strict=True):
+                column.append(sample.stored.key, value, sample.info)
+            count += 1
+    return rows[:count], skipped, columns
+
+
+def _writer(job: ShardJob, built: Path, extent: Extent) -> ShardWriter:
+    if job.writes(job.shard.name):
+        return container(job.options.container).write(built, extent)
+    return DiscardingWriter()
+
+
+def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[CheckedSample], Extent]:
+    """Return the shard's samples, and the extent of its images.
+
+    With columns, the listing's lengths are not those of the images: all samples are read before the first
+    is written.
+    """
+    samples = _read(job, skipped)
+    if job.has_images and not len(job.schema):
+        return samples, job.shard.extent
+    known = list(samples)
+    size = sum(len(sample.stored.image) for sample in known)
+    return known, replace(job.shard.extent, records=len(known), payload_bytes=size)
+
+
+def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]:
+    """Yield the shard's samples in order; bad ones are raised, or appended to ``skipped``."""
+    counter = ShardCounter(job.run / COUNTERS_NAME, job.shard.number)
+    with closing(counter), copy(job.reader) as reader:  # an open reader would be shared between threads
+        reader.expect(job.entries)
+        for done, entry in enumerate(job.entries):
+            counter.set(done)
+            try:
+                if done in job.crashes:
+                    raise BadImage(crashes_decoder(job.crashes[done]))
+                yield checked_sample(reader, entry, job.options, has_images=job.has_images)
+            except (BadImage, BadValue) as error:
+                bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
+                if job.options.on_bad_image == "fail":
+                    raise _with_advice(bad, other=is_other_file(reader, entry)) from error
+                skipped.append(SkippedImage(str(bad.key), _place(entry), bad.message))
+        counter.set(len(job.entries))
+
+
+def _with_advice(bad: BadImage, *, other: bool) -> BadImage:
+    advice = "or add --on-bad-image skip to leave such images out, and go on from here"
+    if other:
+        advice = "or add --skip-non-images --restart to leave out all files that are no images"
+    return BadImage(f"{bad.message}; remove it, {advice}", path=bad.path, key=bad.key)
+
+
+def _place(entry: np.void) -> str:
+    """Return an entry's place relative to the source, as written into a dataset."""
+    return entry["path"].decode() or f"at byte {entry['offset']}"
+
+
+def _row(sample: CheckedSample, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
+    stored = sample.stored
+    return index_row(stored, sample.info, shard, ordinal), content_digest(
+        stored.key, stored.label, stored.image
+    )
+
+
+def _commit(
+    job: ShardJob, rows: Rows, skipped: list[SkippedImage], sha256: str, columns: list[BuiltColumn]
+) -> BuiltShard:
+    with publishing(job.beside(".rows"), job.run) as file:
+        write_table(file, rows)
+    region_sha256 = ""
+    if job.region and (archive := job.reader.archive):
+        with copy(job.reader):  # the archive has not changed, and does not
+            region_sha256 = hash_region(archive.path, job.region)
+    commit = BuiltShard(
+        plan=job.plan,
+        name=job.shard.name,
+        size=(job.output / job.shard.name).stat().st_size,
+        sha256=sha256,
+        records=len(rows),
+        image_bytes=int(rows["row"]["length"].sum(dtype=np.int64)),
+        rows_sha256=hash_file(job.beside(".rows")),
+        skipped=tuple(skipped),
+        columns=tuple(columns),
+        region_sha256=region_sha256,
+    )
+    publish_bytes(job.beside(".commit"), canonical_json(commit.to_json()), job.run)
+    return commit

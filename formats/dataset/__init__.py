@@ -1,1 +1,0 @@
-"""A converted dataset: manifest, index, and reading."""

@@ -1,1 +1,0 @@
-"""Collections: several finished datasets as one, under one root."""

@@ -1,1 +1,0 @@
-"""What is in a dataset: statistics of its index and its pixels, duplicates, and what is odd."""

@@ -1,1 +1,0 @@
-"""The shape of a manifest: its parts, their types, and what must agree between them."""

@@ -1,1 +1,0 @@
-"""Datasets in object storage and on servers."""

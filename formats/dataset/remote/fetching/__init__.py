@@ -1,1 +1,0 @@
-"""Verified copies of published datasets, from object storage or a server."""

@@ -1,1 +1,0 @@
-"""Datasets brought into object storage: uploaded, proven there, and published by their manifest."""

@@ -1,1 +1,0 @@
-"""Repair of a dataset: from what it was converted from, or from a copy in object storage."""

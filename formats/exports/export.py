@@ -1,0 +1,396 @@
+"""The export of a dataset, or of a folder of splits, to the format of another loader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from shardprep.formats.conversion.jobs import runner
+from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, PlannedShard, differences, spans
+from shardprep.formats.conversion.prepare import check_output, check_room
+from shardprep.formats.conversion.work_folder import (
+    COUNTERS_NAME,
+    ProgressCounters,
+    ShardCounter,
+    WorkFolder,
+    finished_shards,
+    noting_kept,
+    refuse_busy,
+    refuse_other_plan,
+    remove_leftover,
+)
+from shardprep.formats.errors import DataError, PlanMismatch, UsageError
+from shardprep.formats.exports.folders import Folders
+from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, Places
+from shardprep.formats.exports.mds import MDS
+from shardprep.formats.exports.parquet import Parquet
+from shardprep.formats.exports.tfrecord import TFRecord
+from shardprep.formats.exports.webdataset import WebDatasetTars
+from shardprep.formats.records.items import ColumnRecord
+from shardprep.formats.runtime.files import publish_bytes, user_path
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.runtime.owned import starting_thread
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.formats.shards.container import Extent
+from shardprep.formats.shards.dataset import Dataset, splits_of
+from shardprep.formats.shards.files import FileEntry, Rows
+from shardprep.formats.shards.manifest import Manifest
+
+FORMATS: dict[str, type[ExportFormat]] = {
+    kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Folders)
+}
+MOST_SHARD_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One exported split.
+
+    ``path`` is its folder and ``to`` the format; ``split``, ``records`` and ``root`` are the dataset's.
+    ``files`` are the units of the export with their sizes and SHA-256 (of ``folders``, groups of
+    images), then the files about all of them. ``already_complete`` is whether an earlier call had finished
+    it, so that its files were compared only.
+    """
+
+    path: Path
+    to: str
+    split: str
+    records: int
+    root: str
+    files: tuple[FileEntry, ...]
+    already_complete: bool
+
+
+def export(
+    dataset: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    to: str,
+    shard_size: int = DEFAULT_SHARD_SIZE,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> list[Exported]:
+    """Export a dataset to the format of another loader. After a kill at any point, the same call finishes it.
+
+    The result has the same bytes for any number of workers and interruptions. Images are exported as they
+    are, each checked against its checksum, in the order of the dataset.
+
+    ``dataset`` is the folder of a dataset, or a folder of splits, of which each is exported into
+    ``output/<split>``. ``output`` is a new or empty folder, or one that the same call began or finished. A
+    finished export is compared with what was written, and what is damaged is built again. ``to`` is
+    "webdataset", "tfrecord", "mds", "parquet" (needs pyarrow) or "folders". ``shard_size`` is the number of
+    bytes of images and columns in one file, at most 4 GiB. ``workers`` is the number of processes; None is
+    one per usable CPU, and 0 works in this process. An ``executor`` runs the jobs instead, at
+    most ``workers`` of them (None: 256) submitted at a time, and is left open. ``progress`` receives the
+    progress; None shows a bar in a notebook.
+
+    Raises UsageError for what the format cannot hold, with the name of the column, and for an output with
+    anything else (PlanMismatch if it holds another export); DataError if the dataset is damaged;
+    OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
+    """
+    if not 0 < shard_size <= MOST_SHARD_BYTES:
+        raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {shard_size}")
+    if to not in FORMATS:
+        raise UsageError(f"unknown format {to!r}; known are {', '.join(FORMATS)}")
+    source, target = user_path(dataset), user_path(output)
+    splits = splits_of(source) or {"": source}
+    planned = [_Export.planned(path, target / split, to, shard_size) for split, path in splits.items()]
+    sizes = {one.output: one.bytes_to_write() for one in planned}
+    check_room({folder: size for folder, size in sizes.items() if size})
+    progress = shown(progress)
+    run: Run = runner(executor, workers, progress)
+    threads = usable_cpus() if workers is None else max(1, workers)
+    done: list[Exported] = []
+    try:
+        with noting_kept(lambda: _kept(planned[: len(done) + 1])):
+            for one in planned:
+                done.append(one.finished(run, progress, threads))
+    finally:
+        _opened.cache_clear()  # the dataset of jobs in this process
+    return done
+
+
+def _kept(begun: Iterable[_Export]) -> str:
+    """Return how many of the files of each split that was begun are done; empty if none is."""
+    parts = [
+        f"{done} of {len(one.units)} shards of {one.manifest.split}"
+        for one in begun
+        if (done := len(finished_shards(one.output)))
+    ]
+    return f"{', '.join(parts)} are done" if parts else ""
+
+
+MARKER = ".export.json"
+"""The file that is published last. Readers of images, tars and tables pass over hidden files."""
+
+
+@dataclass(frozen=True)
+class _Marker:
+    """What a finished export says of itself: its plan, its units and the files about all of them."""
+
+    plan: Mapping[str, Any]
+    classes: tuple[str, ...]
+    units: tuple[FileEntry, ...]
+    index: tuple[FileEntry, ...]
+
+    @classmethod
+    def read(cls, output: Path) -> _Marker | None:
+        """Return the marker in a folder, None if there is none. Raises DataError, OSError."""
+        path = output / MARKER
+        try:
+            value = parse_canonical_json(path.read_bytes())
+            units, index = ([FileEntry(**each) for each in value[name]] for name in ("units", "index"))
+            return cls(dict(value["plan"]), tuple(value["classes"]), tuple(units), tuple(index))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError("is not what an export wrote; export to another folder", path=path) from error
+
+
+@dataclass(frozen=True)
+class _Export:
+    """The export of one dataset into ``output``: its format, its units and what decides their bytes."""
+
+    dataset: Path
+    output: Path
+    manifest: Manifest
+    index: Rows
+    format: ExportFormat
+    units: tuple[PlannedShard, ...]
+    shard_size: int
+
+    @classmethod
+    def planned(cls, path: Path, output: Path, to: str, shard_size: int) -> _Export:
+        """Plan an export. Raises UsageError, DataError and OSError before anything is written."""
+        with Dataset(path) as dataset:
+            index, manifest = dataset.index, dataset.manifest
+            source = Exportable(
+                path=dataset.path,
+                split=manifest.split,
+                labels=manifest.labels,
+                schema=dataset.schema,
+                has_images=manifest.has_images,
+                has_labels=bool((index["label"] >= 0).any()),
+                has_boxes=dataset.boxes is not None,
+            )
+            lengths = index["length"].astype(np.int64)
+            for field in dataset.schema:
+                lengths += dataset.columns[field.name].lengths()
+        chosen = FORMATS[to](source, index)
+        bounds = list(spans(lengths, shard_size))
+        units = [
+            PlannedShard(
+                name=chosen.unit_name(number, len(bounds)),
+                number=number,
+                first=first,
+                last=last,
+                extent=Extent(last - first, int(lengths[first:last].sum()), 0),
+            )
+            for number, (first, last) in enumerate(bounds)
+        ]
+        return cls(path, output, manifest, index, chosen, tuple(units), shard_size)
+
+    def bytes_to_write(self) -> int:
+        """Return about how many bytes are still to be written.
+
+        Raises UsageError for an output that is not this export's, OutputBusy, and OSError.
+        """
+        refuse_busy(self.output)
+        if self._marker() is not None:
+            return 0
+        check_output(self.output, [self.dataset.resolve()], work="an export")
+        refuse_other_plan(self.output, self._guard, work="export")
+        done, (beside, per_column) = finished_shards(self.output), self.format.bytes_beside
+        beside += per_column * len(self.format.source.schema)
+        left = [unit.extent for unit in self.units if unit.name not in done]
+        return sum(extent.payload_bytes + extent.records * beside for extent in left)
+
+    def finished(self, run: Run, progress: Progress, threads: int) -> Exported:
+        """Compare a finished export, or build what is missing."""
+        marker, intact = self._marker(), dict[str, FileEntry]()
+        if marker is not None:
+            progress.note(f"{self.output} is complete already; comparing its files")
+            intact = self._intact(marker.units, progress, threads)
+            if len(intact) == len(self.units) and all(each.is_in(self.output) for each in marker.index):
+                remove_leftover(self.output)
+                return self._exported(marker, already_complete=True)
+        with WorkFolder(self.output) as work_folder:
+            made = self._built(work_folder, {} if self.format.has_parts else intact, run, progress)
+        return self._exported(made, already_complete=False)
+
+    def _built(
+        self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], run: Run, progress: Progress
+    ) -> _Marker:
+        """Build and publish all but the units that are ``intact``, and what is about all of them."""
+        work_folder.claim(self._guard, work="export")
+        # absolute: a job may run in another process, which has another folder
+        places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
+        wanted = [unit for unit in self.units if unit.name not in intact]
+        counters = ProgressCounters(places.run / COUNTERS_NAME, wanted)
+        if done := finished_shards(self.output):
+            progress.note(f"{len(done)} of {len(self.units)} shards are done already")
+        left = [unit.extent for unit in wanted if unit.name not in done]
+        records, size = sum(each.records for each in left), sum(each.payload_bytes for each in left)
+        plan = sha256_of(self._guard)
+        jobs = (
+            _Job(
+                dataset=self.dataset.absolute(),
+                root=self.manifest.root,
+                format=self.format,
+                places=places,
+                shard=unit,
+                names=self._names(unit),
+                plan=plan,
+            )
+            for unit in wanted
+        )
+        with progress.task(f"export {self.manifest.split}", records=records, size=size):
+            made = dict(intact) | {unit.name: unit for unit in run(jobs, counters)}
+        units = tuple(made[unit.name] for unit in self.units)
+        classes = tuple(each.name for each in self.manifest.labels.classes)
+        marker = _Marker(self._guard, classes, units, tuple(self.format.finish(units, places)))
+        value = {"format": "shardprep-export"} | asdict(marker)
+        publish_bytes(places.output / MARKER, canonical_json(value), places.run)
+        work_folder.remove()
+        return marker
+
+    @property
+    def _guard(self) -> dict[str, Any]:
+        """What must be equal when an export is resumed, by names that users know."""
+        return {
+            "to": self.format.name,
+            "shard_size": self.shard_size,
+            "writer": self.format.writer,
+            "dataset": self.manifest.root,
+        }
+
+    def _marker(self) -> _Marker | None:
+        """Return the marker of a finished export. Raises PlanMismatch if it is of another one; DataError."""
+        found = _Marker.read(self.output)
+        if found is not None and (differing := differences(found.plan, self._guard)):
+            raise PlanMismatch(
+                f"holds a finished export: {differing}; choose another folder, or remove this one",
+                path=self.output,
+            )
+        return found
+
+    def _intact(self, units: tuple[FileEntry, ...], progress: Progress, threads: int) -> dict[str, FileEntry]:
+        """Return the units of a finished export that are there as they were written, by name."""
+        if [unit.name for unit in units] != [unit.name for unit in self.units]:
+            return {}
+
+        def is_intact(unit: FileEntry, planned: PlannedShard) -> bool:
+            return self.format.is_intact(unit, self._names(planned), self.output)
+
+        intact, done_records, done_bytes = {}, 0, 0
+        records, size = len(self.index), sum(unit.size for unit in units)
+        task = progress.task(f"compare {self.manifest.split}", records=records, size=size)
+        with task, ThreadPoolExecutor(threads) as pool:
+            with starting_thread():
+                found = pool.map(is_intact, units, self.units)
+            for unit, is_whole in zip(units, found, strict=True):
+                if is_whole:
+                    intact[unit.name] = unit
+                done_records, done_bytes = done_records + unit.records, done_bytes + unit.size
+                progress.at(done_records, done_bytes)
+        return intact
+
+    def _names(self, unit: PlannedShard) -> tuple[str, ...]:
+        """Return the format's names of a unit's records."""
+        return tuple(self.format.names(self.index[unit.first : unit.last]))
+
+    def _exported(self, marker: _Marker, *, already_complete: bool) -> Exported:
+        return Exported(
+            path=self.output,
+            to=self.format.name,
+            split=self.manifest.split,
+            records=self.manifest.records,
+            root=self.manifest.root,
+            files=(*marker.units, *marker.index),
+            already_complete=already_complete,
+        )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """All that a worker needs to build a unit. Picklable.
+
+    ``shard`` has the unit's name and records; ``names`` are the format's names of these. ``plan`` is the
+    SHA-256 of what decides the bytes.
+    """
+
+    dataset: Path
+    root: str
+    format: ExportFormat
+    places: Places
+    shard: PlannedShard
+    names: tuple[str, ...]
+    plan: str
+    decodes: bool = False
+
+    @property
+    def output(self) -> Path:
+        return self.places.output
+
+    def build(self) -> FileEntry:
+        """Build and publish the unit, unless it is finished. Raises DataError, UsageError, OSError."""
+        commit = self.places.work / (self.shard.name + ".commit")
+        try:
+            found = parse_canonical_json(commit.read_bytes())
+            finished = FileEntry(**found["unit"]) if found["plan"] == self.plan else None
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            finished = None
+        if finished is not None and self.format.is_intact(finished, self.names, self.output):
+            return finished
+        unit = self.format.build(self.shard.name, self._records(), len(self.names), self.places)
+        publish_bytes(commit, canonical_json({"plan": self.plan, "unit": unit.to_json()}), self.places.run)
+        return unit
+
+    def _records(self) -> Iterator[ExportRecord]:
+        dataset, boxes = _opened(self.dataset, self.root)
+        with closing(ShardCounter(self.places.run / COUNTERS_NAME, self.shard.number)) as counter:
+            for done, name in enumerate(self.names):
+                counter.set(done)
+                number = self.shard.first + done
+                record = dataset[number]
+                columns = record.columns if isinstance(record, ColumnRecord) else {}
+                own = None
+                if boxes is not None:
+                    own = boxes[slice(*np.searchsorted(boxes["record"], [number, number + 1]))]
+                yield ExportRecord(name, *record, dataset.index[number], own, columns)
+            counter.set(len(self.names))
+
+    def key_at(self, place: int) -> str:
+        """Return the key of the record at that place, or of the last one."""
+        dataset, _ = _opened(self.dataset, self.root)
+        key: bytes = dataset.index["key"][min(self.shard.first + place, self.shard.last - 1)]
+        return key.decode()
+
+    def decode(self, place: int) -> None:
+        """Do nothing: an export decodes no image."""
+
+    def crashed(self, place: int, signal: str) -> Self:
+        """Return the job itself."""
+        return self
+
+
+Run = Callable[[Iterable[_Job], ProgressCounters], list[FileEntry]]
+
+
+@lru_cache(maxsize=1)
+def _opened(path: Path, root: str) -> tuple[Dataset, Rows | None]:
+    """Return the dataset with that root, kept open, and its boxes. Raises DataError if it is another now."""
+    dataset = Dataset(path)
+    if dataset.manifest.root != root:
+        raise DataError("was replaced while it was exported; export it again", path=path)
+    return dataset, dataset.boxes

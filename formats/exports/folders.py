@@ -1,0 +1,226 @@
+"""Folders of images, one for each class, as ImageFolder reads them; and metadata.jsonl."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.conversion.work_folder import refuse_link
+from shardprep.formats.errors import UsageError
+from shardprep.formats.exports.format import (
+    Exportable,
+    ExportFormat,
+    ExportRecord,
+    Places,
+    cannot_hold,
+    caseless_part,
+    corners,
+    digests,
+    file_part,
+    folder_part,
+    kind_of,
+    parts_of,
+    published,
+    real_array,
+    refuse_taken,
+    repeated,
+    suffix_of,
+    with_suffix,
+)
+from shardprep.formats.records.schema import Field
+from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
+from shardprep.formats.runtime.owned import starting_thread
+from shardprep.formats.shards.files import FileEntry, Rows
+
+METADATA = "metadata.jsonl"
+MOST_NAME_BYTES = 255
+FLUSHES = 16
+
+
+class Folders(ExportFormat):
+    """Image files in a folder of their class, those without label beside the folders.
+
+    A file has the path of its key, without the class's folder in front. Where file systems that ignore case
+    would take two for one, both have the whole key in one name, with all but lower-case letters quoted.
+    Columns and boxes are in metadata.jsonl, one line for each file.
+    """
+
+    name = "folders"
+    bytes_beside = 4352, 256
+
+    def __init__(self, source: Exportable, index: Rows) -> None:
+        super().__init__(source, index)
+        if not source.has_images:
+            raise UsageError("has no images, and cannot be exported to folders", path=source.path)
+        for field in source.schema:
+            if field.kind in ("image", "bytes"):
+                raise cannot_hold(self.name, field, f"{METADATA} holds no bytes")
+            refuse_taken(self.name, field, ("file_name", "objects"))
+        self.has_parts = source.has_boxes or len(source.schema) > 0
+        classes = [each.name for each in source.labels.classes]
+        plain = [folder_part(name) for name in classes]
+        numbers = digests(plain)
+        twice = repeated(numbers)
+        self._classes = [
+            caseless_part(name) if number in twice else folder
+            for name, folder, number in zip(classes, plain, numbers.tolist(), strict=True)
+        ]
+        for name, folder in zip(classes, self._classes, strict=True):
+            if self.has_parts and folder.casefold() == METADATA:
+                raise UsageError(
+                    f"has a class {name!r}, and a file of that name would hold its columns; export to "
+                    "another format",
+                    path=source.path,
+                )
+            self._check_length(folder, name)
+        self._repeated: frozenset[int] = frozenset()
+        self._repeated = repeated(self._checked(index))
+        if self._repeated and repeated(self._checked(index)):
+            raise UsageError("has keys of which no different names of files can be made", path=source.path)
+
+    def _checked(self, index: Rows) -> npt.NDArray[np.uint64]:
+        """Return the digests of the names, none of which is too long."""
+        names = self.names(index)
+        for name, key in zip(names, index["key"].tolist(), strict=True):
+            for part in name.split("/"):
+                self._check_length(part, key.decode())
+        return digests(names)
+
+    def _check_length(self, part: str, key: str) -> None:
+        if len(part.encode()) > MOST_NAME_BYTES:
+            raise UsageError(
+                f"makes a name of more than {MOST_NAME_BYTES} bytes, which no file can have; export to another "
+                "format",
+                path=self.source.path,
+                key=key,
+            )
+
+    def unit_name(self, number: int, count: int) -> str:
+        return f"images-{number:05d}"
+
+    def names(self, rows: Rows) -> list[str]:
+        columns = [rows[name].tolist() for name in ("key", "label", "flags", "components")]
+        plain = [self._plain(*values) for values in zip(*columns, strict=True)]
+        if not self._repeated:
+            return plain
+        return [
+            self._caseless(*values) if number in self._repeated else name
+            for name, number, *values in zip(plain, digests(plain).tolist(), *columns, strict=True)
+        ]
+
+    def _plain(self, key: bytes, label: int, flags: int, components: int) -> str:
+        text, kind = key.decode(), kind_of(flags)
+        suffix = suffix_of(kind, components)
+        if label < 0:
+            return with_suffix(file_part(text), kind, suffix)  # not in a folder, which would be a class
+        own = self.source.labels.classes[label].name + "/"
+        *folders, name = parts_of(text.removeprefix(own) or text)
+        path = [self._classes[label], *map(folder_part, folders), with_suffix(file_part(name), kind, suffix)]
+        return "/".join(path)
+
+    def _caseless(self, key: bytes, label: int, flags: int, components: int) -> str:
+        name = f"{caseless_part(key.decode())}.{suffix_of(kind_of(flags), components)}"
+        return name if label < 0 else f"{self._classes[label]}/{name}"
+
+    def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
+        """Write all files, flush them, then give them their names, then flush the folders."""
+        digest, size = hashlib.sha256(), 0
+        built: dict[Path, Path] = {}
+        lines = []
+        for number, record in enumerate(records):
+            path = places.run / f"{name}-{number}.tmp"
+            with naming(path), path.open("wb") as file:
+                file.write(record.image)
+            built[path] = places.output / record.name
+            size += len(record.image)
+            _add(digest, record.name, record.image)
+            lines.append(self._line(record))
+        _publish(built, places.output)
+        if self.has_parts:
+            publish_bytes(places.work / f"{name}.jsonl", b"".join(lines), places.run)
+        return FileEntry(name, size, f"sha256:{digest.hexdigest()}", len(built))
+
+    def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
+        digest = hashlib.sha256()
+        for name in names:
+            path = output / name
+            on_the_way = [output / folder for folder in Path(name).parents[:-1]]
+            try:
+                if any(each.is_symlink() for each in (path, *on_the_way)):
+                    return False
+                _add(digest, name, path.read_bytes())
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                return False
+        return unit.sha256 == f"sha256:{digest.hexdigest()}"
+
+    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+        if self.source.has_labels:
+            for folder in self._classes:  # ImageFolder numbers the folders that are there
+                _make_folder(places.output / folder)
+        if not self.has_parts:
+            return []
+        parts = [places.work / f"{unit.name}.jsonl" for unit in units]
+        return [
+            published(
+                METADATA,
+                sum(unit.records for unit in units),
+                places,
+                lambda file: file.writelines(part.read_bytes() for part in parts),
+            )
+        ]
+
+    def _line(self, record: ExportRecord) -> bytes:
+        values: dict[str, Any] = {"file_name": record.name, "key": record.key, "label": record.label}
+        if record.boxes is not None:
+            values["objects"] = {"bbox": corners(record.boxes), "category": record.boxes["label"].tolist()}
+        values |= {field.name: _jsonable(field, record.columns[field.name]) for field in self.source.schema}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _add(digest: Any, name: str, image: bytes) -> None:
+    digest.update(f"{len(name.encode())} {len(image)} {name}".encode())
+    digest.update(image)
+
+
+def _publish(built: dict[Path, Path], output: Path) -> None:
+    with ThreadPoolExecutor(FLUSHES) as disk, starting_thread():  # a disk takes many flushes as one
+        for _ in disk.map(flush_file, built):
+            pass
+    folders = {output}
+    for path, final in built.items():
+        path.chmod(0o444)
+        parents = [parent for parent in final.parents if parent.is_relative_to(output)]
+        for folder in reversed(parents):
+            if folder not in folders:
+                _make_folder(folder)
+        folders.update(parents)
+        path.replace(final)
+    for folder in sorted(folders):
+        flush_file(folder)
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder, unless it is there. Raises UsageError for a link to one."""
+    with suppress(FileExistsError):
+        path.mkdir()
+    refuse_link(path)
+
+
+def _jsonable(field: Field, value: Any) -> Any:
+    """Return a value of JSON: arrays as lists, complex numbers as two, NaN and infinities as None."""
+    return value if field.kind in ("json", "text") else _finite(real_array(value).tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,265 @@
+"""The contract of a format that datasets are exported to, and the names and records that it gets.
+
+Names of files from keys and classes: safe, unique, and with the key still in them. What is not safe stands as
+in a URL, ``%2E`` for a dot; ``urllib.parse.unquote`` gives it back.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.images.info import KINDS
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.runtime.files import hash_file, publishing
+from shardprep.formats.shards.files import FileEntry, Rows
+
+_FLAGS = {name: int(flag) for name, flag in KINDS.items()}  # members of an enum are slow to combine
+SIDES = ("x_min", "y_min", "x_max", "y_max")
+
+
+class ExportRecord(NamedTuple):
+    """One record; ``name`` is the format's own, and ``row`` that of the index.
+
+    ``boxes`` are its rows of the table of boxes, None where the dataset has none; ``columns`` the decoded
+    values by name. Without images, ``image`` is empty.
+    """
+
+    name: str
+    key: str
+    label: int
+    image: bytes
+    row: np.void
+    boxes: Rows | None
+    columns: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind of the image, such as JPEG."""
+        return kind_of(int(self.row["flags"]))
+
+
+def kind_of(flags: int) -> str:
+    """Return the name of the kind that the column ``flags`` of the index tells."""
+    return next((name for name, flag in _FLAGS.items() if flag & flags), "JPEG")
+
+
+def corners(boxes: Rows) -> list[list[float]]:
+    """Return x_min, y_min, x_max, y_max of each box, as fractions of the image's width and height."""
+    return [[float(box[side]) for side in SIDES] for box in boxes]
+
+
+def real_array(value: Any) -> npt.NDArray[Any]:
+    """Return an array's value, with one more dimension of 2 where its numbers are complex."""
+    array = np.asarray(value)
+    return np.stack([array.real, array.imag], axis=-1) if array.dtype.kind == "c" else array
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """What is known of a dataset before its records are read.
+
+    ``has_labels`` is whether any record has a label, and ``has_boxes`` whether there is a table of boxes.
+    """
+
+    path: Path
+    split: str
+    labels: LabelSpace
+    schema: Schema
+    has_images: bool
+    has_labels: bool
+    has_boxes: bool
+
+
+class Places(NamedTuple):
+    """Where a job writes: ``output``, ``work`` in it, of state, and ``run`` in that, of unfinished files."""
+
+    output: Path
+    work: Path
+    run: Path
+
+
+class ExportFormat(ABC):
+    """One format, for one dataset. Picklable and small: it is a part of every job.
+
+    The dataset is exported in units, which are built independently and in any order. Equal records give
+    equal bytes. ``name`` is the format's, and ``writer`` names what else decides the bytes. The constructor
+    raises UsageError, with the name of the column, for a dataset that the format cannot hold.
+    """
+
+    name: ClassVar[str]
+    bytes_beside: ClassVar[tuple[int, int]]
+    """About how many bytes a record takes beside its image and columns, and how many more for each column."""
+    writer: str = "1"
+    has_parts: bool = False
+    """Whether units leave files in the work folder, of which :meth:`finish` makes others."""
+
+    def __init__(self, source: Exportable, index: Rows) -> None:
+        self.source = source
+
+    @abstractmethod
+    def unit_name(self, number: int, count: int) -> str:
+        """Return the name of the unit of that number, of ``count``."""
+
+    def names(self, rows: Rows) -> list[str]:
+        """Return the names that the format has for records, given their rows of the index."""
+        return [key.decode() for key in rows["key"].tolist()]
+
+    @abstractmethod
+    def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
+        """Write and publish the unit of that name, of ``count`` records.
+
+        Raises UsageError for a value that the format cannot hold, and OSError.
+        """
+
+    @abstractmethod
+    def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
+        """Whether a published unit is what was built. Raises OSError."""
+
+    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+        """Publish the files that are about all units, and return them."""
+        return []
+
+
+class ShardFormat(ExportFormat):
+    """A format of which the units are files."""
+
+    @abstractmethod
+    def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
+        """Write a file of these records, of which there are ``count``."""
+
+    def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
+        return published(name, count, places, lambda file: self.write(file, records, count))
+
+    def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
+        return unit.is_in(output)
+
+
+def published(name: str, records: int, places: Places, write: Callable[[BinaryIO], object]) -> FileEntry:
+    """Publish the file that ``write`` writes, and return its entry. Raises OSError."""
+    final = places.output / name
+    with publishing(final, places.run) as file:
+        write(file)
+    return FileEntry(name, final.stat().st_size, hash_file(final), records)
+
+
+def cannot_hold(
+    name: str, field: Field, why: str, *, instead: str = "webdataset, parquet or mds"
+) -> UsageError:
+    """Return the error for a column that a format cannot hold."""
+    return UsageError(
+        f"the column {field.name} of kind {field.kind} cannot be exported to {name}: {why}; export to {instead}"
+    )
+
+
+def refuse_taken(name: str, field: Field, taken: Iterable[str]) -> None:
+    """Raise UsageError for a column with the name of something else that the format has."""
+    if field.name.lower() in taken:
+        raise cannot_hold(name, field, "the format has something else of that name", instead="another format")
+
+
+SUFFIXES = {
+    "JPEG": ("jpg", "jpeg", "jpe", "jfif"),
+    "PNG": ("png",),
+    "WebP": ("webp",),
+    "TIFF": ("tif", "tiff"),
+    "BMP": ("bmp", "dib"),
+    "GIF": ("gif",),
+    "JPEG 2000": ("jp2", "j2k", "jpf", "jpx", "j2c"),
+    "Netpbm": ("ppm", "pgm", "pbm", "pnm", "pam", "pfm"),
+    "AVIF": ("avif",),
+    "Sun raster": ("ras", "sr"),
+}
+"""The suffixes of each kind of image; the first is the one that is written."""
+ALL_SUFFIXES = frozenset(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+
+_SPLITS = re.compile(r"(?<!^)(?<!/)/(?!$)")  # other slashes would make empty names
+_UNSAFE = re.compile(r'[%/\\:*?"<>|\x00-\x1f\x7f]|^\.|[. ]$')
+_CASED = re.compile(r"[^a-z0-9_~ -]")
+
+
+def parts_of(key: str) -> list[str]:
+    """Return the parts of a key between single slashes within it; they have at least one character each."""
+    return _SPLITS.split(key)
+
+
+def stem_of(key: str) -> str:
+    """Return the key as a stem of WebDataset: ASCII, with no dot.
+
+    >>> stem_of("a/b.c"), stem_of("../x y")
+    ('a/b%2Ec', '%2E%2E/x%20y')
+    """
+    return "/".join(quote(part, safe="").replace(".", "%2E") for part in parts_of(key))
+
+
+def without_suffix(key: str) -> str:
+    """Return the key without the suffix of an image file.
+
+    >>> without_suffix("a/b.JPEG"), without_suffix("a/b.c")
+    ('a/b', 'a/b.c')
+    """
+    stem, _, suffix = key.rpartition(".")
+    return stem if stem and not stem.endswith("/") and suffix.lower() in ALL_SUFFIXES else key
+
+
+def file_part(part: str) -> str:
+    """Return a part of a path as the name of a file: not hidden, and possible on any file system.
+
+    >>> file_part(".."), file_part("what?")
+    ('%2E%2E', 'what%3F')
+    """
+    return "%2E%2E" if part == ".." else _UNSAFE.sub(_quoted, part)
+
+
+def folder_part(part: str) -> str:
+    """Return a part of a path as the name of a folder, which never is the name of an image file."""
+    stem, dot, suffix = file_part(part).rpartition(".")
+    return f"{stem}%2E{suffix}" if dot and suffix.lower() in ALL_SUFFIXES else stem + dot + suffix
+
+
+def caseless_part(part: str) -> str:
+    """Return a name that differs from that of any other text on file systems that ignore case, too.
+
+    >>> caseless_part("Cat.1"), caseless_part("cat.1")
+    ('%43at%2E1', 'cat%2E1')
+    """
+    return _CASED.sub(_quoted, part)
+
+
+def with_suffix(name: str, kind: str, suffix: str) -> str:
+    """Return the name of an image file of that kind: with the suffix, unless it has one of the kind."""
+    has_one = name.rpartition(".")[2].lower() in SUFFIXES[kind] and "." in name
+    return name if has_one else f"{name}.{suffix}"
+
+
+def suffix_of(kind: str, components: int) -> str:
+    """Return the suffix of image files of that kind and number of channels."""
+    return "pgm" if kind == "Netpbm" and components == 1 else SUFFIXES[kind][0]
+
+
+def digests(names: Iterable[str]) -> npt.NDArray[np.uint64]:
+    """Return a number of 64 bits for each name: equal for names that some file systems take for equal."""
+    folded = (unicodedata.normalize("NFC", name.casefold()).encode() for name in names)
+    return np.fromiter((int.from_bytes(blake3(name).digest(8), "little") for name in folded), np.uint64)
+
+
+def repeated(numbers: npt.NDArray[np.uint64]) -> frozenset[int]:
+    """Return the numbers that are there more than once."""
+    found, counts = np.unique(numbers, return_counts=True)
+    return frozenset(found[counts > 1].tolist())
+
+
+def _quoted(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())

@@ -1,0 +1,173 @@
+"""MDS, version 2: the shards of MosaicML's streaming, and their index.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.exports.format import (
+    Exportable,
+    ExportRecord,
+    Places,
+    ShardFormat,
+    corners,
+    published,
+    real_array,
+    refuse_taken,
+)
+from shardprep.formats.records.codecs import ArrayCodec
+from shardprep.formats.records.schema import Field
+from shardprep.formats.shards.files import FileEntry, Rows
+
+INDEX = "index.json"
+MOST_BYTES = (1 << 32) - 1  # offsets have 32 bits
+OF_KIND = {
+    "image": "bytes",
+    "bytes": "bytes",
+    "text": "str",
+    "json": "json",
+    "int": "int",
+    "float": "float64",
+    "label": "int",
+    "labels": "ndarray:int32",
+}
+"""The encoding of a column by its kind; those of arrays are made of dtype and shape."""
+SIZES = {"int": 8, "float64": 8}
+OF_IMAGES = "jpeg"  # decoded by Pillow, which finds the kind by itself
+BOXES, BOX_LABELS = "boxes", "box_labels"
+INSTEAD = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
+"""Elements of arrays that MDS does not have; complex numbers get one more dimension of 2."""
+
+
+class MdsColumn(NamedTuple):
+    """A column of MDS: name, encoding, and the bytes of each value, None where they differ."""
+
+    name: str
+    encoding: str
+    size: int | None = None
+
+
+class MDS(ShardFormat):
+    """Shards with the columns image, key, label, boxes and those of the dataset, and their index."""
+
+    name = "mds"
+    bytes_beside = 256, 32
+
+    def __init__(self, source: Exportable, index: Rows) -> None:
+        super().__init__(source, index)
+        columns = [MdsColumn("key", "str"), MdsColumn("label", "int", 8)]
+        if source.has_images:
+            columns.append(MdsColumn("image", OF_IMAGES))
+        if source.has_boxes:
+            columns += [MdsColumn(BOXES, "ndarray:float32"), MdsColumn(BOX_LABELS, "ndarray:int32")]
+        taken = {column.name for column in columns}
+        for field in source.schema:
+            refuse_taken(self.name, field, taken)
+            columns.append(_column_of(field))
+        self._columns = sorted(columns)  # by name, which is unique
+        self._config = {
+            "version": 2,
+            "format": "mds",
+            "compression": None,
+            "hashes": ["sha256"],
+            "size_limit": None,
+            "column_names": [column.name for column in self._columns],
+            "column_encodings": [column.encoding for column in self._columns],
+            "column_sizes": [column.size for column in self._columns],
+        }
+
+    def unit_name(self, number: int, count: int) -> str:
+        return f"shard.{number:05d}.mds"
+
+    def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
+        """Write the samples after room for their offsets, then the offsets."""
+        config = json.dumps(self._config, sort_keys=True).encode()
+        offsets = [4 * (2 + count) + len(config)]
+        file.write(bytes(4 * (2 + count)) + config)
+        for record in records:
+            sample = self._sample(record)
+            file.write(sample)
+            offsets.append(offsets[-1] + len(sample))
+            if offsets[-1] > MOST_BYTES:
+                raise UsageError("a shard of MDS has at most 4 GiB; choose a smaller --shard-size")
+        file.seek(0)
+        file.write(np.array([count, *offsets], "<u4").tobytes())
+
+    def _sample(self, record: ExportRecord) -> bytes:
+        values = {"key": record.key.encode(), "label": _integer(record.label), "image": record.image}
+        if record.boxes is not None:
+            sides = np.array(corners(record.boxes), "<f4").reshape(-1, 4)
+            values |= {BOXES: _shaped(sides), BOX_LABELS: _shaped(record.boxes["label"].astype("<i4"))}
+        columns = {field.name: _encoded(field, record.columns[field.name]) for field in self.source.schema}
+        data = [(values | columns)[column.name] for column in self._columns]
+        sizes = [len(value) for value, column in zip(data, self._columns, strict=True) if column.size is None]
+        return b"".join([np.array(sizes, "<u4").tobytes(), *data])
+
+    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+        shards = [
+            {
+                **self._config,
+                "samples": unit.records,
+                "raw_data": {
+                    "basename": unit.name,
+                    "bytes": unit.size,
+                    "hashes": {"sha256": unit.sha256.removeprefix("sha256:")},
+                },
+                "zip_data": None,
+            }
+            for unit in units
+        ]
+        data = json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
+        return [published(INDEX, len(units), places, lambda file: file.write(data))]
+
+
+def _column_of(field: Field) -> MdsColumn:
+    codec = field.codec
+    if not isinstance(codec, ArrayCodec):
+        encoding = OF_KIND[field.kind]
+        return MdsColumn(field.name, encoding, SIZES.get(encoding))
+    element = INSTEAD.get(codec.element, codec.element)
+    sizes = (*codec.shape, 2) if codec.element.startswith("complex") else codec.shape
+    size = np.dtype(element).itemsize
+    if not sizes:
+        return MdsColumn(field.name, element, size)
+    fixed = [each for each in sizes if each]
+    if len(fixed) < len(sizes):  # a free dimension, or one of size 0, which an encoding does not name
+        return MdsColumn(field.name, f"ndarray:{element}")
+    return MdsColumn(field.name, f"ndarray:{element}:{','.join(map(str, fixed))}", size * math.prod(fixed))
+
+
+def _encoded(field: Field, value: Any) -> bytes:
+    match field.kind:
+        case "bytes" | "image":
+            return bytes(value)
+        case "text":
+            return str(value).encode()
+        case "json":
+            return json.dumps(value).encode()
+        case "int" | "label":
+            return _integer(value)
+        case "float":
+            return np.float64(value).tobytes()
+        case "labels":
+            return _shaped(value)
+    array = real_array(value)
+    return _shaped(array) if _column_of(field).size is None else array.tobytes()
+
+
+def _integer(value: int) -> bytes:
+    return value.to_bytes(8, "little", signed=True)
+
+
+def _shaped(array: npt.NDArray[Any]) -> bytes:
+    """Return an array after its number of dimensions and their sizes, as small as they fit."""
+    most = max(array.shape)
+    width = next(number for number in range(4) if most < 1 << (8 << number))
+    sizes = np.array(array.shape, f"<u{1 << width}")
+    return bytes([array.ndim << 2 | width]) + sizes.tobytes() + np.ascontiguousarray(array).tobytes()

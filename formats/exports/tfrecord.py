@@ -1,0 +1,142 @@
+"""TFRecord: files of ``tf.train.Example`` with the keys of the official ImageNet scripts."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+
+from shardprep.formats.exports.format import SIDES, ExportRecord, ShardFormat
+from shardprep.formats.records.schema import Field
+
+Feature = bytes
+"""An encoded ``tf.train.Feature``."""
+
+# Keys of protocol buffers: the number of a field, and that a length follows.
+_FIRST, _SECOND, _THIRD = (number << 3 | 2 for number in (1, 2, 3))
+_MASK_DELTA = 0xA282EAD8
+
+
+def varint(number: int) -> bytes:
+    """Return an unsigned number of up to 64 bits, seven bits a byte, the lowest first."""
+    data = bytearray()
+    while number >= 0x80:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    data.append(number)
+    return bytes(data)
+
+
+def _field(key: int, data: bytes) -> bytes:
+    return bytes([key]) + varint(len(data)) + data
+
+
+def bytes_feature(*values: bytes) -> Feature:
+    """Return a feature of bytes."""
+    return _field(_FIRST, b"".join(_field(_FIRST, value) for value in values))
+
+
+def float_feature(values: Iterable[float]) -> Feature:
+    """Return a feature of floats, rounded to 32 bits."""
+    return _field(_SECOND, _field(_FIRST, np.asarray([*values], "<f4").tobytes()))
+
+
+def int_feature(values: Iterable[int]) -> Feature:
+    """Return a feature of integers of 64 bits."""
+    return _field(_THIRD, _field(_FIRST, b"".join(varint(value & 0xFFFF_FFFF_FFFF_FFFF) for value in values)))
+
+
+def example(features: Mapping[str, Feature]) -> bytes:
+    """Return the message of these features, in the order of their names."""
+    entries = (_field(_FIRST, name.encode()) + _field(_SECOND, features[name]) for name in sorted(features))
+    return _field(_FIRST, b"".join(_field(_FIRST, entry) for entry in entries))
+
+
+def framed(message: bytes) -> bytes:
+    """Return the record of a TFRecord file: length, message, and the masked CRC-32C of each."""
+    length = struct.pack("<Q", len(message))
+    return length + _masked(length) + message + _masked(message)
+
+
+def _masked(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFF_FFFF)
+
+
+COLORSPACES = {1: b"Grayscale", 2: b"Grayscale", 3: b"RGB"}
+SIDE_KEYS = {side: "image/object/bbox/" + side.replace("_", "") for side in SIDES}
+SPLITS = {"val": "validation"}  # as the official scripts call it
+FLOATS = ("float16", "float32")
+RAW = ("float64", "uint64", "complex64", "complex128")
+"""Elements of arrays that no feature holds: their little-endian bytes are exported, for tf.io.decode_raw."""
+
+
+class TFRecord(ShardFormat):
+    """Files of records with images, labels from 1 on, boxes and columns.
+
+    Features without a value are left out: of records without label, ``image/class/…``.
+    """
+
+    name = "tfrecord"
+    bytes_beside = 1024, 128
+
+    def unit_name(self, number: int, count: int) -> str:
+        split = SPLITS.get(self.source.split, self.source.split)
+        return f"{split}-{number:05d}-of-{count:05d}"
+
+    def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
+        for record in records:
+            file.write(framed(example(dict(self._features(record)))))
+
+    def _features(self, record: ExportRecord) -> Iterator[tuple[str, Feature]]:
+        yield "image/filename", bytes_feature(record.key.encode())
+        if self.source.has_images:
+            channels = int(record.row["components"])
+            space = COLORSPACES.get(channels, b"CMYK" if record.kind == "JPEG" else b"RGB")
+            yield "image/encoded", bytes_feature(record.image)
+            yield "image/format", bytes_feature(record.kind.upper().encode())
+            yield "image/height", int_feature([int(record.row["height"])])
+            yield "image/width", int_feature([int(record.row["width"])])
+            yield "image/channels", int_feature([channels])
+            yield "image/colorspace", bytes_feature(space)
+        if record.label >= 0:
+            named = self.source.labels.classes[record.label]
+            yield "image/class/label", int_feature([record.label + 1])
+            yield "image/class/synset", bytes_feature(named.name.encode())
+            if named.words is not None:
+                yield "image/class/text", bytes_feature(named.words.encode())
+        if record.boxes is not None:
+            for side, name in SIDE_KEYS.items():
+                yield name, float_feature(record.boxes[side].tolist())
+            yield "image/object/bbox/label", int_feature((record.boxes["label"] + 1).tolist())
+        for field in self.source.schema:
+            yield from _column_features(field, record.columns[field.name])
+
+
+def _column_features(field: Field, value: Any) -> Iterator[tuple[str, Feature]]:
+    """Yield the features of a column, with the column's name; the shape of an array is ``NAME/shape``."""
+    match field.kind:
+        case "bytes" | "image":
+            yield field.name, bytes_feature(value)
+        case "text":
+            yield field.name, bytes_feature(value.encode())
+        case "json":
+            yield field.name, bytes_feature(json.dumps(value, ensure_ascii=False).encode())
+        case "int" | "label":
+            yield field.name, int_feature([value])
+        case "float":
+            yield field.name, float_feature([value])
+        case "labels":
+            yield field.name, int_feature(value.tolist())
+        case _:
+            array = np.asarray(value)
+            if array.dtype.name in RAW:
+                yield field.name, bytes_feature(array.tobytes())
+            else:
+                feature = float_feature if array.dtype.name in FLOATS else int_feature
+                yield field.name, feature(array.ravel().tolist())
+            yield f"{field.name}/shape", int_feature(array.shape)

@@ -1,0 +1,123 @@
+"""WebDataset: tars in which files of one name with several extensions make a sample."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from shardprep.formats.exports.format import (
+    SUFFIXES,
+    Exportable,
+    ExportRecord,
+    ShardFormat,
+    cannot_hold,
+    corners,
+    digests,
+    kind_of,
+    repeated,
+    stem_of,
+    suffix_of,
+    without_suffix,
+)
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.shards.files import Rows
+
+BLOCK = 512
+BOXES = "boxes.json"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _text(value: Any) -> bytes:
+    return str(value).encode()
+
+
+def _npy(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(value), version=(1, 0), allow_pickle=False)
+    return file.getvalue()
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Any], bytes]]] = {
+    "bytes": ("bin", bytes),
+    "text": ("txt", _text),
+    "json": ("json", _json),
+    "int": ("index", _text),
+    "float": ("json", _json),
+    "label": ("cls", _text),
+    "labels": ("json", lambda value: _json(value.tolist())),
+}
+"""The extension after a column's name, and what encodes its values, by its kind; arrays are ``npy``.
+
+The decoder of webdataset gives an int for ``index`` and ``cls``, text for ``txt``, a value for ``json``.
+"""
+
+
+class WebDatasetTars(ShardFormat):
+    """Tars (ustar) of samples: image, label as ``cls``, boxes and columns.
+
+    A stem is the key, as :func:`.format.stem_of` makes it, without the suffix of an image file where this
+    leaves the stems of all records unique.
+    """
+
+    name = "webdataset"
+    bytes_beside = 6 * BLOCK, 2 * BLOCK
+
+    def __init__(self, source: Exportable, index: Rows) -> None:
+        super().__init__(source, index)
+        bare = digests(without_suffix(key.decode()) for key in index["key"].tolist())
+        self._bare = not repeated(bare)
+        for field in source.schema:
+            extension, _ = COLUMNS.get(field.kind, ("", None))
+            if source.has_boxes and f"{field.name.lower()}.{extension}" == BOXES:
+                raise cannot_hold(self.name, field, "boxes have that name", instead="parquet or mds")
+
+    def unit_name(self, number: int, count: int) -> str:
+        return f"{self.source.split}-{number:06d}.tar"
+
+    def names(self, rows: Rows) -> list[str]:
+        keys = super().names(rows)
+        return [stem_of(without_suffix(key) if self._bare else key) for key in keys]
+
+    def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
+        for record in records:
+            for extension, data in self._members(record):
+                file.write(header(f"{record.name}.{extension}", len(data)))
+                file.write(data)
+                file.write(bytes(-len(data) % BLOCK))
+        file.write(bytes(2 * BLOCK))
+
+    def _members(self, record: ExportRecord) -> Iterator[tuple[str, bytes]]:
+        if self.source.has_images:
+            yield suffix_of(record.kind, int(record.row["components"])), record.image
+        if self.source.has_labels:
+            yield "cls", str(record.label).encode()
+        if record.boxes is not None:
+            yield BOXES, _json({"bbox": corners(record.boxes), "label": record.boxes["label"].tolist()})
+        for field in self.source.schema:
+            value, name = record.columns[field.name], field.name.lower()
+            if field.kind == "image":
+                yield f"{name}.{SUFFIXES[kind_of(read_image_header(value).flags)][0]}", value
+            else:
+                extension, encode = COLUMNS.get(field.kind, ("npy", _npy))
+                yield f"{name}.{extension}", encode(value)
+
+
+def header(name: str, size: int) -> bytes:
+    """Return the header of a tar's member, readable by all and of the time 0.
+
+    It is one of ustar; a name too long for it stands in an extended header of POSIX before.
+    """
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o444
+    try:
+        return info.tobuf(tarfile.USTAR_FORMAT)
+    except ValueError:
+        return info.tobuf(tarfile.PAX_FORMAT)

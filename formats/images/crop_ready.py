@@ -1,0 +1,487 @@
+"""Crop-ready JPEGs: with a restart grid, by which a part is cut out before anything is decoded.
+
+Here an image is made smaller, given its grid and checked, and here a rectangle is cut out of it again. The
+grid is made by jpegtran, libjpeg-turbo's program that recodes a JPEG without changing its coefficients,
+because no wheel offers restart intervals for unchanged coefficients. It runs without a shell.
+
+The grid is a table of the JPEG's segments. At a restart marker the predictors of the scan are reset and its
+bits begin at a byte (ITU-T T.81, F.1.1.5). With a marker after every R minimum coded units (MCUs), and R a
+divisor of those in a row, the scan is a grid of independent segments, each R MCUs wide and one MCU high.
+The headers with another height and width, the segments of a rectangle, and markers numbered anew are a JPEG
+of that rectangle: any decoder gives the same pixels for it, except within two pixels of the cut, where the
+colours of the neighbours are missing.
+
+The table is an APP15 segment before the first other header. It also keeps the SHA-256 of the image that the
+grid was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import shutil
+import struct
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import BadImage, OperationError
+from shardprep.formats.images.decode import decode
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.info import ImageFlag, ImageInfo
+from shardprep.formats.images.kinds import MAX_MARKERS, marker_segments
+from shardprep.formats.images.opencv import cv2
+
+if TYPE_CHECKING:
+    from shardprep.formats.images.decode import Encoded
+
+
+class Crop(NamedTuple):
+    """A rectangle of whole pixels inside an image."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+    def aligned(self, step: int) -> Crop:
+        """Return a crop at nearly the same place; its sides begin and end at multiples of ``step``."""
+        return Crop(*(side // step * step for side in self))
+
+    def scaled(self, by: int, width: int, height: int) -> Crop:
+        """Return the crop ``by`` times as large, cut off at ``width`` and ``height``."""
+        x, y = self.x * by, self.y * by
+        return Crop(x, y, min(width - x, self.width * by), min(height - y, self.height * by))
+
+
+SIGNATURE = b"shardprep\0"
+VERSION = 1
+TABLE = struct.Struct("<10sB32sHHBBHHHH")
+MAX_SEGMENTS = (65_533 - TABLE.size) // 2  # the payload of a marker segment has at most 65,533 bytes
+MARGIN = 2  # pixels beside a crop that chroma upsampling reads, for each pixel of the decoded size
+
+EOI, COM, APP0, APP14, APP15 = 0xD9, 0xFE, 0xE0, 0xEE, 0xEF
+SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1})  # baseline and extended; both Huffman-coded
+APPLICATION = frozenset({COM, *range(APP0, APP15 + 1)})
+_RESTARTS = np.resize(np.arange(0xD0, 0xD8, dtype=np.uint8), MAX_SEGMENTS)
+
+# After the end marker: libjpeg-turbo decodes an MCU of six blocks quickly only with so many bytes ahead.
+_AHEAD = bytes(512 * 6)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Cut(NamedTuple):
+    """A JPEG of a part of an image; its pixel (0, 0) is the image's pixel (``x``, ``y``)."""
+
+    image: Bytes
+    x: int
+    y: int
+
+
+class RestartGrid(NamedTuple):
+    """The table of a crop-ready image.
+
+    ``sha256`` is that of the original image. ``width`` and ``height`` are in stored pixels. ``mcu_width`` and
+    ``mcu_height`` are in pixels, ``interval`` is the number of MCUs in a segment, ``columns`` the number of
+    segments in a row. ``header`` and ``scan`` are the offsets of the first header after the table and of the
+    first segment; ``frame`` is the offset of the frame's header from ``header``. ``lengths`` are those of the
+    segments in bytes, without their markers.
+    """
+
+    sha256: bytes
+    width: int
+    height: int
+    mcu_width: int
+    mcu_height: int
+    interval: int
+    columns: int
+    header: int
+    scan: int
+    frame: int
+    lengths: npt.NDArray[np.uint16]
+
+    def cut(self, image: Encoded, crop: Crop, *, reduction: int = 1) -> Cut | None:
+        """Return the part of ``image`` that has the pixels of ``crop``, also when decoded at 1/``reduction``.
+
+        None if the bytes do not have a restart marker where the table says.
+        """
+        across, down = self.mcu_width * self.interval, self.mcu_height
+        margin = MARGIN * reduction
+        left, top = max(0, crop.x - margin) // across, max(0, crop.y - margin) // down
+        rows = len(self.lengths) // self.columns
+        right = min(self.columns, -(-(crop.x + crop.width + margin) // across))
+        bottom = min(rows, -(-(crop.y + crop.height + margin) // down))
+        width = min(self.width, right * across) - left * across
+        height = min(self.height, bottom * down) - top * down
+        made = self._joined(image, (left, top, right, bottom), width, height)
+        return None if made is None else Cut(made, left * across, top * down)
+
+    def _joined(
+        self, image: Encoded, segments: tuple[int, int, int, int], width: int, height: int
+    ) -> Bytes | None:
+        left, top, right, bottom = segments
+        steps = self.lengths.astype(np.int64) + 2
+        stops = (np.cumsum(steps) + self.scan).reshape(-1, self.columns)[top:bottom]
+        chosen = steps.reshape(-1, self.columns)[top:bottom, left:right]
+        begins = (stops[:, left] - chosen[:, 0]).tolist()
+        ends = stops[:, right - 1].tolist()
+        view = memoryview(image)
+        head = bytearray(view[self.header - 2 : self.scan])
+        head[:2] = b"\xff\xd8"
+        struct.pack_into(">HH", head, 2 + self.frame + 5, height, width)
+        parts = [view[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        made = np.frombuffer(bytearray().join([head, *parts, _AHEAD]), np.uint8)
+        markers = np.cumsum(chosen.reshape(-1)) + (len(head) - 1)
+        found = made[markers]
+        made[markers] = _RESTARTS[: len(markers)]
+        made[markers[-1]] = EOI
+        numbers = (np.arange(top, bottom)[:, None] * self.columns + np.arange(left, right)).reshape(-1)
+        expected = _RESTARTS[numbers]
+        if bottom * self.columns == len(self.lengths) and right == self.columns:
+            expected[-1] = EOI
+        return made if (found == expected).all() and (made[markers - 1] == 0xFF).all() else None
+
+
+def grid_of(image: Encoded) -> RestartGrid | None:
+    """Return the restart grid of a crop-ready image; None if it has no table, or one that does not fit it.
+
+    Only the table is checked, and that its offsets are within ``image``. Whether the bytes are as it says is
+    known for the images of a crop-ready dataset.
+    """
+    found = _table_at(image)
+    if found is None:
+        return None
+    at, header = found
+    signature, version, sha256, *numbers = TABLE.unpack_from(image, at)
+    width, height, mcu_width, mcu_height, interval, columns, frame, size = numbers
+    lengths = np.frombuffer(image, "<u2", (header - at - TABLE.size) // 2, at + TABLE.size)
+    grid = RestartGrid(
+        sha256, width, height, mcu_width, mcu_height, interval, columns, header,
+        header + size, frame, lengths,
+    )  # fmt: skip
+    return grid if signature == SIGNATURE and version == VERSION and _fits(grid, image) else None
+
+
+def _table_at(image: Encoded) -> tuple[int, int] | None:
+    """Return the offsets of the table and of the header after it."""
+    at, end = 2, len(image) - 4
+    for _ in range(MAX_MARKERS):
+        if at > end or image[at] != 0xFF or image[at + 1] not in APPLICATION:
+            return None
+        stop = at + 2 + (image[at + 2] << 8 | image[at + 3])
+        if image[at + 1] == APP15 and image[at + 4 : at + 14] == SIGNATURE:
+            fits = stop <= len(image) and stop - at - 4 >= TABLE.size
+            return (at + 4, stop) if fits else None
+        at = stop
+    return None
+
+
+def _fits(grid: RestartGrid, image: Encoded) -> bool:
+    """Whether the table's numbers agree with each other, the frame's header and the image's length."""
+    if 0 in grid[1:7] or grid.scan > len(image) or grid.header + grid.frame + 9 > grid.scan:
+        return False
+    frame = image[grid.header + grid.frame : grid.header + grid.frame + 9]
+    sides = struct.pack(">HH", grid.height, grid.width)
+    across = -(-grid.width // grid.mcu_width)
+    down = -(-grid.height // grid.mcu_height)
+    return (
+        frame[0] == 0xFF
+        and frame[1] in SEQUENTIAL_FRAMES
+        and frame[5:] == sides
+        and grid.columns * grid.interval == across
+        and grid.columns * down == len(grid.lengths)
+        and grid.scan + int(grid.lengths.sum(dtype=np.int64)) + 2 * len(grid.lengths) == len(image)
+    )
+
+
+SEGMENT_WIDTH = 32  # pixels; wider segments make smaller files, and more pixels that are decoded in vain
+SEGMENT_BYTES = 250  # at least, if segments are to be wider for it; a segment costs about 6 bytes
+FEWEST_SEGMENTS = 4
+SAMPLINGS = frozenset({(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)})  # of luma, with both chromas 1x1
+GRID_MARKER, DRI = 0xEF, 0xDD
+
+
+class NotCropReady(Exception):
+    """The image stays as it is; the text says why, so that images can be counted by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The frame of a sequential JPEG; ``mcu_width`` and ``mcu_height`` are in pixels."""
+
+    width: int
+    height: int
+    mcu_width: int
+    mcu_height: int
+
+    @property
+    def mcus(self) -> tuple[int, int]:
+        """The number of MCUs in a row, and of rows."""
+        return -(-self.width // self.mcu_width), -(-self.height // self.mcu_height)
+
+    def interval(self, size: int) -> int:
+        """The number of MCUs in a segment of an image of ``size`` bytes.
+
+        It is the divisor of a row's MCUs with the ratio nearest to one to that of the wanted segments.
+        """
+        across, down = self.mcus
+        wanted = max(SEGMENT_WIDTH / self.mcu_width, SEGMENT_BYTES * across * down / size)
+        divisors = [n for n in range(1, across + 1) if across % n == 0]
+        allowed = [n for n in divisors if FEWEST_SEGMENTS <= across // n * down <= MAX_SEGMENTS]
+        if not allowed:
+            raise NotCropReady("too few or too many pixels")
+        return min(allowed, key=lambda n: abs(math.log(n / wanted)))
+
+
+def grid_interval(image: bytes) -> int:
+    """Return the number of MCUs in a segment for a JPEG. Raises NotCropReady, BadImage."""
+    return _frame(image).interval(len(image))
+
+
+def with_grid(image: bytes, sha256: bytes) -> bytes:
+    """Return a sequential JPEG of one scan with the table of its segments; ``sha256`` is the original's.
+
+    Raises BadImage unless the scan has a restart marker after each segment, and nothing after its end.
+    """
+    frame, before, frame_at, interval, scan = _frame(image), None, 0, 0, 0
+    for marker, start, stop in marker_segments(image):
+        scan = stop
+        if before is None and marker not in APPLICATION:
+            before = start - 4
+        if marker in SEQUENTIAL_FRAMES:
+            frame_at = start - 4
+        elif marker == DRI:
+            (interval,) = struct.unpack_from(">H", image, start)
+    columns, remainder = divmod(frame.mcus[0], interval) if interval else (0, 1)
+    lengths = _lengths(image, scan)
+    if remainder or before is None or len(lengths) != columns * frame.mcus[1]:
+        raise BadImage("a JPEG with restart markers that are no grid")
+    table = TABLE.pack(
+        SIGNATURE, VERSION, sha256, frame.width, frame.height, frame.mcu_width, frame.mcu_height,
+        interval, columns, frame_at - before, scan - before,
+    ) + lengths.tobytes()  # fmt: skip
+    segment = b"\xff\xef" + struct.pack(">H", len(table) + 2) + table
+    return b"".join((image[:before], segment, image[before:]))
+
+
+def without_grid(image: bytes) -> bytes:
+    """Return a JPEG without tables of segments. Raises BadImage where it is malformed."""
+    kept, at = [], 0
+    for marker, start, stop in marker_segments(image):
+        if marker == GRID_MARKER and image.startswith(SIGNATURE, start):
+            kept.append(image[at : start - 4])
+            at = stop
+    return b"".join((*kept, image[at:])) if kept else image
+
+
+def grid_is_sound(image: bytes, sha256: bytes) -> bool:
+    """Whether the table of a crop-ready image, of the original with this digest, is that of its bytes."""
+    try:
+        return with_grid(without_grid(image), sha256) == image
+    except (BadImage, NotCropReady):
+        return False
+
+
+def marked(image: bytes, info: ImageInfo) -> ImageInfo:
+    """Return the properties, with CROP_READY if the image has a table of segments that fits its bytes."""
+    grid = grid_of(image)
+    if grid is None or not grid_is_sound(image, grid.sha256):
+        return info
+    return replace(info, flags=info.flags | ImageFlag.CROP_READY)
+
+
+def _frame(image: bytes) -> _Frame:
+    """Return the frame. Raises NotCropReady for one of other samplings, BadImage without one."""
+    for marker, start, _ in marker_segments(image):
+        if 0xC0 <= marker <= 0xC2:
+            _, height, width, components = struct.unpack_from(">BHHB", image, start)
+            factors = [divmod(image[start + 7 + 3 * n], 16) for n in range(components)]
+            names = image[start + 6 : start + 6 + 3 * components : 3]
+            if components == 1:
+                return _Frame(width, height, 8, 8)
+            if factors[0] not in SAMPLINGS or factors[1:] != [(1, 1), (1, 1)] or names == b"RGB":
+                raise NotCropReady("of an unusual sampling or colour space")
+            return _Frame(width, height, 8 * factors[0][0], 8 * factors[0][1])
+    raise NotCropReady("not a baseline or progressive JPEG")
+
+
+def _lengths(image: bytes, scan: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+    """Return the lengths of the segments of a scan that goes from ``scan`` to the image's end."""
+    data = np.frombuffer(image, np.uint8, offset=scan)
+    ends = np.flatnonzero((data[:-1] == 0xFF) & (data[1:] != 0))
+    markers = data[ends + 1]
+    numbers = np.resize(np.arange(0xD0, 0xD8), len(markers))
+    numbers[-1:] = EOI
+    if not len(ends) or ends[-1] + 2 != len(data) or (markers != numbers).any():
+        raise BadImage("a JPEG with other markers in its scan than restarts, or with none")
+    lengths = np.diff(ends, prepend=-2) - 2
+    if lengths.max() > 0xFFFF or len(lengths) > MAX_SEGMENTS:
+        raise BadImage("a JPEG with too many or too large segments")
+    return lengths.astype("<u2")
+
+
+PROGRAM = "jpegtran"
+MAX_MESSAGE = 4096  # bytes of what the program says that are kept
+
+
+@cache
+def jpegtran() -> str:
+    """Return the path of the program. Raises OperationError if it is not there."""
+    found = shutil.which(PROGRAM)
+    if found is None:
+        raise OperationError(
+            f"crop-ready shards need the program {PROGRAM} of libjpeg-turbo: install the package "
+            "libjpeg-turbo-progs (Debian, Ubuntu), libjpeg-turbo-utils (Fedora) or jpeg-turbo (Homebrew)"
+        )
+    return found
+
+
+@cache
+def jpegtran_version() -> str:
+    """Return the program's version, such as "libjpeg-turbo 2.1.5". Raises OperationError."""
+    done = subprocess.run(
+        [jpegtran(), "-version"], capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
+    said = (done.stdout + done.stderr).decode("utf-8", "replace")
+    known = re.search(r"libjpeg-turbo version (\d+(?:\.\d+)+)", said)
+    if known is None:
+        raise OperationError(f"{jpegtran()} is not libjpeg-turbo's: it says {said.strip()[:200]!r}")
+    return f"libjpeg-turbo {known[1]}"
+
+
+def transcode(image: bytes, *, interval: int) -> bytes:
+    """Return a JPEG with the same coefficients and metadata, and a restart marker every ``interval`` MCUs.
+
+    It is sequential, with optimised Huffman tables. Raises BadImage where the program fails, OperationError
+    and OSError.
+    """
+    with _memory_file() as given, _memory_file() as made, _memory_file() as said:
+        given.write(image)
+        given.seek(0)
+        command = [jpegtran(), "-optimize", "-copy", "all", "-restart", f"{interval}B"]
+        done = subprocess.run(command, stdin=given, stdout=made, stderr=said, env={}, check=False)
+        if done.returncode:
+            reason = os.pread(said.fileno(), MAX_MESSAGE, 0).decode("utf-8", "replace").strip()
+            raise BadImage(f"{PROGRAM} ended with {done.returncode}: {reason}")
+        made.seek(0)
+        return made.read()
+
+
+def _memory_file() -> BinaryIO:
+    """A file in memory, because a process takes a tenth longer with pipes."""
+    return os.fdopen(os.memfd_create(PROGRAM), "w+b")
+
+
+DEFAULT_QUALITY = 90
+MAX_GROWTH = 1.25  # of an image; one that grows more stays as it is, so that a shard's size is known before
+
+
+def encoder_version() -> str:
+    """Return the version of OpenCV, which encodes shrunk images, such as "OpenCV 5.0.0.93"."""
+    for name in ("opencv-python-headless", "opencv-python"):
+        try:
+            return f"OpenCV {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return f"OpenCV {cv2.__version__}"
+
+
+def crop_ready(image: bytes, info: ImageInfo) -> bytes:
+    """Return ``image`` as a JPEG with a restart grid, of the same pixels and metadata.
+
+    ``info`` has its properties. Bytes after the image's end are left out. Raises NotCropReady if it stays as
+    it is, BadImage if it does not decode, and OperationError and OSError if jpegtran cannot be run.
+    """
+    if not image.startswith(b"\xff\xd8") or info.components not in (1, 3):
+        raise NotCropReady("not a JPEG of gray or colour")
+    interval = grid_interval(image)
+    try:
+        coded = transcode(without_grid(image), interval=interval)
+        made = with_grid(coded, hashlib.sha256(image).digest())
+    except BadImage as error:
+        raise NotCropReady("damaged, or coded in a way that has no segments") from error
+    if len(made) > len(image) * MAX_GROWTH:
+        raise NotCropReady("larger with segments")
+    if not _same_pixels(image, made):
+        raise NotCropReady("of other pixels when coded anew")
+    return made
+
+
+def _same_pixels(image: bytes, made: bytes) -> bool:
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    return np.array_equal(decode(image, flags), decode(made, flags))
+
+
+def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = DEFAULT_QUALITY) -> bytes:
+    """Return ``image`` as a crop-ready JPEG with ``shorter_side`` pixels on its shorter side.
+
+    ``info`` has its properties; the longer side is rounded. Gray stays gray; other colour spaces become RGB,
+    and transparency is left out. EXIF, colour profile and comments of a JPEG are kept. ``quality`` is
+    libjpeg's, 1 to 100; chroma has half the resolution. Raises NotCropReady if the image is not larger than
+    that, BadImage if it does not decode.
+    """
+    ratio = shorter_side / min(info.width, info.height)
+    if ratio >= 1:
+        raise NotCropReady("small enough already")
+    flags = cv2.IMREAD_GRAYSCALE if info.components == 1 else cv2.IMREAD_COLOR
+    pixels = decode(image, flags | cv2.IMREAD_IGNORE_ORIENTATION)
+    size = (max(1, round(info.width * ratio)), max(1, round(info.height * ratio)))
+    small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
+    interval = grid_interval(_encoded(small, options))
+    made = _encoded(small, [*options, cv2.IMWRITE_JPEG_RST_INTERVAL, interval])
+    digest = hashlib.sha256(image).digest()
+    ready = with_grid(_with_metadata(made, image), digest)
+    if len(ready) > len(image) * MAX_GROWTH:
+        raise NotCropReady("larger when shrunk")
+    return ready
+
+
+def _encoded(pixels: npt.NDArray[Any], options: list[int]) -> bytes:
+    done, data = cv2.imencode(".jpg", pixels, options)
+    if not done:
+        raise BadImage("OpenCV could not encode it")
+    return data.tobytes()
+
+
+def _with_metadata(made: bytes, original: bytes) -> bytes:
+    """Return the new JPEG with the application segments and comments of the original."""
+    if not original.startswith(b"\xff\xd8"):
+        return made
+    kept = [
+        original[start - 4 : stop]
+        for marker, start, stop in marker_segments(original)
+        if marker in APPLICATION - {APP0, APP14}
+    ]
+    _, _, after = next(marker_segments(made))  # the segment of JFIF
+    return b"".join((made[:after], *kept, made[after:]))
+
+
+def stored_image(
+    image: bytes, info: ImageInfo, *, segments: bool, shorter_side: int | None, quality: int
+) -> tuple[bytes, ImageInfo]:
+    """Return the bytes to store of an image with the properties ``info``, and their properties.
+
+    With ``segments`` a JPEG is made crop-ready. An image with more than ``shorter_side`` pixels on its
+    shorter side, if that is given, is shrunk to it and encoded at ``quality``. What is crop-ready stays so.
+    Raises BadImage if the image is to be changed and does not decode, OperationError, OSError.
+    """
+    if shorter_side is not None:
+        with suppress(NotCropReady):
+            made = shrink(image, info, shorter_side=shorter_side, quality=quality)
+            return made, marked(made, read_image_header(made))
+    info = marked(image, info)
+    if segments and not info.flags & ImageFlag.CROP_READY:
+        with suppress(NotCropReady):
+            made = crop_ready(image, info)
+            return made, marked(made, read_image_header(made))
+    return image, info

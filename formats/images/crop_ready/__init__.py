@@ -1,1 +1,0 @@
-"""JPEGs of which a crop is decoded without the rest."""

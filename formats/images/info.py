@@ -1,0 +1,141 @@
+"""The properties of an image file, the limits for all kinds, and the causes for which images are bad.
+
+Kinds that are recognised, but not read, are refused here by their names.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Any
+
+from shardprep.formats.errors import BadImage
+
+MAX_PIXELS = 1 << 26  # 64 Mpx decode to 200 MB; ILSVRC12's largest image has 40 Mpx
+EXTREME_ASPECT = 16  # longer to shorter side: resized whole, such an image would take all memory
+CONVERT_IT = ": convert it to PNG or JPEG"
+
+
+class ImageFlag(IntFlag):
+    """The kind and the unusual properties of an image; stored in the index column ``flags``.
+
+    An image without a flag of :data:`KINDS` is a JPEG. ``SEVERAL`` is a TIFF of several pages, or an
+    animated WebP, GIF or AVIF: the first page or frame is decoded. ``CROP_READY`` is a JPEG with a
+    table of its segments.
+    """
+
+    PNG = 1
+    PROGRESSIVE = 2
+    ADOBE = 4
+    TRAILING_BYTES = 8
+    CORRUPT_EXIF = 16
+    WEBP = 32
+    TIFF = 64
+    BMP = 128
+    GIF = 256
+    JPEG_2000 = 512
+    NETPBM = 1024
+    AVIF = 2048
+    SUN_RASTER = 4096
+    SEVERAL = 8192
+    CROP_READY = 32768
+
+
+KINDS = {
+    "JPEG": ImageFlag(0),
+    "PNG": ImageFlag.PNG,
+    "WebP": ImageFlag.WEBP,
+    "TIFF": ImageFlag.TIFF,
+    "BMP": ImageFlag.BMP,
+    "GIF": ImageFlag.GIF,
+    "JPEG 2000": ImageFlag.JPEG_2000,
+    "Netpbm": ImageFlag.NETPBM,
+    "AVIF": ImageFlag.AVIF,
+    "Sun raster": ImageFlag.SUN_RASTER,
+}
+"""The flag of each kind, by its name."""
+LATER_KINDS = {name: flag for name, flag in KINDS.items() if flag > ImageFlag.PNG}
+"""The kinds that the first readers of the format 1.0 do not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """The properties of an image.
+
+    ``width`` and ``height`` are those of the decoded image (EXIF not applied). ``components`` is the number
+    of coded channels: 1 for gray, 2 for gray with alpha, 3 for colour, also from a palette, 4 for CMYK or
+    colour with alpha. ``flags`` are the kind and the unusual properties. ``orientation`` is EXIF's, 1 to 8,
+    of a JPEG or WebP; it is 1 if there is none, and for any other kind.
+    """
+
+    width: int
+    height: int
+    components: int
+    flags: ImageFlag
+    orientation: int = 1
+
+
+NO_IMAGE = ImageInfo(0, 0, 0, ImageFlag(0))  # of a record without an image
+
+
+def numbers(form: str, image: bytes, at: int, kind: str) -> tuple[Any, ...]:
+    """Return the numbers at a place, by a format of :mod:`struct`. Raises BadImage after the image's end."""
+    if at + struct.calcsize(form) > len(image):
+        raise truncated(kind)
+    return struct.unpack_from(form, image, at)
+
+
+def truncated(kind: str) -> BadImage:
+    return BadImage(f"truncated: the {kind} has no end")
+
+
+def not_decoded(what: str) -> BadImage:
+    """Return the error for an image that OpenCV refuses."""
+    return BadImage(f"{what}, which OpenCV does not decode{CONVERT_IT}")
+
+
+def decoded_wrongly(what: str) -> BadImage:
+    """Return the error for an image that OpenCV decodes to other pixels than it has."""
+    return BadImage(f"{what}, which OpenCV decodes to wrong pixels{CONVERT_IT}")
+
+
+DAMAGED = "damaged"
+_CAUSES = ("not an image", "truncated", "too large", "does not decode", "crashes the decoder")
+
+
+def cause_of(reason: str) -> str:
+    """Return the cause in a message, without what is particular to one image: "truncated", or "damaged".
+
+    That of an image of a kind that is not decoded names the kind: "HEIC, which OpenCV does not decode".
+    """
+    if reason.endswith(CONVERT_IT):
+        return reason.removesuffix(CONVERT_IT)
+    return next((cause for cause in _CAUSES if reason.startswith(cause)), DAMAGED)
+
+
+_NOT_DECODED = {
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
+    b"v/1\1": "OpenEXR",
+    b"8BPS": "PSD",
+    b"\0\0\1\0": "ICO",
+    b"<svg": "SVG",
+    b"%PDF": "PDF",
+}
+_DECODED_WRONGLY = {
+    b"P7": "PAM",
+    b"PF": "PFM",
+    b"Pf": "PFM",
+    b"#?RADIANCE": "Radiance HDR",
+    b"#?RGBE": "Radiance HDR",
+}
+"""PAM loses its order of channels, and the floats of the others are cut off at 255."""
+
+
+def refuse_undecoded(image: bytes) -> None:
+    """Raise BadImage with its name for an image of a kind that OpenCV does not decode to its pixels."""
+    for names, error in ((_NOT_DECODED, not_decoded), (_DECODED_WRONGLY, decoded_wrongly)):
+        for signature, name in names.items():
+            if image.startswith(signature):
+                raise error(name)

@@ -1,1 +1,0 @@
-"""The kinds of image files: each read by its own rules, without decoding."""

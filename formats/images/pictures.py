@@ -1,0 +1,145 @@
+"""Images as HTML for notebooks: one with its figures, or several side by side."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+
+from shardprep.formats.errors import BadImage, printable
+from shardprep.formats.images.decode import decode
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.info import KINDS, ImageFlag
+from shardprep.formats.images.opencv import cv2
+
+MEDIA_TYPES = {
+    ImageFlag(0): "jpeg",
+    ImageFlag.PNG: "png",
+    ImageFlag.WEBP: "webp",
+    ImageFlag.GIF: "gif",
+    ImageFlag.AVIF: "avif",
+}
+"""The media type of the kinds that browsers show, by their flag."""
+KIND = reduce(or_, KINDS.values()) | ImageFlag.SEVERAL
+MAX_BYTES = 1 << 20  # of a file in a page; larger ones are made smaller
+MAX_SIDE = 768  # pixels of what is made smaller
+SHOWN_HEIGHT = 256  # pixels in the page
+
+
+def figure(
+    image: bytes,
+    *,
+    caption: str,
+    most_bytes: int = MAX_BYTES,
+    most_side: int = MAX_SIDE,
+    height: int = SHOWN_HEIGHT,
+) -> str:
+    """Return an HTML figure with the image inside, and ``caption`` below it as text.
+
+    A file of a kind that browsers show, of one frame and of up to ``most_bytes``, is included unchanged,
+    anything else as a JPEG file of at most ``most_side`` pixels a side. It is shown up to ``height`` pixels
+    high, as it is stored: EXIF's orientation is not applied. Where the image does not decode, the figure says
+    so.
+    """
+    text = html.escape(caption)
+    source = _data_uri(image, most_bytes, most_side)
+    if source is None:
+        return f"<figure><figcaption>{text}: this image does not decode</figcaption></figure>"
+    style = f"max-width: 100%; max-height: {height}px; image-orientation: none"
+    return f'<figure><img style="{style}" src="{source}"><figcaption>{text}</figcaption></figure>'
+
+
+def _data_uri(image: bytes, most_bytes: int, most_side: int) -> str | None:
+    kind = _shown_kind(image) if len(image) <= most_bytes else None
+    shown = image if kind else _smaller(image, most_side)
+    if shown is None:
+        return None
+    return f"data:image/{kind or 'jpeg'};base64,{base64.b64encode(shown).decode()}"
+
+
+def _shown_kind(image: bytes) -> str | None:
+    """The media type where a browser shows what the decoder returns; None for other kinds and animations."""
+    try:
+        return MEDIA_TYPES.get(read_image_header(image).flags & KIND)
+    except BadImage:
+        return None
+
+
+def _smaller(image: bytes, most_side: int) -> bytes | None:
+    """Return a JPEG file of at most ``most_side`` pixels a side; None for what does not decode."""
+    try:
+        pixels = decode(image, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except BadImage:
+        return None
+    height, width = pixels.shape[:2]
+    scale = min(1.0, most_side / max(height, width))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    resized = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    return bytes(cv2.imencode(".jpg", resized)[1])
+
+
+MOST_SHOWN = 100  # images; each may have THUMBNAIL_BYTES in the page
+THUMBNAIL_BYTES = 128 << 10
+THUMBNAIL_SIDE = 384  # pixels, of what is made smaller
+THUMBNAIL_HEIGHT = 160  # pixels in the page
+MOST_IN_CAPTION = 60  # characters
+
+
+@dataclass(frozen=True)
+class ShownImage:
+    """An encoded image with the text below it."""
+
+    image: bytes
+    caption: str
+
+    @property
+    def line(self) -> str:
+        """The caption, and the size of the image in pixels, its kind and its bytes."""
+        form = f"{_form_of(self.image)}, {len(self.image):,} bytes" if self.image else "without an image"
+        return f"{printable(self.caption, MOST_IN_CAPTION)}  {form}"
+
+
+@dataclass(frozen=True, repr=False)
+class Gallery:
+    """Images that a notebook shows side by side. Its ``repr`` lists them, one in a line, for a terminal.
+
+    ``title`` is a line above them. Captions are shown as text, in at most 60 characters.
+    """
+
+    title: str
+    images: Sequence[ShownImage]
+
+    def __repr__(self) -> str:
+        return "\n".join((printable(self.title), *(f"  {each.line}" for each in self.images)))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def _repr_html_(self) -> str:
+        shown = "".join(self._figure(each) for each in self.images)
+        style = "display: flex; flex-wrap: wrap; gap: 0.5em; align-items: flex-end"
+        return f'<div>{html.escape(printable(self.title))}</div><div style="{style}">{shown}</div>'
+
+    def _figure(self, each: ShownImage) -> str:
+        caption = printable(each.caption, MOST_IN_CAPTION)
+        if not each.image:
+            return f"<figure><figcaption>{html.escape(caption)}</figcaption></figure>"
+        return figure(
+            each.image,
+            caption=caption,
+            most_bytes=THUMBNAIL_BYTES,
+            most_side=THUMBNAIL_SIDE,
+            height=THUMBNAIL_HEIGHT,
+        )
+
+
+def _form_of(image: bytes) -> str:
+    try:
+        info = read_image_header(image)
+    except BadImage:
+        return "unreadable"
+    names = [name for name, flag in KINDS.items() if flag and flag & info.flags]
+    return f"{info.width}x{info.height} {names[0] if names else 'JPEG'}"

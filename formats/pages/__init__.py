@@ -1,1 +1,0 @@
-"""Pages of HTML that need nothing but themselves: templates, charts, and text from files."""

@@ -1,1 +1,0 @@
-"""Processes and threads: their start, their messages and their end."""

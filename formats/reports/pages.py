@@ -1,0 +1,363 @@
+"""Pages of HTML in one file, with charts as inline SVG: they ask nothing of any server.
+
+The templates are in ``templates/``. Text from files is made safe before it is shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from shardprep.formats.errors import printable
+from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.sizes import size as size_text
+
+MOST_IN_NAME = 80  # characters of a name in a page; the rest is in its tooltip, as far as that is bounded
+
+
+def shown_name(text: object, most: int = MOST_IN_NAME) -> Markup:
+    """Return a name from a file as HTML: printable, bounded, isolated from the direction of the text around.
+
+    A longer name has up to 1,000 characters in its tooltip.
+    """
+    whole, short = printable(str(text)), printable(str(text), most)
+    tip = Markup(' title="{}"').format(whole) if whole != short else ""
+    return Markup("<bdi{}>{}</bdi>").format(tip, short)
+
+
+def shown_number(value: float) -> str:
+    """Return a number with separators, and with at most three significant digits after the point.
+
+    >>> shown_number(1281167), shown_number(0.12345), shown_number(12.0)
+    ('1,281,167', '0.123', '12')
+    """
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def shown_share(value: float) -> str:
+    """Return a fraction in percent; what is not nothing and not all is never shown as such.
+
+    >>> shown_share(0.5), shown_share(0.00001), shown_share(1.0), shown_share(0.9999)
+    ('50 %', 'under 0.1 %', '100 %', '99.9 %')
+    """
+    if 0 < value < 0.001:
+        return "under 0.1 %"
+    percent = min(value * 100, 99.9) if value < 1 else 100.0
+    return f"{percent:.3g} %"
+
+
+def shown_whole(value: float) -> str:
+    """Return a number without its fraction, with separators."""
+    return shown_number(round(value))
+
+
+def shown_short(number: float) -> str:
+    """Return a number in a few characters, as for an axis.
+
+    >>> shown_short(1280000), shown_short(64512), shown_short(999)
+    ('1.28M', '64.5k', '999')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if number >= size:
+            return f"{number / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return shown_number(number)
+
+
+def picture_uri(file: bytes) -> Markup:
+    """Return the bytes of a PNG or JPEG file as a URI that holds them, for the ``src`` of a picture."""
+    kind = "png" if file.startswith(b"\x89PNG") else "jpeg"
+    return Markup("data:image/{};base64,{}").format(kind, base64.b64encode(file).decode("ascii"))
+
+
+def finalized(value: object) -> object:
+    """Return what a template writes for a value: text from anywhere is made printable and bounded."""
+    if isinstance(value, Markup):
+        return value
+    return escape(printable(value)) if isinstance(value, str) else value
+
+
+WIDTH, HEIGHT = 360, 190  # of the view; the page scales it
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 38
+MOST_TABLE_ROWS = 100
+Show = Callable[[float], str]
+
+
+def histogram(
+    edges: Sequence[float],
+    counts: Sequence[int],
+    *,
+    title: str,
+    axis: str,
+    show: Show = shown_number,
+    counted: str = "images",
+) -> Markup:
+    """Return a histogram: ``counts`` [n] between ``edges`` [n + 1], in bars of equal width.
+
+    ``title`` and ``axis`` say what it shows and what the edges are, ``counted`` what is counted; ``show``
+    writes an edge."""
+    most = max([*counts, 1])
+    step = (WIDTH - LEFT - RIGHT) / max(len(counts), 1)
+    drawn = [_bar(LEFT + number * step, step, count / most) for number, count in enumerate(counts) if count]
+    marked = sorted({round(part * len(counts) / 4) for part in range(5)})  # the ends, and some between
+    ticks = [(LEFT + at * step, show(edges[at])) for at in marked]
+    rows = [
+        (f"{show(low)} to {show(high)}" if low < high else show(low), f"{count:,}")
+        for low, high, count in zip(edges, edges[1:], counts, strict=False)
+    ]
+    text = f"{sum(counts):,} {counted} from {show(edges[0])} to {show(edges[-1])}; at most {most:,} in a bar."
+    if edges[0] == edges[-1]:
+        text = f"{sum(counts):,} {counted}, all with {show(edges[0])}."
+        middle, width = LEFT + step / 2, step / 16
+        drawn, ticks = [_bar(middle - width / 2, width, 1.0)], [(middle, show(edges[0]))]
+    up = ticks_up([(part, shown_short(round(most * part))) for part in ((0, 0.5, 1) if most > 1 else (0, 1))])
+    return chart_figure(
+        title, text, [*drawn, *ticks_across(ticks), *up, axis_name(axis)], (axis, counted), rows
+    )
+
+
+def scatter(
+    points: Sequence[Sequence[float]], *, title: str, x: str, y: str, show_y: Show = shown_short
+) -> Markup:
+    """Return a scatter plot of positive ``points`` [n][2] on logarithmic axes called ``x`` and ``y``."""
+    across, up = _Log([p[0] for p in points]), _Log([p[1] for p in points])
+    dots = "".join(
+        f"M{LEFT + across.share(a) * (WIDTH - LEFT - RIGHT):.0f} {height_of(up.share(b)):.0f}h0"
+        for a, b in points
+    )
+    ticks = [(LEFT + across.share(t) * (WIDTH - LEFT - RIGHT), shown_short(t)) for t in across.ticks()]
+    marks = ticks_up([(up.share(t), show_y(t)) for t in up.ticks()])
+    drawn = [Markup('<path class="dots" d="{}"/>').format(dots), *ticks_across(ticks), *marks, axis_name(x)]
+    text = f"{len(points):,} images; {x} from {shown_number(across.low)} to {shown_number(across.high)}, "
+    text += f"{y} from {show_y(up.low)} to {show_y(up.high)}; both axes are logarithmic."
+    rows = [(shown_number(a), show_y(b)) for a, b in points[:MOST_TABLE_ROWS]]
+    return chart_figure(title, text, drawn, (x, y), rows)
+
+
+def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Show = shown_number) -> Markup:
+    """Return horizontal bars, one for each name and value, with the values; ``axis`` says what they are."""
+    values = list(values)
+    most = max([value for _, value in values] + [0]) or 1
+    rows = [
+        Markup(
+            '<tr><th scope="row">{}</th><td class="bar"><svg viewBox="0 0 100 8" preserveAspectRatio="none" '
+            'aria-hidden="true"><rect class="mark" width="{:.1f}" height="8"/></svg></td><td class="value">{}</td></tr>'
+        ).format(shown_name(name, 40), 100 * value / most, show(value))
+        for name, value in values
+    ]
+    head = Markup(
+        '<thead><tr><th scope="col">name</th><th scope="col" colspan="2">{}</th></tr></thead>'
+    ).format(axis)
+    return Markup('<table class="bars"><caption>{}</caption>{}<tbody>{}</tbody></table>').format(
+        title, head, Markup("").join(rows)
+    )
+
+
+class _Log:
+    """A logarithmic scale that holds all values; those that are not positive stand at its beginning."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        positive = [value for value in values if value > 0] or [1.0]
+        self.low, self.high = min(positive), max(positive)
+        self._low = math.log10(self.low) - 0.05
+        self._span = math.log10(self.high) + 0.05 - self._low
+
+    def share(self, value: float) -> float:
+        return (math.log10(max(value, self.low)) - self._low) / self._span
+
+    def ticks(self) -> list[float]:
+        """Return round values, about four."""
+        decades = range(math.floor(self._low), math.ceil(self._low + self._span) + 1)
+        for parts in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)):
+            found = [p * 10.0**d for d in decades for p in parts if self.low <= p * 10.0**d <= self.high]
+            if len(found) >= 3:
+                return found[:: -(-len(found) // 5)]
+        return list(dict.fromkeys((self.low, self.high)))
+
+
+def chart_figure(
+    title: str, text: str, drawn: Sequence[Markup], names: tuple[str, str], rows: Sequence[tuple[str, str]]
+) -> Markup:
+    """Return a figure with what is ``drawn``, a text alternative, and a table of ``rows`` under two names."""
+    table = Markup("").join(
+        Markup("<tr><td>{}</td><td>{}</td></tr>").format(*row) for row in rows[:MOST_TABLE_ROWS]
+    )
+    return Markup(
+        '<figure class="chart"><figcaption>{title}</figcaption>'
+        '<svg role="img" viewBox="0 0 {width} {height}"><title>{title}</title><desc>{text}</desc>{drawn}</svg>'
+        '<details><summary>Numbers<span class="aside"> of {title}</span></summary><p>{text}</p>'
+        '<table><thead><tr><th scope="col">{first}</th><th scope="col">{second}</th></tr></thead>'
+        "<tbody>{table}</tbody></table></details></figure>"
+    ).format(
+        title=title, text=text, width=WIDTH, height=HEIGHT, drawn=Markup("").join(drawn),
+        first=names[0], second=names[1], table=table,
+    )  # fmt: skip
+
+
+def height_of(share: float) -> float:
+    """The place of a share of the whole height, from above."""
+    return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+
+def _bar(left: float, width: float, share: float) -> Markup:
+    top = min(height_of(share), HEIGHT - BOTTOM - 1)  # one of few is seen, too
+    return Markup('<rect class="mark" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+        left + 0.5, top, max(width - 1, 0.5), HEIGHT - BOTTOM - top
+    )
+
+
+def ticks_across(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
+    """Return the line below a chart, and texts at places from the left."""
+    line = Markup('<path class="line" d="M{} {}H{}"/>').format(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT)
+    texts = [
+        Markup('<text class="tick {}" x="{:.0f}" y="{}">{}</text>').format(
+            "end" if x > WIDTH - RIGHT - 25 else "middle", min(x, WIDTH - 4), HEIGHT - BOTTOM + 14, text
+        )
+        for x, text in ticks
+    ]
+    return [line, *texts]
+
+
+def ticks_up(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
+    """Return texts on the left of a chart, at shares of its height."""
+    return [
+        Markup('<text class="tick end" x="{}" y="{:.0f}">{}</text>').format(
+            LEFT - 5, height_of(share) + 4, text
+        )
+        for share, text in ticks
+    ]
+
+
+def axis_name(text: str) -> Markup:
+    """Return the name of the line below a chart."""
+    return Markup('<text class="axis middle" x="{:.0f}" y="{}">{}</text>').format(
+        (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, text
+    )
+
+
+MOST_TICKS = 6
+
+
+def line_chart(
+    points: Sequence[tuple[float, float]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    show_x: Show = shown_number,
+    show_y: Show = shown_number,
+    dotted: bool = False,
+    mark: tuple[float, str] | None = None,
+) -> Markup:
+    """Return a line through ``points`` [n][2], ascending in x, over axes called ``x`` and ``y`` from zero.
+
+    ``dotted`` also marks each point, and names its x. ``mark`` is an x of a point, and a word beside it.
+    """
+    most_x, most_y = max(a for a, _ in points) or 1.0, max(b for _, b in points) or 1.0
+    top = _round_up(most_y)
+
+    def place(a: float, b: float) -> tuple[float, float]:
+        return LEFT + a / most_x * (WIDTH - LEFT - RIGHT), height_of(b / top)
+
+    places = [place(a, b) for a, b in points]
+    line = "M" + "L".join(f"{left:.1f} {up:.1f}" for left, up in places)
+    drawn = [Markup('<path class="course" d="{}"/>').format(line)]
+    if dotted:
+        dots = "".join(f"M{left:.1f} {up:.1f}h0" for left, up in places)
+        drawn.append(Markup('<path class="points" d="{}"/>').format(dots))
+    if mark:
+        drawn += _marked(*place(mark[0], dict(points)[mark[0]]), mark[1])
+    across = [a for a, _ in points] if dotted else _round_steps(most_x)
+    ticks = [(place(a, 0)[0], show_x(a)) for a in across[:: -(-len(across) // MOST_TICKS)]]
+    up = ticks_up([(part, show_y(top * part)) for part in (0.0, 0.5, 1.0)])
+    text = f"{y} by {x}: at most {show_y(most_y)}, last {show_y(points[-1][1])}."
+    rows = [(show_x(a), show_y(b)) for a, b in points]
+    return chart_figure(title, text, [*drawn, *ticks_across(ticks), *up, axis_name(x)], (x, y), rows)
+
+
+def _round_up(value: float) -> float:
+    """The next value of 1, 1.5, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
+    power: float = 10.0 ** math.floor(math.log10(value))
+    return next(
+        power * digit for digit in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * digit >= value * (1 - 1e-9)
+    )
+
+
+def _round_steps(most: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, up to the most: at most five beside zero."""
+    least = most / (MOST_TICKS - 1)
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))
+    return [number * step for number in range(int(most / step) + 1)]
+
+
+def _marked(left: float, up: float, word: str) -> list[Markup]:
+    """A ring around a point, and the word below it, or above it near the line below the chart."""
+    below = up + 24 if up + 24 < height_of(0) - 4 else up - 12
+    return [
+        Markup('<circle class="marked" cx="{:.1f}" cy="{:.1f}" r="6"/>').format(left, up),
+        Markup('<text class="word middle" x="{:.1f}" y="{:.1f}">{}</text>').format(
+            min(max(left, LEFT + 20), WIDTH - 25), below, word
+        ),
+    ]
+
+
+FILTERS: dict[str, Callable[..., object]] = {
+    "name": shown_name,
+    "size": size_text,
+    "number": shown_number,
+    "whole": shown_whole,
+    "share": shown_share,
+    "counted": count_of,
+    "uri": picture_uri,
+}
+"""What templates apply to values; as globals they are passed to charts."""
+
+CHARTS: dict[str, Callable[..., object]] = {"histogram": histogram, "scatter": scatter, "bars": bars}
+
+
+def page(template: str, *, title: str, **values: Any) -> str:
+    """Return the page of a template in ``templates/`` (without ``.html``), which extends ``base.html``.
+
+    ``title`` names the page; ``values`` are what the template uses. The page is complete: its style is in it,
+    and its content security policy allows this style, pictures as data, and nothing else: no script, no style
+    attribute, no request. Text of ``values`` is escaped and made printable. Equal values give equal pages.
+    """
+    style = stylesheet()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    css = Markup(style)  # noqa: S704 - the package's own file
+    template_of = _environment().get_template(f"{template}.html")
+    return template_of.render(title=title, style=css, policy=policy, **values)
+
+
+@cache
+def stylesheet() -> str:
+    """Return the style sheet of all pages: light and dark, narrow and wide, and in print."""
+    return (resources.files(__package__) / "templates" / "style.css").read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(__package__ or ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= FILTERS
+    environment.globals |= FILTERS | CHARTS | {"zip": zip}
+    return environment

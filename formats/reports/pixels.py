@@ -1,0 +1,407 @@
+"""Statistics of a dataset's pixels, from some of its images, decoded in other processes."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
+from shardprep.formats.images.decode import crashes_decoder, decode
+from shardprep.formats.images.kinds import JPEG_SIGNATURE
+from shardprep.formats.images.opencv import cv2
+from shardprep.formats.runtime.processes import use_one_thread
+from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.runtime.workers import ChildDied, WorkerPool
+from shardprep.formats.shards.dataset import Dataset
+from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import container
+from shardprep.formats.verification.checks import stderr_in
+
+MEAN_SIDE = 32  # pixels of the mean image
+FLAT = 2.0  # gray levels: below this contrast, a hash is of noise
+
+
+class Measures(NamedTuple):
+    """The measures of one image, decoded without EXIF's orientation.
+
+    ``brightness`` is the mean gray level, ``contrast`` their standard deviation (both 0 to 255), and
+    ``sharpness`` the variance of the Laplacian, all of the image with a shorter side of at most 128 pixels.
+    ``hash`` is a perceptual hash of 64 bits, and ``small`` uint8 [32, 32, 3] in RGB."""
+
+    brightness: float
+    contrast: float
+    sharpness: float
+    hash: int
+    small: npt.NDArray[np.uint8]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether there is too little contrast for the hash to say anything."""
+        return self.contrast < FLAT
+
+
+def digest(image: bytes) -> int:
+    """Return the first 8 bytes of the BLAKE3 digest of an image's bytes, as a number."""
+    return int.from_bytes(blake3(image).digest(8), "little")
+
+
+SHORTER_SIDE = 128  # pixels of what is measured: contrast and sharpness depend on the scale
+NEAR = 0.9  # of a scale: from there on, a change of size blurs more than it makes smaller
+THUMBNAIL_SIDE = 104
+THUMBNAIL_QUALITY = 72
+
+REDUCED = {
+    1: cv2.IMREAD_COLOR,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+}
+
+
+def measured(image: bytes, width: int, height: int) -> Measures:
+    """Return the measures of an encoded image with this header. Raises BadImage where it does not decode.
+
+    The gray levels of a larger one are measured with a shorter side of SHORTER_SIDE pixels."""
+    decoded = decode(image, _scale(image, min(width, height)) | cv2.IMREAD_IGNORE_ORIENTATION)
+    gray = _smaller(cv2.cvtColor(decoded, cv2.COLOR_BGR2GRAY), SHORTER_SIDE / min(decoded.shape[:2]))
+    mean, deviation = cv2.meanStdDev(gray)
+    laplacian = cv2.meanStdDev(cv2.Laplacian(gray, cv2.CV_16S))[1]
+    small: npt.NDArray[Any] = cv2.resize(decoded, (MEAN_SIDE, MEAN_SIDE), interpolation=cv2.INTER_AREA)
+    return Measures(
+        brightness=float(mean[0, 0]),
+        contrast=float(deviation[0, 0]),
+        sharpness=float(laplacian[0, 0]) ** 2,
+        hash=perceptual_hash(cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)),
+        small=np.ascontiguousarray(small[:, :, ::-1]).astype(np.uint8),
+    )
+
+
+def _scale(image: bytes, side: int) -> int:
+    """Return OpenCV's flag for the smallest scale of the JPEG format that leaves SHORTER_SIDE pixels.
+
+    Images of other kinds are decoded as they are: OpenCV would leave pixels out, which makes them sharper.
+    """
+    enough = [each for each in REDUCED if side >= each * SHORTER_SIDE]
+    return REDUCED[max(enough, default=1)] if image.startswith(JPEG_SIGNATURE) else REDUCED[1]
+
+
+def thumbnail(image: bytes) -> bytes:
+    """Return a JPEG file of about THUMBNAIL_SIDE pixels a side, or fewer, upright. Raises BadImage."""
+    pixels = decode(image, cv2.IMREAD_COLOR)
+    small = _smaller(pixels, THUMBNAIL_SIDE / max(pixels.shape))
+    return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, THUMBNAIL_QUALITY])[1].tobytes()
+
+
+def perceptual_hash(small: npt.NDArray[Any]) -> int:
+    """Return a hash of 64 bits that changes little where an image is scaled, or compressed again.
+
+    ``small`` is the image as 32x32 gray pixels. Of its cosine transform, the 64 lowest frequencies but the
+    mean are halved into the larger and the smaller ones.
+    """
+    waves = cv2.dct(small.astype(np.float32))[LOWEST]
+    bits = waves >= np.partition(waves, 32)[32]
+    return int.from_bytes(np.packbits(bits).tobytes(), "big")
+
+
+# The places of the lowest frequencies but the mean, from coarse to fine.
+_PLACES = sorted(product(range(MEAN_SIDE), repeat=2), key=lambda place: (sum(place), place))[1:65]
+LOWEST = tuple(np.array(_PLACES).T)
+
+
+def _smaller(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
+    """Return the pixels at a scale; as they are at one that is near to 1, or above."""
+    if scale > NEAR:
+        return pixels
+    height, width = pixels.shape[:2]
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if scale < 0.5 else cv2.INTER_LINEAR)
+
+
+MOST_EXTREMES = 12
+MOST_DAMAGED = 200  # images that are named; all are counted
+
+MEASURES: dict[str, npt.NDArray[np.float64]] = {
+    "brightness": np.linspace(0, 256, 33),
+    "contrast": np.linspace(0, 128, 33),
+    "sharpness": np.concatenate([[0.0], np.geomspace(1, 1 << 16, 33)]),
+}
+"""The edges of each histogram; what is above the last is counted in the last bar."""
+
+EXTREMES: dict[str, tuple[str, int]] = {
+    "brightest": ("brightness", -1),
+    "darkest": ("brightness", 1),
+    "flattest": ("contrast", 1),
+    "blurriest": ("sharpness", 1),
+}
+"""What each list of extremes is sorted by, and whether the least (1) or the largest (-1) come first."""
+
+CODES = np.dtype([("record", "<i8"), ("digest", "<u8"), ("hash", "<u8"), ("is_hashed", "?")])
+"""A row for each image that was read: its digest and, if decoded and not flat, its perceptual hash."""
+
+Extreme = tuple[float, int]
+
+
+@dataclass
+class PixelStatistics:
+    """The statistics of images of one dataset, each named by its record number.
+
+    ``images`` is the number of decoded images, and ``small_sum`` uint64 [32, 32, 3] the sum of their small
+    versions. ``counts`` are int64 histograms, ``extremes`` the first images of each list as (value, record),
+    ``damaged`` the first images, by number, that cannot be read or decoded with the reasons, and
+    ``damaged_records`` the numbers of all. ``codes`` are arrays of CODES."""
+
+    images: int = 0
+    damaged_records: list[int] = field(default_factory=list)
+    small_sum: npt.NDArray[np.uint64] = field(
+        default_factory=lambda: np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64)
+    )
+    counts: dict[str, npt.NDArray[np.int64]] = field(
+        default_factory=lambda: {name: np.zeros(len(edges) - 1, np.int64) for name, edges in MEASURES.items()}
+    )
+    extremes: dict[str, list[Extreme]] = field(default_factory=lambda: {name: [] for name in EXTREMES})
+    damaged: list[tuple[int, str]] = field(default_factory=list)
+    codes: list[npt.NDArray[np.void]] = field(default_factory=list)
+
+    def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None:
+        """Add an image and its digest, only the digest if it is not decoded. Raises BadImage."""
+        measures = measured(image, int(row["width"]), int(row["height"])) if is_decoded else None
+        is_hashed = measures is not None and not measures.is_flat
+        code = (record, digest(image), measures.hash if measures else 0, is_hashed)
+        self.codes.append(np.array([code], CODES))
+        if measures:
+            self.add(record, measures)
+
+    def __getstate__(self) -> dict[str, Any]:
+        joined = np.concatenate([np.empty(0, CODES), *self.codes])  # one array is sent faster than many
+        return vars(self) | {"codes": [joined]}
+
+    def add(self, record: int, measures: Measures) -> None:
+        """Add the measures of an image."""
+        self.images += 1
+        self.small_sum += measures.small
+        for name, edges in MEASURES.items():
+            at = np.searchsorted(edges, getattr(measures, name), side="right") - 1
+            self.counts[name][min(at, len(edges) - 2)] += 1
+        for name, (measure, _) in EXTREMES.items():
+            if name != "blurriest" or not measures.is_flat:  # nothing there could be sharp
+                self._keep(name, [(round(getattr(measures, measure), 3), record)])
+
+    def add_damaged(self, record: int, reason: str) -> None:
+        """Add an image that cannot be read or decoded."""
+        bisect.insort(self.damaged_records, record)
+        self.damaged = heapq.nsmallest(MOST_DAMAGED, [*self.damaged, (record, reason)])
+
+    def merge(self, other: PixelStatistics) -> None:
+        """Add what another part of the dataset has."""
+        self.images += other.images
+        self.damaged_records = sorted([*self.damaged_records, *other.damaged_records])
+        self.small_sum += other.small_sum
+        for name, counts in other.counts.items():
+            self.counts[name] += counts
+        for name, found in other.extremes.items():
+            self._keep(name, found)
+        self.damaged = heapq.nsmallest(MOST_DAMAGED, [*self.damaged, *other.damaged])
+        self.codes += other.codes
+
+    def _keep(self, name: str, found: Iterable[Extreme]) -> None:
+        sign = EXTREMES[name][1]
+        ordered: Callable[[Extreme], Any] = lambda one: (sign * one[0], one[1])  # noqa: E731
+        self.extremes[name] = heapq.nsmallest(MOST_EXTREMES, [*self.extremes[name], *found], key=ordered)
+
+    @property
+    def all_codes(self) -> npt.NDArray[np.void]:
+        """The rows of all images that were read, by record number."""
+        joined = np.concatenate([np.empty(0, CODES), *self.codes])
+        return joined[np.argsort(joined["record"], kind="stable")]
+
+    @property
+    def mean_image(self) -> npt.NDArray[np.uint8] | None:
+        """The mean of the small versions, uint8 [32, 32, 3] in RGB; None without images."""
+        return (self.small_sum / self.images).round().astype(np.uint8) if self.images else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the histograms and the mean image as a JSON object."""
+        mean = self.mean_image
+        return {
+            "histograms": {
+                name: {"edges": [round(e, 3) for e in edges.tolist()], "counts": self.counts[name].tolist()}
+                for name, edges in MEASURES.items()
+            },
+            "mean_image": None if mean is None else mean.tolist(),
+        }
+
+
+class Thumbnails(dict[int, bytes]):
+    """JPEG files of about a hundred pixels a side, upright, by record number, of what decodes."""
+
+    def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None:
+        """Add an image. Raises BadImage."""
+        self[record] = thumbnail(image)
+
+    def add_damaged(self, record: int, reason: str) -> None:
+        """Do nothing: the image has no thumbnail."""
+
+    def merge(self, other: Thumbnails) -> None:
+        """Add those of another part."""
+        self.update(other)
+
+
+class Looked(Protocol):
+    """What is found of some images, and is merged with what is found of others."""
+
+    def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None: ...
+
+    def add_damaged(self, record: int, reason: str) -> None: ...
+
+    def merge(self, other: Self, /) -> None: ...
+
+
+T = TypeVar("T", bound=Looked)
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardLook(Generic[T]):
+    """A look at records of the shard at ``path``: ``rows`` of the index, with their record ``numbers``.
+    Picklable.
+
+    ``kind`` is the class of what is found, and ``is_decoded`` says for each record whether its pixels are
+    looked at.
+    """
+
+    kind: type[T]
+    path: Path
+    container: str
+    rows: Rows
+    numbers: Numbers
+    is_decoded: npt.NDArray[np.bool_]
+
+    def made(self) -> T:
+        """Read the records, and return what is found. Raises OSError."""
+        use_one_thread()
+        found = self.kind()
+        try:
+            with (
+                Path(os.devnull).open("wb") as nowhere,
+                stderr_in(nowhere),
+                container(self.container).read(self.path) as reader,
+            ):
+                for row, number, is_decoded in zip(self.rows, self.numbers, self.is_decoded, strict=True):
+                    indexed = (row["key"].item(), row["label"].item(), row["crc32c"].item())
+                    try:
+                        image = reader.checked(int(row["ordinal"]), indexed=indexed).image
+                        found.look(int(number), row, image, is_decoded=bool(is_decoded))
+                    except (BadImage, CorruptRecord, ShardDamaged) as error:
+                        found.add_damaged(int(number), error.message)
+        except ShardDamaged as error:  # it cannot be opened
+            return self.all_damaged(error.message)
+        except FileNotFoundError:
+            return self.all_damaged("the shard is missing")
+        return found
+
+    def all_damaged(self, reason: str) -> T:
+        """Return what is found where no record can be looked at."""
+        found = self.kind()
+        for number in self.numbers.tolist():
+            found.add_damaged(number, reason)
+        return found
+
+    def parts(self, most: int) -> Iterator[Self]:
+        """Yield looks at all of the records, at so many at most in each."""
+        for start in range(0, len(self.numbers), most):
+            part = slice(start, start + most)
+            yield replace(
+                self, rows=self.rows[part], numbers=self.numbers[part], is_decoded=self.is_decoded[part]
+            )
+
+
+MOST_AT_ONCE = 512  # images in one call, so that the progress moves
+
+
+@dataclass(frozen=True)
+class ImageReading:
+    """The processes that read, how many they are, and what is told of the progress."""
+
+    pool: WorkerPool
+    workers: int
+    progress: Progress
+
+    def statistics(
+        self, dataset: Dataset, records: Numbers, is_decoded: npt.NDArray[np.bool_]
+    ) -> PixelStatistics:
+        """Return the statistics of these records, in order, decoded or only read. Raises OSError."""
+        return self._looked(
+            f"examine {dataset.manifest.split}", PixelStatistics, dataset, records, is_decoded
+        )
+
+    def pictures(self, dataset: Dataset, records: Numbers) -> Thumbnails:
+        """Return thumbnails of these records, in order, of those that decode. Raises OSError."""
+        title, is_decoded = f"pictures of {dataset.manifest.split}", np.ones(len(records), bool)
+        return self._looked(title, Thumbnails, dataset, records, is_decoded)
+
+    def _looked(
+        self,
+        title: str,
+        kind: type[T],
+        dataset: Dataset,
+        records: Numbers,
+        is_decoded: npt.NDArray[np.bool_],
+    ) -> T:
+        """Merge what is found of all records, in their order.
+
+        Few looks are submitted at a time, since each holds its rows of the index. Raises what a look raises,
+        and ChildLost.
+        """
+        looks = (
+            part for look in _looks(kind, dataset, records, is_decoded) for part in look.parts(MOST_AT_ONCE)
+        )
+        found = kind()
+        done_records = done_bytes = 0
+        size = int(dataset.index["length"][records].sum(dtype=np.int64))
+        with self.progress.task(title, records=len(records), size=size):
+            waiting = deque((look, self.pool.submit(look.made)) for look in islice(looks, self.workers))
+            while waiting:
+                waiting.extend((look, self.pool.submit(look.made)) for look in islice(looks, 1))
+                look, future = waiting.popleft()
+                found.merge(self._value(look, future))
+                done_records += len(look.numbers)
+                done_bytes += int(look.rows["length"].sum())
+                self.progress.at(done_records, done_bytes)
+        return found
+
+    def _value(self, look: ShardLook[T], future: Future[T]) -> T:
+        """Return what is found; a look that crashes its process is divided to find the image."""
+        try:
+            return future.result()
+        except ChildDied as error:
+            if len(look.numbers) == 1:
+                return look.all_damaged(crashes_decoder(error.signal))
+        found = look.kind()
+        for part in look.parts(-(-len(look.numbers) // 2)):
+            found.merge(self._value(part, self.pool.submit(part.made)))
+        return found
+
+
+def _looks(
+    kind: type[T], dataset: Dataset, records: Numbers, is_decoded: npt.NDArray[np.bool_]
+) -> Iterator[ShardLook[T]]:
+    """Yield one look for each shard that has some of the records, given in order."""
+    manifest = dataset.manifest
+    ends = np.searchsorted(dataset.index["shard"][records], np.arange(len(manifest.shards) + 1)).tolist()
+    for shard, start, end in zip(manifest.shards, ends, ends[1:], strict=False):
+        if start < end:
+            chosen = records[start:end]
+            rows, path = dataset.index[chosen], dataset.path / shard.name
+            yield ShardLook(kind, path, manifest.container, rows, chosen, is_decoded[start:end])

@@ -1,0 +1,1 @@
+"""Files, processes and progress: what all of this package needs of the system."""

@@ -1,0 +1,77 @@
+"""Seals: notes in the user's cache folder that a file was verified, so that it need not be hashed again.
+
+A seal is trusted while device, inode, size, mtime and ctime of the file are those of the time when it was
+verified. A file that changed within the clock's granularity after it was hashed would have the same times:
+a file gets a seal only if its times are older than YOUNG_NS. What is wrong with a seal only costs a hash.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardprep.formats.errors import OperationError
+from shardprep.formats.runtime.files import OPEN_FLAGS, publish_bytes
+
+FOLDER = "shardprep/seals"
+LEAST_BYTES = 16 << 20  # hashing fewer takes a hundredth of a second
+YOUNG_NS = 2_000_000_000  # the coarsest times in use are those of FAT, two seconds
+MOST_BYTES = 4096  # of a seal
+
+
+def seals_folder() -> Path:
+    """Return the folder of this user's seals, which need not exist: below $XDG_CACHE_HOME, or ~/.cache."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path("~/.cache").expanduser()) / FOLDER
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The seal of one file. ``root`` is the digest of what the file was verified against."""
+
+    status: os.stat_result
+    root: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether this very file was verified before against ``root``."""
+        with suppress(OSError, RuntimeError):
+            descriptor = os.open(self._path, OPEN_FLAGS | os.O_NOFOLLOW)
+            try:
+                is_own = os.fstat(descriptor).st_uid == os.geteuid()
+                return is_own and os.pread(descriptor, MOST_BYTES, 0) == self._text
+            finally:
+                os.close(descriptor)
+        return False
+
+    def keep(self, status: os.stat_result) -> bool:
+        """Note that the file was verified, and return whether the note could be made.
+
+        ``status`` is the file's after it was read. A file that changed meanwhile, or only just before, gets
+        no seal, nor does one of fewer than LEAST_BYTES.
+        """
+        if self.status.st_size < LEAST_BYTES or self._is_young or Seal(status, self.root)._text != self._text:
+            return False
+        with suppress(OSError, RuntimeError, OperationError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            publish_bytes(self._path, self._text, self._path.parent)
+            return True
+        return False
+
+    @property
+    def _is_young(self) -> bool:
+        """Whether a later change could leave the file's times as they are; also for times to come."""
+        return time.time_ns() - max(self.status.st_mtime_ns, self.status.st_ctime_ns) < YOUNG_NS
+
+    @property
+    def _path(self) -> Path:
+        return seals_folder() / f"{self.status.st_dev:x}-{self.status.st_ino:x}.json"
+
+    @property
+    def _text(self) -> bytes:
+        found = self.status
+        numbers = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return f"shardprep seal 1\n{self.root}\n{' '.join(map(str, numbers))}\n".encode()

@@ -1,0 +1,75 @@
+"""Sizes in bytes, from text such as "256MiB" and back, and numbers of things in words."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from shardprep.formats.errors import UsageError
+
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{infix}".upper(): base ** (power + 1)
+    for infix, base in (("B", 1000), ("iB", 1024), ("", 1024))
+    for power, prefix in enumerate("KMGT")
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of "256MiB", "1GB", "64K" (K, M, G, T alone are powers of 1024) or "4096".
+
+    Case is ignored, and fractions of a byte are dropped. Raises ValueError for any other text.
+
+    >>> parse_bytes("256MiB"), parse_bytes("1.5 GB"), parse_bytes("64K")
+    (268435456, 1500000000, 65536)
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in UNITS:
+        raise ValueError(f"{text!r} is not a size such as 256MiB")
+    return int(Fraction(match[1]) * UNITS[match[2].upper()])
+
+
+def byte_count(text: object, *, of: str) -> int:
+    """Return the bytes of ``"2GiB"`` or ``"1.5 GB"``; the unit must end in B, as a bare number is ambiguous.
+
+    ``of`` names the quantity in the UsageError for any other text.
+    """
+    try:
+        if isinstance(text, str) and text.endswith("B"):
+            return parse_bytes(text)
+    except ValueError:
+        pass
+    raise UsageError(f"{of} is a whole number or a size as '2GiB', not {text!r}")
+
+
+def size(count: float) -> str:
+    """Return a number of bytes in decimal units, as for disks and rates.
+
+    >>> size(999), size(123456), size(147.9e9)
+    ('999 B', '123.5 KB', '147.9 GB')
+    """
+    for unit in ("B", "KB", "MB"):
+        if count < 999.95:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count_of(1, "shard"), count_of(1281167, "image"), count_of(2, "class")
+    ('1 shard', '1,281,167 images', '2 classes')
+    """
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def records_of(number: int, *, has_images: bool, has_labels: bool) -> str:
+    """Return a number of records, which says what they lack.
+
+    >>> records_of(300, has_images=True, has_labels=True), records_of(1, has_images=False, has_labels=True)
+    ('300 images', '1 record without images')
+    """
+    lacks = [name for name, there in (("images", has_images), ("labels", has_labels)) if not there]
+    without = f" without {' or '.join(lacks)}" if lacks else ""
+    return count_of(number, "image" if has_images else "record") + without

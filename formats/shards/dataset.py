@@ -1,0 +1,499 @@
+"""An opened dataset: its records by number, as they are, transformed, or some of them to look at.
+
+``RecordSet`` is what a loader reads, of one dataset or of several.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import SourceDamaged, UsageError, printable
+from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import CropReadyRecord, Record
+from shardprep.formats.records.schema import Schema
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.processes import use_one_thread
+from shardprep.formats.shards.columns import ChainedColumns, OpenColumns, PartFiles, RecordPlace
+from shardprep.formats.shards.container import ShardReader
+from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.in_place import Block, blocks_in, blocks_of
+from shardprep.formats.shards.manifest import (
+    COLLECTION_NAME,
+    MANIFEST_NAME,
+    WORK_FOLDER_NAME,
+    Manifest,
+    read_manifest,
+)
+from shardprep.formats.shards.read import LOCAL, LocalFiles, OpenShards
+from shardprep.formats.shards.tables import INDEX_NAME, box_columns, box_table, checked_boxes, checked_index
+
+
+class IndexRows(Protocol):
+    """The rows of an index by number, in the form of NumPy's structured arrays.
+
+    It is indexed by a number, a slice, an array of numbers, or the name of a column.
+    """
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The columns of a row."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def __getitem__(self, wanted: Any, /) -> Any:
+        """Return a row, rows or a column."""
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetPart:
+    """A finished dataset, and the numbers of its first record and shard in a :class:`RecordSet`."""
+
+    name: str
+    folder: Path
+    manifest: Manifest
+    first_record: int = 0
+    first_shard: int = 0
+
+    @property
+    def records(self) -> slice:
+        """The numbers of its records."""
+        return slice(self.first_record, self.first_record + self.manifest.records)
+
+    def files(
+        self, labels: str, columns: Sequence[str] | None = None, boxes: Sequence[str] | None = None
+    ) -> PartFiles:
+        """Return the files that are read, for labels of this space.
+
+        ``columns`` and ``boxes`` are the names of the columns, and of those of the table of boxes; None is
+        all. Raises UsageError for unknown labels.
+        """
+        manifest = self.manifest
+        entries = manifest.columns.entries if manifest.columns else ()
+        wanted = {entry.field.name: entry for entry in entries}
+        names = tuple(wanted) if columns is None else columns
+        box_names = box_columns(manifest) if boxes is None else tuple(boxes)
+        return PartFiles(
+            folder=self.folder,
+            container=manifest.container,
+            shards=manifest.shards,
+            columns=tuple(wanted[name] for name in names if name in wanted),
+            boxes=box_table(self.folder, manifest, labels) if box_names else None,
+            box_columns=box_names,
+        )
+
+
+class RecordSet(ABC):
+    """Records of one or more finished datasets, ``parts``, in stored order; opened to be read by number.
+
+    ``path`` is its folder, and ``index`` has a row for each record: its column ``shard`` counts the shards
+    of all parts. ``label_space`` is that of the records' labels. ``len``, ``[i]`` and iteration give the
+    records.
+
+    Every read is checked against its CRC-32C and the index. Raises CorruptRecord, ShardDamaged and OSError.
+    Thread-safe except for :meth:`close`.
+    """
+
+    index: IndexRows
+
+    def __init__(
+        self,
+        path: Path,
+        parts: tuple[DatasetPart, ...],
+        index: IndexRows,
+        *,
+        labels: str,
+        files: LocalFiles = LOCAL,
+    ) -> None:
+        self.path = path
+        self.parts = parts
+        self.index = index
+        self.label_space = labels
+        self._label_map = self.space.mapping(labels).tolist()
+        read = [part.files(labels) for part in parts]
+        self._shards = OpenShards.of_parts(
+            ((part.folder, part.container, part.shards) for part in read), files
+        )
+        self._columns = ChainedColumns(read, files)
+
+    @property
+    @abstractmethod
+    def root(self) -> str:
+        """The digest that determines every byte of all parts: the string to pin."""
+
+    @property
+    def location(self) -> str:
+        """Where it is: the path of its folder, or the URL that it was opened by."""
+        return os.fspath(self.path)
+
+    @property
+    def split(self) -> str:
+        """The split of all parts; empty where these differ."""
+        splits = {part.manifest.split for part in self.parts}
+        return splits.pop() if len(splits) == 1 else ""
+
+    @property
+    def space(self) -> LabelSpace:
+        """The classes of all parts."""
+        return self.parts[0].manifest.labels
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, sorted: label *i* of ``sorted_wnid0`` is that of ``classes[i]``."""
+        return tuple(each.name for each in self.space.classes)
+
+    @property
+    def schema(self) -> Schema:
+        """The names and kinds of the columns beside key, label and image."""
+        return self.parts[0].manifest.schema
+
+    @property
+    def image_bytes(self) -> int:
+        """The sum of the images' lengths in bytes."""
+        return sum(part.manifest.image_bytes for part in self.parts)
+
+    @property
+    def crop_ready(self) -> int:
+        """The number of crop-ready images."""
+        return sum(part.manifest.crop_ready for part in self.parts)
+
+    @property
+    def class_sorted(self) -> bool:
+        """Whether the records of a part are stored class after class."""
+        return any(part.manifest.class_sorted for part in self.parts)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether images of a part stay in their archive."""
+        return any(part.manifest.archive for part in self.parts)
+
+    @property
+    def image_files(self) -> tuple[Path, ...]:
+        """The files that hold the images, in stored order."""
+        return tuple(part.folder / name for part in self.parts for name in part.manifest.image_files)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks that an epoch reads whole, in stored order: shards, or parts of an archive.
+
+        Their names are paths from the folder ``path``, or absolute ones.
+        """
+        return tuple(block for part in self.parts for block in self._blocks_of(part))
+
+    def _blocks_of(self, part: DatasetPart) -> Sequence[Block]:
+        shards, archive = part.manifest.shards, part.manifest.archive
+        if archive is None:
+            blocks = blocks_of(shards)
+        else:
+            lengths = self.index[part.records]["length"]
+            blocks = blocks_in(archive, [shard.records for shard in shards], lengths)
+        return self.placed(part, blocks)
+
+    def placed(self, part: DatasetPart, blocks: Sequence[Block]) -> Sequence[Block]:
+        """Return blocks of a part with names that lead to its folder."""
+        if part.folder == self.path:
+            return blocks
+        return [block._replace(name=str(part.folder / block.name)) for block in blocks]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, number: int) -> Record:
+        number = operator.index(number)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)}")
+        row = self.index[number % len(self)]
+        key, label, shard, ordinal, _, crc32c, *_ = row.item()
+        record = self._shards.record(shard, ordinal, indexed=(key, label, crc32c))
+        kind = CropReadyRecord if row["flags"] & ImageFlag.CROP_READY else Record
+        found = kind(record.key, self._label_map[record.label], record.image)
+        if not len(self._columns):
+            return found
+        return self._columns.of(found, RecordPlace(number % len(self), shard, ordinal, key))
+
+    def __iter__(self) -> Iterator[Record]:
+        return (self[number] for number in range(len(self)))
+
+    def show(self, records: int | Sequence[int] = 9) -> Gallery:
+        """Return records that a notebook shows as pictures, and a terminal as a list.
+
+        ``records`` is a number of records, evenly chosen in stored order, or the record numbers; at most 100.
+        Below each is its number, its key and its class. Raises UsageError for more, IndexError for a number
+        that no record has, and what reading a record raises.
+        """
+
+        return shown_records(self, records)
+
+    def shard(self, number: int) -> ShardReader:
+        """Return the reader of a shard, opened at its first use."""
+        return self._shards[number]
+
+    def close(self) -> None:
+        """Close the shards; the next read opens them again. No other thread may be reading."""
+        self._shards.close()
+        self._columns.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+USUAL_ORDER = ("train", "val", "test")
+CACHE_LOCK_NAME = "shardprep-cache.lock"  # also what shows that a folder is a cache
+MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # also of one that is unfinished, or lost its manifest
+
+
+def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """Return the datasets in the sub-folders of ``folder``, by name: train, val, test, then all others.
+
+    A dataset that is not finished, or has lost its manifest, is one of them: reading it says so. Empty where
+    ``folder`` is a dataset or a collection itself, holds none, or is no folder. Raises OSError.
+    """
+    path = Path(folder)
+    if not path.is_dir() or _is_dataset(path) or is_collection(path):
+        return {}
+    found = {sub.name: sub for sub in path.iterdir() if _is_dataset(sub)}
+    usual = [name for name in USUAL_ORDER if name in found]
+    return {name: found[name] for name in (*usual, *sorted(found.keys() - set(usual)))}
+
+
+def is_collection(folder: str | os.PathLike[str]) -> bool:
+    """Whether the folder has a collection.json; its contents are not looked at."""
+    return os.path.lexists(Path(folder) / COLLECTION_NAME)
+
+
+def refuse_folder_of_splits(folder: Path) -> None:
+    """Raise UsageError, which names the splits, for a folder of splits in the place of one dataset.
+
+    So it does for a collection.
+    """
+    if is_collection(folder) and not _is_dataset(folder):
+        raise UsageError("is a collection: open_collection() opens it, and a Loader takes it", path=folder)
+    if splits := splits_of(folder):
+        names = " and ".join(filter(None, (", ".join([*splits][:-1]), [*splits][-1])))
+        first = next(iter(splits.values()))
+        raise UsageError(f"is a folder of splits ({names}): give one of them: {str(first)!r}", path=folder)
+
+
+def _is_dataset(folder: Path) -> bool:
+    return folder.is_dir() and any((folder / mark).exists() for mark in MARKS)
+
+
+def refuse_cached(dataset: Path) -> None:
+    """Raise UsageError for a folder in a cache, which is not written to."""
+    path = dataset.resolve()
+    if path.parent.name == "datasets" and (path.parent.parent / CACHE_LOCK_NAME).exists():
+        raise UsageError(
+            f"is in a cache, in which nothing else is kept or repaired: prep verify URL --cache {path.parent.parent} "
+            "replaces damaged copies",
+            path=dataset,
+        )
+
+
+class Dataset(RecordSet):
+    """An opened dataset: its records by number, and its manifest, index and boxes.
+
+    ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. ``path`` is the dataset's folder.
+    ``labels`` is the space of the records' labels: ``sorted_wnid0``, ``ilsvrc2012_id`` or
+    ``sorted_wnid1_bg``. ``verify`` is as for :func:`open_dataset`. Raises ManifestDamaged, UnknownVersion,
+    OSError, and UsageError for unknown labels and for a folder of splits, which it names.
+
+    The records of a dataset with columns also have ``record["mask"]`` and ``record.columns``, which are read
+    when they are asked for, while the dataset is open. Those of a dataset with a table of boxes have
+    ``record["boxes"]``, float32 [n, 4], and ``record["box_labels"]``, int32 [n] of the space ``labels``.
+
+    Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
+    are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
+    index, and raises CorruptRecord or ShardDamaged rather than return a damaged or different record, and
+    OSError if the system fails. Where images stay in their archive, ShardDamaged is raised at once if that is
+    not there, or has another size. Files that change while the dataset is open give errors, never a signal.
+    """
+
+    index: Rows
+    _files: LocalFiles = LOCAL
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, labels: str = "sorted_wnid0", verify: bool = False
+    ) -> None:
+        path = user_path(path)
+        refuse_folder_of_splits(path)
+        self.manifest: Manifest = read_manifest(path)
+        index: Rows = checked_index(path, self.manifest, verify=verify)
+        if self.manifest.archive:
+            self.manifest.archive.check(path)
+        super().__init__(
+            path,
+            (DatasetPart(self._name_at(path), path, self.manifest),),
+            index,
+            labels=labels,
+            files=self._files,
+        )
+
+    def _name_at(self, path: Path) -> str:
+        """The name by which weights know it: the end of its path, or of its URL."""
+        return path.name
+
+    @property
+    def root(self) -> str:
+        """The root of the manifest, which determines every byte of the dataset."""
+        return self.manifest.root
+
+    @property
+    def columns(self) -> OpenColumns:
+        """The readers of the columns beside key, label and image, by name."""
+        return self._columns.part(0)
+
+    @property
+    def boxes(self) -> npt.NDArray[np.void] | None:
+        """The table of boxes (record, label, x_min, y_min, x_max, y_max; fractions), None without any."""
+        return checked_boxes(self.path, self.manifest)
+
+    def place(self, number: int) -> RecordPlace:
+        """Return the place of a record by its number, to read its columns."""
+        row = self.index[number]
+        return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.path, self.label_space)
+
+    def __repr__(self) -> str:
+        columns = f", columns {printable(', '.join(self.schema.names), 40)}" if len(self.schema) else ""
+        return f"<Dataset {self.location!r}: {len(self):,} records, {self.manifest.split}{columns}>"
+
+
+def _reopen(path: Path, labels: str) -> Dataset:
+    return Dataset(path, labels=labels)
+
+
+def open_unreplaced(folder: Path, root: str) -> Dataset:
+    """Open the dataset that was listed as a source. Raises SourceDamaged if its ``root`` is another now."""
+    dataset = Dataset(folder)
+    if dataset.manifest.root != root:
+        dataset.close()
+        raise SourceDamaged("was replaced by another dataset; try again", path=folder)
+    return dataset
+
+
+class TransformedDataset:
+    """The records of ``dataset`` by number, each as (what ``transform`` makes of it, its label).
+
+    PyTorch's DataLoader takes it with any number of workers, forked or spawned; it is as picklable as
+    ``dataset`` and ``transform`` are. ``transform`` is a Loader's, called with a record and a random
+    generator, or a function of the record alone. The generator's seed is drawn from Python's ``random``,
+    which DataLoader seeds in each worker. Errors of ``transform`` are raised unchanged, with the record's key
+    in a note. :meth:`close` closes the dataset's shards, too.
+    """
+
+    def __init__(self, dataset: RecordSet, transform: Callable[..., Any]) -> None:
+        if isinstance(transform, type) or not callable(transform):
+            dataset.close()
+            raise UsageError(
+                f"transform must be a callable of a record, such as TrainTransform(224), not {transform!r}"
+            )
+        self.dataset = dataset
+        self.transform = transform
+        self._is_random = _takes_two(transform)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, sorted."""
+        return self.dataset.classes
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        record = self.dataset[number]
+        _be_one_of_several(os.getpid())
+        try:
+            if not self._is_random:
+                return self.transform(record), record.label
+            rng = np.random.default_rng(random.getrandbits(128))
+            return self.transform(record, rng), record.label
+        except Exception as error:
+            error.add_note(f"In record {record.key}")
+            raise
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        return (self[number] for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<{self.dataset!r}, transformed by {self.transform!r}>"
+
+    def close(self) -> None:
+        """Close the dataset's shards; the next read opens them again."""
+        self.dataset.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _takes_two(transform: Callable[..., Any]) -> bool:
+    """Whether it takes a random generator beside the record."""
+    try:
+        inspect.signature(transform).bind(None, None)
+    except (TypeError, ValueError):  # one argument, or a builtin without a signature
+        return False
+    return True
+
+
+@lru_cache
+def _be_one_of_several(process: int) -> None:
+    """In a worker process, once: leave the other CPUs to the other workers."""
+    if parent_process() is not None:
+        use_one_thread()
+
+
+class ClassifiedRecords(Protocol):
+    """Records by number, and the names of their classes: a Dataset."""
+
+    path: Path
+    index: Any
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> Record: ...
+
+
+def shown_records(dataset: ClassifiedRecords, records: int | Sequence[int]) -> Gallery:
+    """Return these records, or so many that are evenly chosen. Raises UsageError for more than 100."""
+    numbers = _evenly(records, len(dataset)) if isinstance(records, int) else records
+    if not 0 <= len(numbers) <= MOST_SHOWN or (isinstance(records, int) and records < 1):
+        raise UsageError(f"{records} cannot be shown; give 1 to {MOST_SHOWN} records")
+    shown = [_shown(dataset, range(len(dataset))[number]) for number in numbers]
+    of = "record" if len(dataset) == 1 else "records"
+    return Gallery(f"{dataset.path}: {len(shown)} of {len(dataset):,} {of}", shown)
+
+
+def _evenly(count: int, records: int) -> Sequence[int]:
+    count = min(count, records)
+    return [place * records // count for place in range(count)] if count <= MOST_SHOWN else range(count)
+
+
+def _shown(dataset: ClassifiedRecords, number: int) -> ShownImage:
+    record, label = dataset[number], int(dataset.index["label"][number])
+    named = f", {dataset.classes[label]}" if label >= 0 else ""
+    return ShownImage(record.image, f"{number:,}: {record.key}{named}")

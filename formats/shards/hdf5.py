@@ -1,0 +1,251 @@
+"""Shards in HDF5: their writer, and their reader.
+
+The reader of shards in HDF5: libhdf5 reads the small columns, and images are read by position. libhdf5 reads
+through a file object of this module, which keeps the errors of the system apart from damage.
+
+Shards in HDF5: flat and plain, so that any HDF5 tool reads them and nothing can be hidden in them. ``data``
+uint8 contiguous (all images one after the other), ``offsets`` int64 [n+1] into it, ``labels`` int32, ``keys``
+fixed-width bytes, ``crc32c`` uint32. Any other content is refused.
+
+libhdf5 never writes to the disk here: it crashes the process when the disk fills up, and after a failed write
+the same process reads the file back without an error. It makes the headers and the small columns in memory;
+the images are written with ordinary writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import ShardDamaged
+from shardprep.formats.runtime.files import naming
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.shards.container import Container, Found, ShardReader, ShardWriter, Stored
+from shardprep.formats.shards.files import ShardFile
+
+if TYPE_CHECKING:
+    from shardprep.formats.shards.container import Extent
+
+
+COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c": "<u4"}
+
+MEMORY_TO_OPEN = 16 << 20  # more than libhdf5 needs besides the columns
+
+
+class Hdf5ShardReader(ShardReader):
+    """Reader of one shard, with the small columns in memory and the offset of ``data``."""
+
+    def _open(self) -> None:
+        stream = _ShardStream(self._file)
+        try:
+            bytearray(MEMORY_TO_OPEN)  # libhdf5 may crash if an allocation fails
+            with h5py.File(stream, "r") as file:
+                self._take(file)
+        except ShardDamaged as error:
+            raise stream.error or ShardDamaged(error.message, path=self.path) from error
+        except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+            raise self._explained(error, stream.error) from error
+
+    def _explained(self, error: Exception, of_system: OSError | None) -> Exception:
+        """Return the error for the cause: the system, too little memory, or the file."""
+        if of_system is not None:
+            return of_system
+        if isinstance(error, MemoryError):
+            return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path))
+        return ShardDamaged(f"is not a readable HDF5 shard: {error}", path=self.path)
+
+    def _take(self, file: h5py.File) -> None:
+        datasets = plain_datasets(file, self._file.size)
+        self._offsets: npt.NDArray[np.int64] = datasets["offsets"][()]
+        self._keys, self._labels, self._crcs = (datasets[c][()] for c in ("keys", "labels", "crc32c"))
+        self._start: int = datasets["data"].id.get_offset() or 0
+        bounds = self._offsets
+        if bounds[0] != 0 or bounds[-1] != datasets["data"].shape[0] or (bounds[1:] < bounds[:-1]).any():
+            raise ShardDamaged("its offsets do not divide its data")
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def _find(self, ordinal: int) -> Found:
+        start, stop = int(self._offsets[ordinal]), int(self._offsets[ordinal + 1])
+        label, crc32c = int(self._labels[ordinal]), int(self._crcs[ordinal])
+        return self._keys[ordinal], label, crc32c, self._start + start, stop - start
+
+
+class _ShardStream(Owned, io.RawIOBase):
+    """The file object that libhdf5 reads. ``error`` keeps the system's error, which libhdf5 replaces."""
+
+    def __init__(self, file: ShardFile) -> None:
+        self.error: OSError | None = None
+        self._file = file
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or raise ValueError: libhdf5 ignores the number of bytes returned."""
+        memory = memoryview(buffer).cast("B")
+        end = self._position + len(memory)
+        try:
+            count = self._file.read_into(memory, self._position) if end <= self._file.size else 0
+        except OSError as error:
+            self.error = error
+            raise
+        if count != len(memory):
+            raise ValueError(f"it ends before byte {end}")
+        self._position = end
+        return count
+
+
+def plain_datasets(file: h5py.File, size: int) -> dict[str, h5py.Dataset]:
+    """Return the five datasets, after checking that the file has no others, and that these are plain.
+
+    This is an allow-list, because every deny-list so far missed a way to point at other files.
+    """
+    names = set(file.id)
+    if names != {name.encode() for name in COLUMNS}:
+        raise ShardDamaged(f"holds {sorted(n.decode('utf-8', 'replace') for n in names)}")
+    if any(file.id.links.get_info(n).type != h5py.h5l.TYPE_HARD for n in names) or file.attrs:
+        raise ShardDamaged("holds links or attributes")
+    datasets = {name: file[name] for name in COLUMNS}
+    for name, dataset in datasets.items():
+        _check_plain(name, dataset, size)
+    records = len(datasets["labels"])
+    if [len(datasets[c]) for c in ("keys", "crc32c", "offsets")] != [records, records, records + 1]:
+        raise ShardDamaged("its columns differ in length")
+    return datasets
+
+
+def _check_plain(name: str, dataset: Any, file_size: int) -> None:
+    if not isinstance(dataset, h5py.Dataset) or dataset.attrs:
+        raise ShardDamaged(f"{name} is not a plain dataset")
+    options = dataset.id.get_create_plist()
+    plain = options.get_layout() == h5py.h5d.CONTIGUOUS and not options.get_nfilters()
+    if not plain or options.get_external_count() or dataset.ndim != 1:
+        raise ShardDamaged(f"{name} is not contiguous, or lies elsewhere")
+    kind = dataset.dtype
+    if kind.kind != "S" if name == "keys" else kind != np.dtype(COLUMNS[name]):
+        raise ShardDamaged(f"{name} is of type {kind}")
+    start, size = dataset.id.get_offset() or 0, dataset.shape[0] * kind.itemsize
+    if start + size > file_size:
+        raise ShardDamaged(f"{name} ends after the end of the file")
+
+
+DATA_OFFSET = 1072  # of the first dataset in a file without options, in every HDF5 since 1.8
+WRITE_BYTES = 1 << 20
+
+
+def bytes_needed(extent: Extent) -> int:
+    """Return an upper bound of the file's size."""
+    return DATA_OFFSET + extent.payload_bytes + extent.records * (extent.key_bytes + 16) + 8192
+
+
+class _Skeleton(io.RawIOBase):
+    """A file object that keeps what libhdf5 writes, by offset: headers and small columns, not the data."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, bytes] = {}
+        self.size = 0
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        self.size = self._position if size is None else size
+        return self.size
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self.parts[self._position] = part
+        self._position += len(part)
+        self.size = max(self.size, self._position)
+        return len(part)
+
+    def readinto(self, buffer: Any) -> int:
+        raise io.UnsupportedOperation("a skeleton is written in one go and never read back")
+
+    def flush(self) -> None:
+        """Do nothing: the parts are used when the file is closed."""
+
+
+def _create(file: h5py.File, name: str, values: npt.NDArray[Any] | int) -> None:
+    """Create a contiguous dataset without fill, filter, time or attribute; an int is an unwritten size."""
+    options = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    options.set_layout(h5py.h5d.CONTIGUOUS)
+    options.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    options.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    options.set_obj_track_times(False)
+    shape = (values,) if isinstance(values, int) else values.shape
+    kind = np.dtype("u1") if isinstance(values, int) else values.dtype
+    space = h5py.h5s.create_simple(shape)
+    dataset = h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(kind, logical=True), space, options)
+    if not isinstance(values, int) and values.size:
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+    if name == "data" and values and dataset.get_offset() != DATA_OFFSET:
+        raise RuntimeError(f"this HDF5 puts data at {dataset.get_offset()}, not at {DATA_OFFSET}")
+
+
+class Hdf5ShardWriter(ShardWriter):
+    """Writer that streams images into ``data``, and writes the headers and columns at the end."""
+
+    def __init__(self, path: Path, extent: Extent) -> None:
+        self._path = path
+        self._file = path.open("wb", buffering=WRITE_BYTES)
+        self._file.seek(DATA_OFFSET)
+        self._offsets = [0]
+        self._rows: list[tuple[bytes, int, int]] = []
+
+    def append(self, stored: Stored, offset: int = 0) -> None:
+        with naming(self._path):
+            self._file.write(stored.image)
+        self._offsets.append(self._offsets[-1] + len(stored.image))
+        self._rows.append((stored.key, stored.label, stored.crc32c))
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        with naming(self._path), self._file:
+            if kind is None:
+                self._finish(self._skeleton())
+
+    def _skeleton(self) -> _Skeleton:
+        keys, labels, crcs = zip(*self._rows, strict=True) if self._rows else ((), (), ())
+        skeleton = _Skeleton()
+        with h5py.File(skeleton, "w", libver="earliest") as file:
+            _create(file, "data", self._offsets[-1])
+            _create(file, "offsets", np.array(self._offsets, "<i8"))
+            _create(file, "labels", np.array(labels, "<i4"))
+            _create(file, "keys", np.array(keys, f"S{max(map(len, keys), default=1)}"))
+            _create(file, "crc32c", np.array(crcs, "<u4"))
+        return skeleton
+
+    def _finish(self, skeleton: _Skeleton) -> None:
+        for position, part in sorted(skeleton.parts.items()):
+            self._file.seek(position)
+            self._file.write(part)
+        self._file.truncate(skeleton.size)
+
+
+def library() -> dict[str, str | int]:
+    """Return the versions that decide the bytes of a file besides the records."""
+    return {"hdf5": h5py.version.hdf5_version}
+
+
+CONTAINER = Container(write=Hdf5ShardWriter, read=Hdf5ShardReader, bytes_needed=bytes_needed, library=library)

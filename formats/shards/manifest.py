@@ -1,0 +1,490 @@
+"""The manifest of a dataset, and the checks that each part of one must pass.
+
+The manifest: the description of a dataset, with the hashes of its files. Published last. ``manifest.json`` is
+canonical JSON, so equal manifests have equal bytes, and any changed byte is found: the file is not JSON, or
+not canonical, or does not match its own ``root``. The root determines every byte of the dataset, so it is the
+one string to pin.
+
+The schema of a manifest: its parts, their types, and what must agree between them.
+:class:`~shardprep.formats.shards.manifest.Manifest` keeps every part of a manifest that passes these checks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, UnknownVersion, UsageError
+from shardprep.formats.images.info import LATER_KINDS
+from shardprep.formats.records.labels import MAX_CLASS_ID, LabelSpace, label_digest
+from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.json_record import (
+    SHA256,
+    canonical_json,
+    file_ok,
+    has_exactly,
+    holds,
+    parse_canonical_json,
+    sha256_of,
+)
+from shardprep.formats.shards.columns import DatasetColumns, shard_name, table_name
+from shardprep.formats.shards.files import FileEntry, read_small
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, MOST_ARCHIVE_BYTES, IndexedArchive
+from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE
+
+ROOT = re.compile(r"blake3:[0-9a-f]{64}")
+
+
+def columns_ok(value: object) -> bool:
+    """Whether the value is the part "columns" of a manifest, with a schema that this release knows."""
+    if not has_exactly(value, {"fields": list, "records_root": str, "has_images": bool}):
+        return False
+    fields = value["fields"]
+    if not fields or not ROOT.fullmatch(value["records_root"]) or not all(map(_column_ok, fields)):
+        return False
+    try:
+        Schema(Field.from_json(each) for each in fields)
+    except UsageError:
+        return False
+    return True
+
+
+def _column_ok(value: object) -> bool:
+    if not holds(value, {"name": str, "kind": str, "table": dict, "shards": list, "content_root": str}):
+        return False
+    classes = value.get("classes", [])
+    known = {"name", "kind", "table", "shards", "content_root", "classes"}
+    return (
+        value.keys() <= known
+        and isinstance(classes, list)
+        and ("classes" in value) == bool(classes)
+        and all(isinstance(name, str) for name in classes)
+        and bool(ROOT.fullmatch(value["content_root"]))
+        and file_ok(value["table"])
+        and all(map(file_ok, value["shards"]))
+    )
+
+
+def column_issues(value: dict[str, Any]) -> list[str]:
+    """Return what does not agree between the columns of a manifest and its other parts."""
+    columns, issues = DatasetColumns.from_json(value["columns"]), []
+    records = [shard["records"] for shard in value["shards"]]
+    for entry in columns.entries:
+        name = entry.field.name
+        wanted = [] if entry.field.is_fixed else records
+        shards = [shard_name(name, number, value["container"]) for number in range(len(wanted))]
+        is_named = entry.table.name == table_name(name) and [s.name for s in entry.shards] == shards
+        if not is_named or [shard.records for shard in entry.shards] != wanted:
+            issues.append(f"the files of the column {name} are not those of its shards")
+        if entry.table.records != value["dataset"]["records"]:
+            issues.append(f"the column {name} has {entry.table.records} rows")
+    if columns.content_root != value["content_root"]:
+        issues.append("the content_root is not that of the columns")
+    if not columns.has_images and value["dataset"]["image_bytes"]:
+        issues.append("it has images, and says that it has none")
+    return issues
+
+
+CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive")
+
+
+def unknown_parts(critical: list[Any], kinds: object) -> list[Any]:
+    """Return the critical keys, and the kinds of images, that this release does not know."""
+    listed = kinds if isinstance(kinds, list) and "kinds" in critical else []
+    unknown = [name for name in critical if name not in CRITICAL_KEYS]
+    return unknown + [kind for kind in listed if isinstance(kind, str) and kind not in LATER_KINDS]
+
+
+def issues_of(value: dict[str, Any]) -> list[str]:
+    """Return everything that is wrong with a manifest of a known version."""
+    issues = [f"{name} is not {wanted}" for name, wanted, ok in _shape_checks(value) if not ok]
+    if issues:
+        return issues
+    columns = value.get("columns", {"fields": []})["fields"]
+    files = [*value["tables"], *value["shards"]]
+    files += [file for column in columns for file in (column["table"], *column["shards"])]
+    names = [f["name"] for f in files]
+    if len(set(names)) != len(names):
+        issues.append("a file is listed twice")
+    if "archive" in value and len(value["archive"]["regions"]) != len(value["shards"]):
+        issues.append("the archive's regions are not the shards'")
+    if sum(s["records"] for s in value["shards"]) != value["dataset"]["records"]:
+        issues.append("the shards' records do not add up")
+    if not value["dataset"]["records"]:
+        issues.append("it has no records")
+    if label_digest(c["name"] for c in value["labels"]["classes"]) != value["labels"]["sha256"]:
+        issues.append("the label space does not match its hash")
+    return issues + (column_issues(value) if "columns" in value else [])
+
+
+def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    dataset = {
+        "split": str,
+        "records": int,
+        "image_bytes": int,
+        "partial": bool,
+        "class_sorted": bool,
+        "skipped": int,
+    }
+    plan = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str}
+    plan |= {"on_bad_image": str, "decode_check": bool}
+    checks = [
+        ("dataset", "complete", has_exactly(value.get("dataset"), dataset)),
+        ("labels", "complete", _labels_ok(value.get("labels"))),
+        ("source", "complete", holds(value.get("source"), {"layout": str})),
+        ("plan", "complete", holds(value.get("plan"), plan)),
+        ("writer", "complete", holds(value.get("writer"), {})),
+        ("container", "one of " + ", ".join(ALL_CONTAINERS), value.get("container") in ALL_CONTAINERS),
+        ("crit", "the list of critical keys that are there", value.get("crit") == _critical_in(value)),
+        ("kinds", "a list of kinds in order", _kinds_ok(value.get("kinds", ["WebP"]))),
+        ("crop_ready", "a number of images", _is_count(value.get("crop_ready", 1))),
+        (
+            "columns",
+            "a list of columns with their files",
+            "columns" not in value or columns_ok(value["columns"]),
+        ),
+        ("archive", "the archive of images that stay in it", _archive_ok(value)),
+        ("content_root", "a digest", isinstance(value.get("content_root"), str)),
+    ]
+    for name in ("tables", "shards"):
+        part = value.get(name)
+        checks.append((name, "a list of files", isinstance(part, list) and all(map(file_ok, part))))
+    return checks
+
+
+def _critical_in(value: dict[str, Any]) -> list[str]:
+    return [name for name in CRITICAL_KEYS if name in value]
+
+
+def _kinds_ok(value: object) -> bool:
+    """Whether the value names some kinds, in their order and each once."""
+    return (
+        isinstance(value, list) and value != [] and value == [kind for kind in LATER_KINDS if kind in value]
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 1 << 63
+
+
+def _archive_ok(value: dict[str, Any]) -> bool:
+    """Whether there is an archive exactly where images stay in one, and it has regions with digests."""
+    if value.get("container") != IN_PLACE:
+        return "archive" not in value
+    archive = value.get("archive")
+    if not has_exactly(archive, {"name": str, "block_bytes": int, "regions": list}):
+        return False
+    regions = archive["regions"]
+    if not (_is_text(archive["name"]) and archive["block_bytes"] and all(map(_region_ok, regions))):
+        return False
+    return "columns" not in value and sum(region["size"] for region in regions) <= MOST_ARCHIVE_BYTES
+
+
+def _region_ok(value: object) -> bool:
+    return has_exactly(value, {"size": int, "sha256": str}) and bool(SHA256.fullmatch(value["sha256"]))
+
+
+def _labels_ok(value: object) -> bool:
+    """Whether the classes' names are unique and in order, so that a label is one class."""
+    if not has_exactly(value, {"space": str, "classes": list, "sha256": str}):
+        return False
+    classes = value["classes"]
+    if value["space"] != "sorted_wnid0" or not all(map(_class_ok, classes)):
+        return False
+    return all(one["name"] < other["name"] for one, other in pairwise(classes))
+
+
+def _class_ok(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"name", "words", "ilsvrc2012_id"}:
+        return False
+    name, words, number = value["name"], value["words"], value["ilsvrc2012_id"]
+    if not _is_text(name) or not (words is None or _is_text(words)):
+        return False
+    return number is None or (type(number) is int and 0 <= number <= MAX_CLASS_ID)
+
+
+def _is_text(value: object) -> bool:
+    """Whether the value is a string without lone surrogates, which have no UTF-8."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+FORMAT_VERSION = (1, 0)
+
+MANIFEST_NAME = "manifest.json"
+PROVENANCE_NAME = "provenance.json"
+QUARANTINE_NAME = "quarantine.json"
+COLLECTION_NAME = "collection.json"  # lists datasets that lie elsewhere, in place of a manifest
+FORMAT_NAME = "shardprep"
+MAX_MANIFEST_BYTES = 64 << 20
+
+KNOWN_KEYS = frozenset(
+    [
+        "format",
+        "version",
+        "crit",
+        "kinds",
+        "crop_ready",
+        "archive",
+        "columns",
+        "dataset",
+        "labels",
+        "source",
+        "plan",
+        "container",
+        "writer",
+        "tables",
+        "shards",
+        "content_root",
+        "root",
+    ]
+)
+
+WORK_FOLDER_NAME = ".prep"
+JOINED = "joined"  # in the source: a list of an object for each joined column, with its name
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a dataset, validated by :meth:`parse`; the constructor checks nothing.
+
+    ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
+    images' lengths; ``partial`` whether the source had another number of images than it should;
+    ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
+    images' lengths; ``partial`` whether the source had another number of images than it should;
+    ``class_sorted`` whether the records are stored class after class; ``skipped`` the number of bad images
+    left out; ``labels`` the :class:`LabelSpace`. ``source`` (layout and archives), ``plan`` (the options
+    and the SHA-256 of the plan) and ``writer`` (versions of the libraries) are as the conversion wrote them.
+    ``container`` is "lmdb", "hdf5" or, with an ``archive``, "tar". ``tables`` are the entries of the index
+    and, if there are any, of the boxes and the quarantine list; ``shards`` those of the shards, in stored
+    order. ``content_root`` is the hash over the records, ``version`` the format's (major, minor), and
+    ``extra`` the keys of a later minor version that this release does not need. ``kinds`` are the kinds of
+    image files other than JPEG and PNG, by their names and in the order of
+    :data:`~shardprep.formats.images.info.KINDS`. ``crop_ready`` is the number of images with a
+    table of their segments. ``columns`` are those beside key, label and image, None without any; with them,
+    ``content_root`` covers the columns, too. ``archive`` is the archive that the images are in, None where
+    shards hold them.
+    """
+
+    split: str
+    records: int
+    image_bytes: int
+    partial: bool
+    class_sorted: bool
+    skipped: int
+    labels: LabelSpace
+    source: dict[str, Any]
+    plan: dict[str, Any]
+    container: str
+    writer: dict[str, Any]
+    tables: tuple[FileEntry, ...]
+    shards: tuple[FileEntry, ...]
+    content_root: str
+    version: tuple[int, int] = FORMAT_VERSION
+    extra: dict[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+    crop_ready: int = 0
+    columns: DatasetColumns | None = None
+    archive: IndexedArchive | None = None
+
+    @cached_property
+    def root(self) -> str:
+        """The SHA-256 over everything else in the manifest: the string to pin."""
+        return sha256_of(self._body())
+
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {len(self.labels):,} classes, {len(self.shards):,} {self.container} shards"
+        return f"<Manifest: {self.split}, {size}>"
+
+    def table(self, name: str) -> FileEntry | None:
+        """Return the table of that file name, None if there is none."""
+        return next((t for t in self.tables if t.name == name), None)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files that the manifest lists, with their hashes."""
+        return (*self.tables, *self.shards, *self.column_files)
+
+    @property
+    def column_files(self) -> tuple[FileEntry, ...]:
+        """The files of the columns."""
+        return tuple(self.columns.files) if self.columns else ()
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The names of the columns that were joined: the source of the conversion has not their values."""
+        found = self.source.get(JOINED)
+        names = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        return tuple(name for name in names if isinstance(name, str) and name in self.schema)
+
+    @property
+    def archive_md5(self) -> dict[str, str]:
+        """The official MD5 of each archive of the source that was checked, by the archive's name."""
+        found = self.source.get("archives")
+        named = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        return {str(one.get("name")): md5 for one in named if isinstance(md5 := one.get("md5"), str)}
+
+    @property
+    def schema(self) -> Schema:
+        """The columns' names and kinds."""
+        return self.columns.schema if self.columns else Schema()
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the records have images; else these are empty."""
+        return self.columns is None or self.columns.has_images
+
+    @property
+    def records_root(self) -> str:
+        """The hash over keys, labels and images alone; equal to ``content_root`` without columns."""
+        return self.columns.records_root if self.columns else self.content_root
+
+    @property
+    def image_files(self) -> tuple[str, ...]:
+        """The names of the files in the dataset's folder that hold the images."""
+        return (ARCHIVE_NAME,) if self.archive else tuple(shard.name for shard in self.shards)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files that the manifest lists, and of the archive."""
+        return sum(file.size for file in self.files) + (self.archive.size if self.archive else 0)
+
+    @property
+    def image_room(self) -> tuple[int, ...]:
+        """The bytes in which the images of each shard lie."""
+        return self.archive.sizes if self.archive else tuple(shard.size for shard in self.shards)
+
+    def _body(self) -> dict[str, Any]:
+        critical: dict[str, Any] = {"kinds": list(self.kinds)} if self.kinds else {}
+        critical |= {"crop_ready": self.crop_ready} if self.crop_ready else {}
+        critical |= {"columns": self.columns.to_json()} if self.columns else {}
+        critical |= {"archive": self.archive.to_json()} if self.archive else {}
+        return (
+            self.extra
+            | critical
+            | {
+                "format": FORMAT_NAME,
+                "version": list(self.version),
+                "crit": list(critical),
+                "dataset": {
+                    "split": self.split,
+                    "records": self.records,
+                    "image_bytes": self.image_bytes,
+                    "partial": self.partial,
+                    "class_sorted": self.class_sorted,
+                    "skipped": self.skipped,
+                },
+                "labels": {
+                    "space": "sorted_wnid0",
+                    "classes": self.labels.to_json(),
+                    "sha256": self.labels.digest,
+                },
+                "source": self.source,
+                "plan": self.plan,
+                "container": self.container,
+                "writer": self.writer,
+                "tables": [t.to_json() for t in self.tables],
+                "shards": [s.to_json() for s in self.shards],
+                "content_root": self.content_root,
+            }
+        )
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        """Return the sum of the sizes of these files."""
+        sizes = {file.name: file.size for file in self.files}
+        return sum(sizes[name] for name in names)
+
+    def to_bytes(self) -> bytes:
+        """Return the file's bytes, such that ``Manifest.parse(m.to_bytes()) == m``."""
+        return canonical_json(self._body() | {"root": self.root})
+
+    @classmethod
+    def parse(cls, data: bytes, path: Path | None = None) -> Manifest:
+        """Validate ``data``, the bytes of ``path``, and return the manifest.
+
+        ``Manifest.parse(data).to_bytes() == data``, because only what is kept is accepted. Takes up to 8
+        times the memory of ``data`` for lists of shards and classes, and at most 0.7 GB for any other data.
+        Raises ManifestDamaged with every finding, or UnknownVersion.
+        """
+        try:
+            value = parse_canonical_json(data)
+        except ValueError as error:
+            raise ManifestDamaged(f"{error}", path=path) from error
+        _check_version(value, path)
+        issues = issues_of(value)
+        if issues:
+            raise ManifestDamaged("; ".join(issues), path=path)
+        return cls._from_valid(value)
+
+    @classmethod
+    def _from_valid(cls, value: dict[str, Any]) -> Manifest:
+        return cls(
+            **value["dataset"],
+            labels=LabelSpace.from_json(value["labels"]["classes"]),
+            source=value["source"],
+            plan=value["plan"],
+            container=value["container"],
+            writer=value["writer"],
+            tables=tuple(FileEntry(**t) for t in value["tables"]),
+            shards=tuple(FileEntry(**s) for s in value["shards"]),
+            content_root=value["content_root"],
+            version=(value["version"][0], value["version"][1]),
+            extra={name: part for name, part in value.items() if name not in KNOWN_KEYS},
+            kinds=tuple(value.get("kinds", ())),
+            crop_ready=value.get("crop_ready", 0),
+            archive=IndexedArchive.from_json(value["archive"]) if "archive" in value else None,
+            columns=DatasetColumns.from_json(value["columns"]) if "columns" in value else None,
+        )
+
+
+def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
+    """Return the manifest of the folder ``dataset``.
+
+    Raises DatasetNotFound, ManifestDamaged, UnknownVersion, OSError, and UsageError for a collection.
+    """
+    folder = user_path(dataset)
+    path = folder / MANIFEST_NAME
+    try:
+        data = read_small(path, MAX_MANIFEST_BYTES)
+    except FileNotFoundError as error:
+        if os.path.lexists(folder / COLLECTION_NAME):
+            raise UsageError("is a collection; give its parts, one by one", path=folder) from error
+        if not folder.exists():
+            raise DatasetNotFound.at(folder) from error
+        message = "no manifest.json: not a dataset, or its conversion has not finished"
+        raise ManifestDamaged(message, path=folder) from error
+    return Manifest.parse(data, path)
+
+
+def _check_version(value: object, path: Path | None) -> None:
+    """Refuse an unknown major version, critical key or kind of image, before anything else is checked."""
+    if not isinstance(value, dict) or value.get("format") != FORMAT_NAME:
+        raise ManifestDamaged("is not a shardprep manifest", path=path)
+    version, critical = value.get("version"), value.get("crit")
+    if not (isinstance(version, list) and len(version) == 2 and all(type(v) is int for v in version)):
+        raise ManifestDamaged(f"has the version {version!r}", path=path)
+    if not isinstance(critical, list):
+        raise ManifestDamaged("crit is not a list", path=path)
+    if _root_of(value) != value.get("root"):
+        raise ManifestDamaged("does not match its own root: it was changed after it was published", path=path)
+    unknown = unknown_parts(critical, value.get("kinds"))
+    if version[0] != FORMAT_VERSION[0] or unknown:
+        known = ".".join(map(str, FORMAT_VERSION))
+        found = ".".join(map(str, version)) + (f" with {unknown}" if unknown else "")
+        raise UnknownVersion(f"format version {found}; this release knows {known}", path=path)
+
+
+def _root_of(value: dict[str, Any]) -> str:
+    return sha256_of({name: part for name, part in value.items() if name != "root"})

@@ -1,0 +1,264 @@
+"""The summary of a dataset and of its columns, from the manifest and the index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import ManifestDamaged
+from shardprep.formats.images.crop_ready import grid_of
+from shardprep.formats.images.info import EXTREME_ASPECT, KINDS, ImageFlag
+from shardprep.formats.shards.columns import ColumnEntry, ColumnReader
+from shardprep.formats.shards.dataset import Dataset
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, place_of
+
+
+@dataclass(frozen=True)
+class ColumnSummary:
+    """A column: its ``name`` and ``kind``, the ``bytes`` of all values, and the ``disk_bytes`` of its files.
+
+    ``lengths`` are (5 %, median, 95 %, largest) of the values' bytes, None where all have the same number.
+    Of a column with classes, ``classes`` is their number, else 0. Of one with a single label, ``per_class``
+    are the fewest and most records of the classes that occur, and ``unlabelled`` the number of records
+    without a label; both are None for other kinds.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    disk_bytes: int
+    lengths: tuple[int, int, int, int] | None
+    classes: int
+    per_class: tuple[int, int] | None
+    unlabelled: int | None
+
+
+def column_summaries(dataset: Dataset) -> tuple[ColumnSummary, ...]:
+    """Return the summaries of all columns; no shard is read. Raises ManifestDamaged, OSError."""
+    return tuple(_summaries(dataset))
+
+
+def _summaries(dataset: Dataset) -> Iterator[ColumnSummary]:
+    columns = dataset.manifest.columns
+    for entry in columns.entries if columns else ():
+        reader, field = dataset.columns[entry.field.name], entry.field
+        lengths = reader.lengths()
+        counts = _label_counts(entry, reader)
+        present = counts[1:][counts[1:] > 0] if counts is not None else ()
+        yield ColumnSummary(
+            name=field.name,
+            kind=field.kind,
+            bytes=int(lengths.sum(dtype=np.int64)),
+            disk_bytes=sum(file.size for file in entry.files),
+            lengths=None if field.is_fixed else spread(lengths),
+            classes=len(field.classes),
+            per_class=(int(min(present)), int(max(present))) if len(present) else None,
+            unlabelled=None if counts is None else int(counts[0]),
+        )
+
+
+def _label_counts(entry: ColumnEntry, reader: ColumnReader) -> npt.NDArray[np.int64] | None:
+    """Return the number of records without a label, and of each class; None for another kind of column."""
+    if entry.field.kind != "label":
+        return None
+    labels = np.clip(reader.table()["value"], -1, len(entry.field.classes) - 1)
+    return np.bincount(labels + 1, minlength=len(entry.field.classes) + 1)
+
+
+def spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
+    """Return the smallest value but 5 %, the median, the largest but 5 %, and the largest."""
+    low, middle, high, largest = np.percentile(column, [5, 50, 95, 100])
+    return int(low), int(middle), int(high), int(largest)
+
+
+SAMPLED = 64  # crop-ready images of which segments are measured
+
+
+@dataclass(frozen=True)
+class CropReadySummary:
+    """The crop-ready images of a dataset.
+
+    ``images`` is their number; ``others`` the number of the other images by kind; ``segment_bytes`` the
+    median size of a segment, and ``segment_pixels`` its median width and height, of a sample; ``transcoder``
+    the program that coded them and its version, None where an earlier dataset was copied; ``shorter_side``
+    the pixels to which larger images were shrunk with a loss, and their ``quality``, None for neither.
+    """
+
+    images: int
+    others: dict[str, int]
+    segment_bytes: int
+    segment_pixels: tuple[int, int]
+    transcoder: str | None
+    shorter_side: int | None
+    quality: int | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The summary of a dataset.
+
+    ``path`` is its folder. From the manifest: ``split``, ``records``, ``classes`` of the label space,
+    ``image_bytes``, ``disk_bytes`` of all files, ``container``, the path of the ``archive`` in which the
+    images stay (None: they are in the shards), the number of ``shards``, ``order`` and
+    ``seed``, ``class_sorted``, ``partial``, ``skipped``, the number of ``boxes``, the layout of the
+    ``source``, ``archive_md5`` with the official MD5s that were checked by the archives' names,
+    ``content_root`` and ``root``. From the index: ``classes_present`` with images, ``per_class``
+    the fewest and most images of these, ``images`` which maps "width", "height" (pixels) and "length"
+    (bytes) to (5 %, median, 95 %, largest), ``kinds`` the number of images by kind of file, such as "JPEG",
+    ``oddities`` the number of unusual images by property, and ``crop_ready`` a :class:`CropReadySummary` if
+    there are such images. Of records without images (``has_images`` is False), ``images``, ``kinds`` and
+    ``oddities`` are empty. ``columns`` are a :class:`ColumnSummary` for each column.
+    """
+
+    path: str
+    split: str
+    records: int
+    classes: int
+    classes_present: int
+    per_class: tuple[int, int]
+    image_bytes: int
+    disk_bytes: int
+    container: str
+    archive: str | None
+    shards: int
+    order: str
+    seed: int
+    class_sorted: bool
+    partial: bool
+    skipped: int
+    boxes: int
+    source: str
+    images: dict[str, tuple[int, int, int, int]]
+    kinds: dict[str, int]
+    oddities: dict[str, int]
+    crop_ready: CropReadySummary | None
+    content_root: str
+    root: str
+    has_images: bool = True
+    columns: tuple[ColumnSummary, ...] = ()
+    archive_md5: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {self.classes:,} classes, {self.shards:,} {self.container} shards"
+        return f"<Summary of {self.path!r}: {self.split}, {size}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as a JSON object."""
+        return asdict(self)
+
+
+def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
+    """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`.
+
+    Reads the columns' tables and no shard, but for some records of crop-ready images.
+
+    Raises what :func:`open_dataset` raises.
+    """
+    if not isinstance(dataset, Dataset):
+        with Dataset(dataset) as opened:
+            return summarise(opened)
+    manifest, index = dataset.manifest, dataset.index
+    counts = np.unique(index["label"], return_counts=True)[1]
+    boxes = manifest.table("boxes.npy")
+    images = index if manifest.has_images else index[:0]
+    return Summary(
+        path=dataset.location,
+        split=manifest.split,
+        records=len(index),
+        classes=len(manifest.labels),
+        classes_present=int(np.count_nonzero(np.unique(index["label"]) >= 0)),
+        per_class=(int(counts.min()), int(counts.max())),
+        image_bytes=manifest.image_bytes,
+        disk_bytes=sum(f.size for f in manifest.files),
+        container=manifest.container,
+        archive=place_of(dataset.path / ARCHIVE_NAME) if manifest.archive else None,
+        shards=len(manifest.shards),
+        order=manifest.plan["order"],
+        seed=manifest.plan["seed"],
+        class_sorted=manifest.class_sorted,
+        partial=manifest.partial,
+        skipped=manifest.skipped,
+        boxes=boxes.records if boxes else 0,
+        source=manifest.source["layout"],
+        images={name: spread(images[name]) for name in ("width", "height", "length") if len(images)},
+        kinds=_kinds(images),
+        oddities=_oddities(images) if len(images) else {},
+        crop_ready=_crop_ready(dataset),
+        content_root=manifest.content_root,
+        root=manifest.root,
+        has_images=manifest.has_images,
+        columns=column_summaries(dataset),
+        archive_md5=manifest.archive_md5,
+    )
+
+
+def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:
+    """Return the number of images of each kind that there is."""
+    kinds, counts = np.unique(index["flags"] & sum(KINDS.values()), return_counts=True)
+    found = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+    return {name: found[flag] for name, flag in KINDS.items() if flag in found}
+
+
+def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
+    """Return the number of unusual images by property; an image may have several."""
+    flags, components = index["flags"], index["components"]
+    width, height = index["width"].astype(np.int64), index["height"].astype(np.int64)
+    is_jpeg = flags & sum(KINDS.values()) == 0
+    counts = {
+        "progressive": (flags & ImageFlag.PROGRESSIVE) != 0,
+        "grayscale": components <= 2,
+        "CMYK": (components == 4) & is_jpeg,
+        "EXIF orientation": index["orientation"] != 1,
+        "corrupt EXIF": (flags & ImageFlag.CORRUPT_EXIF) != 0,
+        "several frames": (flags & ImageFlag.SEVERAL) != 0,
+        "trailing bytes": (flags & ImageFlag.TRAILING_BYTES) != 0,
+        "under 32 pixels": np.minimum(width, height) < 32,
+        f"over {EXTREME_ASPECT}:1": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
+    }
+    return {name: int(np.count_nonzero(found)) for name, found in counts.items()}
+
+
+def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
+    ready = np.flatnonzero(dataset.index["flags"] & ImageFlag.CROP_READY)
+    if not len(ready):
+        return None
+    sample = ready[np.linspace(0, len(ready) - 1, min(len(ready), SAMPLED), dtype=np.int64)]
+    grids = [grid for number in sample if (grid := grid_of(dataset[int(number)].image))]
+    if not grids:
+        raise ManifestDamaged("the index names crop-ready images that are none", path=dataset.path)
+    lengths = np.concatenate([grid.lengths for grid in grids])
+    sides = np.array([(grid.interval * grid.mcu_width, grid.mcu_height) for grid in grids])
+    width, height = np.median(sides, axis=0).astype(int).tolist()
+    plan = dataset.manifest.plan
+    return CropReadySummary(
+        images=len(ready),
+        others=_kinds(np.delete(dataset.index, ready)),
+        segment_bytes=int(np.median(lengths)),
+        segment_pixels=(width, height),
+        transcoder=plan.get("transcoder"),
+        shorter_side=plan.get("shorter_side"),
+        quality=plan.get("quality"),
+    )
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """A class: its label, its name (for ImageNet the wnid), its words (None if unknown), and its images."""
+
+    label: int
+    name: str
+    words: str | None
+    images: int
+
+
+def class_counts(dataset: Dataset) -> list[ClassCount]:
+    """Return all classes of ``dataset`` in the order of their labels, also those without images."""
+    labels = dataset.index["label"]
+    images = np.bincount(labels[labels >= 0], minlength=len(dataset.manifest.labels)).tolist()
+    classes = dataset.manifest.labels.classes
+    return [ClassCount(i, c.name, c.words, n) for i, (c, n) in enumerate(zip(classes, images, strict=True))]

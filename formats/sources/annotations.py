@@ -1,0 +1,442 @@
+"""What lies beside ILSVRC12's images: files with labels, ground truth, and boxes in XML."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import LabelConflict, SourceDamaged
+from shardprep.formats.records.labels import MAX_WORDS, LabelSpace
+from shardprep.formats.records.record import MAX_KEY_BYTES
+from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_file
+from shardprep.formats.sources.devkit import FORMS, Devkit, read_devkit
+from shardprep.formats.sources.listing import (
+    GrowingTable,
+    official_key,
+    read_small_below,
+    read_small_file,
+    text_lines,
+)
+from shardprep.formats.sources.source import Box, Entries
+from shardprep.formats.sources.tar import walk
+from shardprep.formats.sources.trees import files_below, refuse_links
+
+VAL_IMAGES = 50_000
+FIRST_VAL = "ILSVRC2012_val_00000001"
+FIRST_VAL_ID, FIRST_VAL_LABEL = 490, 65  # n01751748, sea snake: distinguishes ids from labels
+
+_ADVICE = "download it again"
+_CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A file with labels: its name, and the labels in sorted_wnid0 by image name (stem)."""
+
+    name: str
+    labels: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """The labels of all authorities."""
+
+    authorities: tuple[Authority, ...]
+    space: LabelSpace
+
+    def label_of(self, image: str, folder: str | None = None) -> int:
+        """Return the label of an image by its stem; ``folder`` is the class of its folder, if any.
+
+        Raises LabelConflict with every authority's label unless all have one and agree.
+        """
+        by_authority = {authority.name: authority.labels.get(image) for authority in self.authorities}
+        if folder is not None:
+            by_authority["its folder"] = self.space.label_of[folder]
+        labels = set(by_authority.values())
+        label = labels.pop() if len(labels) == 1 else None
+        if label is None:
+            said = ", ".join(f"{name} says {self._class(label)}" for name, label in by_authority.items())
+            raise LabelConflict(f"{said}; remove what is wrong", key=image)
+        return label
+
+    def _class(self, label: int | None) -> str:
+        return "nothing" if label is None else f"{self.space.classes[label].name} ({label})"
+
+
+def devkit_authority(devkit: Devkit, space: LabelSpace) -> Authority:
+    """Return the devkit's ground truth: line *i* is for the validation image with number *i*.
+
+    ``space`` is the devkit's, as always if a devkit was found.
+    """
+    truth = devkit.ground_truth
+    if space.is_official and len(truth) == VAL_IMAGES and truth[0] != FIRST_VAL_ID:
+        raise LabelConflict(
+            f"the devkit says {truth[0]}, but its id is {FIRST_VAL_ID}; download {FORMS[0]} again",
+            key=FIRST_VAL,
+        )
+    label_of = space.label_of_id
+    named = ((f"ILSVRC2012_val_{i:08d}", label_of[number]) for i, number in enumerate(truth, start=1))
+    return Authority("the devkit", dict(named))
+
+
+def kaggle_authority(path: Path, space: LabelSpace) -> Authority:
+    """Read ``LOC_val_solution.csv``: the first word of an image's prediction string is its wnid."""
+    with foreign_file(path, _ADVICE):
+        return Authority(path.name, _unique(_kaggle_labels(_rows(path), path, space), path))
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    """Yield the rows after the header. Raises ValueError."""
+    rows = csv.reader(text_lines(read_small_file(path), path))
+    try:
+        if next(rows, None) != ["ImageId", "PredictionString"]:
+            raise ValueError("does not begin with ImageId,PredictionString")
+        yield from rows
+    except csv.Error as error:
+        raise ValueError(f"is no CSV file ({error})") from error
+
+
+def _kaggle_labels(rows: Iterable[list[str]], path: Path, space: LabelSpace) -> Iterator[tuple[str, int]]:
+    for row in rows:
+        wnid = row[1].partition(" ")[0] if len(row) == 2 else ""
+        if not wnid:
+            raise ValueError(f"the row {','.join(row)!r} names no class")
+        if wnid not in space.label_of:
+            raise LabelConflict(f"says {wnid}, which is none of the classes", path=path, key=row[0])
+        yield row[0], space.label_of[wnid]
+
+
+def is_caffe_list(path: Path) -> bool:
+    """Whether this val.txt is Caffe's, because other datasets have a file of that name, too."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _CAFFE_LINE.fullmatch(file.readline(4096).decode(errors="replace").strip()) is not None
+
+
+def caffe_authority(path: Path, space: LabelSpace) -> Authority:
+    """Read Caffe's ``val.txt``, with an image and its label in sorted_wnid0 per line."""
+    with foreign_file(path, _ADVICE):
+        return Authority(path.name, _unique(_caffe_labels(path, space), path))
+
+
+def _caffe_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, int]]:
+    for line in text_lines(read_small_file(path), path):
+        match = _CAFFE_LINE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError(f"the line {line!r} is no image and its label")
+        if int(match[2]) >= len(space):
+            raise LabelConflict(
+                f"says {match[2]}, but there are {len(space)} classes", path=path, key=match[1]
+            )
+        yield match[1], int(match[2])
+
+
+def _unique(labels: Iterable[tuple[str, int]], path: Path) -> dict[str, int]:
+    unique: dict[str, int] = {}
+    for image, label in labels:
+        if image in unique:
+            raise SourceDamaged(f"names this image twice; {_ADVICE}", path=path, key=image)
+        unique[image] = label
+    return unique
+
+
+def check_sentinel(space: LabelSpace, *, images: int, first: int | None, said_by: str) -> None:
+    """Raise LabelConflict if the official validation images have labels of another space.
+
+    ``first`` is the label of the first image, None if it is missing.
+    """
+    if space.is_official and images == VAL_IMAGES and first not in (FIRST_VAL_LABEL, None):
+        raise LabelConflict(
+            f"{said_by} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; "
+            "the labels are of another space, or of other images",
+            key=FIRST_VAL,
+        )
+
+
+def check_entries(entries: Entries, space: LabelSpace) -> None:
+    """Check the labels of a listing in the same way."""
+    first = entries["label"][entries["key"] == FIRST_VAL.encode()].tolist()
+    check_sentinel(space, images=len(entries), first=first[0] if first else None, said_by="the source")
+
+
+WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
+WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
+_IMAGE_SETS = {"train": "train_cls.txt", "val": "val.txt", "test": "test.txt"}
+
+
+@dataclass(frozen=True)
+class AnnotationFiles:
+    """The files that were found; each is read at its first use, which raises DataError and OSError."""
+
+    devkit_path: Path | None = None
+    synset_mapping: Path | None = None
+    val_solution: Path | None = None
+    caffe_val: Path | None = None
+    image_sets: Path | None = None
+
+    @classmethod
+    def beside(cls, *folders: Path) -> AnnotationFiles:
+        """Return the files in these folders; earlier folders come first."""
+        caffe = _first(folders, "val.txt")
+        return cls(
+            devkit_path=_first(folders, *FORMS),
+            synset_mapping=_first(folders, "LOC_synset_mapping.txt"),
+            val_solution=_first(folders, "LOC_val_solution.csv"),
+            caffe_val=caffe if caffe and is_caffe_list(caffe) else None,
+            image_sets=_first(folders, "ILSVRC/ImageSets/CLS-LOC"),
+        )
+
+    @cached_property
+    def devkit(self) -> Devkit | None:
+        return read_devkit(self.devkit_path) if self.devkit_path else None
+
+    @cached_property
+    def space(self) -> LabelSpace | None:
+        """The devkit's classes, or Kaggle's. Raises LabelConflict if both exist and differ."""
+        mapped = _mapped_words(self.synset_mapping) if self.synset_mapping else None
+        if self.devkit is None:
+            return LabelSpace.of(mapped, mapped) if mapped else None
+        differing = sorted(self.devkit.classes.label_of.keys() ^ mapped.keys()) if mapped else []
+        if differing:
+            raise LabelConflict(
+                f"the devkit has other classes, {differing[0]} is in one of them only; remove one",
+                path=self.synset_mapping,
+            )
+        return self.devkit.classes
+
+    def ground_truth(self, space: LabelSpace) -> GroundTruth:
+        """Return all labels of val; without any file, the result has no authorities."""
+        found: list[Authority] = []
+        if self.devkit:
+            found.append(devkit_authority(self.devkit, space))
+        if self.val_solution:
+            found.append(kaggle_authority(self.val_solution, space))
+        if self.caffe_val:
+            found.append(caffe_authority(self.caffe_val, space))
+        for one in found:
+            first = one.labels.get(FIRST_VAL)
+            check_sentinel(space, images=len(one.labels), first=first, said_by=one.name)
+        return GroundTruth(tuple(found), space)
+
+    def images(self, split: str, space: LabelSpace) -> int | None:
+        """Return the number of images that the split should have, None if no file states it."""
+        if split == "train":
+            return sum(self.train_images.values()) or None
+        named = len(self.val_images(space)) if split == "val" else 0
+        return named or sum(self._listed(split).values()) or None
+
+    def val_images(self, space: LabelSpace) -> list[str]:
+        """Return the validation images (stems, sorted) with known labels."""
+        return sorted({image for one in self.ground_truth(space).authorities for image in one.labels})
+
+    @property
+    def train_images(self) -> Mapping[str, int]:
+        """The number of training images that each class should have; empty if no file states it."""
+        return self.devkit.train_images if self.devkit else self._listed("train")
+
+    def _listed(self, split: str) -> Counter[str]:
+        """Count the lines of Kaggle's list by the text before the first slash, in train the class."""
+        path = self.image_sets / _IMAGE_SETS[split] if self.image_sets else None
+        if path is None or not path.is_file():
+            return Counter()
+        lines = BytesIO(read_small_file(path))
+        return Counter(line.partition(b"/")[0].decode(errors="replace") for line in lines if line.strip())
+
+
+def _first(folders: Iterable[Path], *names: str) -> Path | None:
+    candidates = (folder / name for folder in folders for name in names)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _mapped_words(path: Path) -> dict[str, str]:
+    """Read ``LOC_synset_mapping.txt``, with a wnid, a space and its words per line."""
+    with foreign_file(path, "download it again"):
+        pairs = [line.partition(" ") for line in text_lines(read_small_file(path), path) if line]
+        words = {wnid: words.strip() for wnid, _, words in pairs}
+        if len(words) < len(pairs) or not all(0 < len(text) <= MAX_WORDS for text in words.values()):
+            raise ValueError(
+                f"has a line without words, or of more than {MAX_WORDS} characters, or a class twice"
+            )
+    return words
+
+
+MAX_XML_BYTES = 1 << 20
+
+MAX_NAME = 200  # characters of an object's class
+
+_WNID = re.compile(r"n\d{8}", re.ASCII)
+
+# Many annotations of dogs have words in place of a wnid, and always these.
+_KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}
+
+MAX_BOXES_BYTES = 4 << 30  # inflated; 544,546 small files of train make about 1 GB
+_KAGGLE = ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
+_ARCHIVES = (".tar.gz", ".tgz", ".tar")
+
+
+class BoxedObject(NamedTuple):
+    """A class name, and a box in fractions of the displayed size, 0 ≤ min < max ≤ 1."""
+
+    name: str
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
+
+
+class _Builder(TreeBuilder):
+    def doctype(self, *_: object) -> None:
+        """Refuse a DOCTYPE: only there can entities that expand without limit or read files be declared."""
+        raise ValueError("it has a DOCTYPE, which no annotation needs")
+
+
+def parse_box_xml(data: bytes, own_class: str | None) -> Iterator[BoxedObject]:
+    """Yield the objects in their order, without those wholly outside of the image.
+
+    ``own_class`` is the image's class, if its name has it, and replaces names that are no wnid. Raises
+    ValueError if the data is not such an XML.
+    """
+    root = _parse(data)
+    width, height = _number(root, "size/width"), _number(root, "size/height")
+    if width <= 0 or height <= 0:
+        raise ValueError("its displayed size is not positive")
+    for element in root.iterfind("object"):
+        x_min, x_max = _extent(element, "x", width)
+        y_min, y_max = _extent(element, "y", height)
+        if x_min < x_max and y_min < y_max:
+            yield BoxedObject(_class(element, own_class), x_min, y_min, x_max, y_max)
+
+
+def _parse(data: bytes) -> Element:
+    parser = XMLParser(target=_Builder())  # noqa: S314 - without a DOCTYPE there are no entities
+    try:
+        parser.feed(data)
+        return parser.close()
+    except (ParseError, LookupError) as error:  # LookupError for an encoding unknown to Python
+        raise ValueError(f"it is not well-formed XML ({error})") from error
+
+
+def _extent(element: Element, axis: str, whole: float) -> tuple[float, float]:
+    """Return the lower and the upper end as fractions within the image; the XML may have them swapped."""
+    ends = (_number(element, f"bndbox/{axis}{end}") / whole for end in ("min", "max"))
+    low, high = sorted(min(max(end, 0.0), 1.0) for end in ends)
+    return low, high
+
+
+def _number(element: Element, path: str) -> float:
+    text = element.findtext(path)
+    value = math.nan if text is None else float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"its {path} is missing or not a number")
+    return value
+
+
+def _class(element: Element, own_class: str | None) -> str:
+    name = (element.findtext("name") or "").strip()
+    if len(name) > MAX_NAME:
+        raise ValueError(f"a class name in it has {len(name)} characters")
+    return name if _WNID.fullmatch(name) else own_class or _KNOWN_WORDS.get(name, name)
+
+
+_ROW = np.dtype(
+    [
+        ("key", "S1"),
+        ("xml", "<i8"),
+        ("name", "S1"),
+        *((end, "<f8") for end in ("x_min", "y_min", "x_max", "y_max")),
+    ]
+)
+
+
+class _Xml(NamedTuple):
+    place: str
+    stem: str
+    data: bytes
+
+
+def find_boxes(folders: Iterable[Path], split: str) -> Path | None:
+    """Return the path of the boxes of a split in the first of the folders that has them, None without any.
+
+    Folders of annotations for other images than ILSVRC12's are ignored. Raises SourceDamaged for links.
+    """
+    for folder in folders if split != "test" else ():
+        kaggle = [folder / top / split for top in _KAGGLE]
+        named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
+        for path in (*kaggle, *named):
+            if path.name.endswith(_ARCHIVES) or _is_official(path, folder):
+                return path
+    return None
+
+
+def _is_official(path: Path, top: Path) -> bool:
+    """Whether the path is a folder, and its first XML is named for an image of ILSVRC12."""
+    if not path.is_dir():
+        return False
+    refuse_links(top, path)
+    first = next((file for file in files_below(path) if file.path.endswith(".xml")), None)
+    return first is not None and official_key(Path(first.path).stem) is not None
+
+
+def read_boxes(path: Path) -> Iterator[Box]:
+    """Yield the boxes by key and, within an image, in the order of its XML.
+
+    Raises SourceDamaged for a damaged archive or XML, for two of one image, and for an XML that is not named
+    for an image; the ``<filename>`` in it is often wrong and is ignored.
+    """
+    table = GrowingTable(_ROW)
+    for number, xml in enumerate(_xmls_of_folder(path) if path.is_dir() else _xmls_of_archive(path)):
+        _append(table, number, xml)
+    rows = table.finish()
+    rows = rows[np.argsort(rows["key"], kind="stable")]
+    _refuse_repeated(rows, path)
+    for row in rows:
+        key, _, name, *ends = row.item()
+        yield Box(key.decode(), name.decode(), *ends)
+
+
+def _refuse_repeated(rows: npt.NDArray[np.void], path: Path) -> None:
+    before, after = rows[:-1], rows[1:]
+    repeated = after["key"][(before["key"] == after["key"]) & (before["xml"] != after["xml"])]
+    if len(repeated):
+        raise SourceDamaged("two XMLs are of this image; remove one", path=path, key=repeated[0].decode())
+
+
+def _append(table: GrowingTable, number: int, xml: _Xml) -> None:
+    with foreign_file(xml.place, "copy it again, or remove it"):
+        key = official_key(xml.stem)
+        if key is None or len(key) > MAX_KEY_BYTES:
+            raise ValueError("it is not named for an image of ILSVRC12")
+        own_class, slash, _ = key.partition("/")
+        for name, *box in parse_box_xml(xml.data, own_class if slash else None):
+            table.append((key.encode(), number, name.encode(), *box))
+
+
+def _xmls_of_folder(folder: Path) -> Iterator[_Xml]:
+    for file in files_below(folder):
+        if file.path.endswith(".xml"):
+            path = folder / file.path
+            yield _Xml(str(path), path.stem, read_small_below(folder, file.path, MAX_XML_BYTES))
+
+
+def _xmls_of_archive(path: Path) -> Iterator[_Xml]:
+    opened = ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES)
+    with opened as archive:
+        for member in walk(archive.read_at, archive=str(path), end=archive.end):
+            if member.name.endswith(".xml"):
+                place = f"{path}: {member.name}"
+                if member.size > MAX_XML_BYTES:
+                    raise SourceDamaged(f"has {member.size} bytes, too many for an annotation", path=place)
+                yield _Xml(place, Path(member.name).stem, archive.read_at(member.size, member.offset))

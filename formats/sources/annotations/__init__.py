@@ -1,1 +1,0 @@
-"""Labels and boxes that are published beside the images."""

@@ -1,0 +1,550 @@
+"""The source of images with COCO's annotations: boxes, categories and segmentations."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from shlex import join
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.records.codecs import no_constant
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file
+from shardprep.formats.sources.listing import EntryTable, add_unlisted, record_key
+from shardprep.formats.sources.source import (
+    SPLITS,
+    Entries,
+    Listing,
+    Problems,
+    Source,
+    SourceOptions,
+    no_such_split,
+    split_folders,
+)
+from shardprep.formats.sources.tables import FileStatus, ImagesAndFile, place_below
+from shardprep.formats.sources.tar import archive_of
+from shardprep.formats.sources.trees import (
+    TreeReader,
+    holds_images,
+    mtime_of,
+    other_folders,
+    other_folders_note,
+)
+
+LAYOUT = "coco"
+ANNOTATIONS, PREFIX = "annotations", "instances_"
+BESIDE = "_annotations.coco.json"
+PARTS = ("categories", "images", "annotations")
+IMAGE_LENGTH = "image_length"
+MAX_ID = 1 << 62
+MAX_SIDE = 1 << 20  # pixels
+MAX_OBJECT_BYTES = 16 << 20
+PIECE_BYTES = 1 << 20
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder(parse_constant=no_constant)
+
+
+@dataclass(frozen=True)
+class CocoSplit:
+    """The file of a split's instances, and the folder of its images."""
+
+    instances: Path
+    images: Path
+
+
+def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFolder | None:
+    """Return the source of a folder with COCO's instances, None without any.
+
+    These are the file of the option ``coco``; ``annotations/instances_<name>.json`` with the images in the
+    folder ``<name>`` or ``images/<name>``, or a single one with those in ``images``; or
+    ``_annotations.coco.json`` beside the images, in the folder of each split, or in one.
+
+    Raises:
+        UsageError: The file of the option is not there, or a split has two files, or none as others have.
+    """
+    if options.coco is not None:
+        instances = path / options.coco
+        if not instances.is_file():
+            raise UsageError("is no file; --coco names the instances relative to the source", path=instances)
+        found = CocoSplit(instances.resolve(), _images_of(instances, path) or _images_folder(path) or path)
+        return CocoFolder(path, {split or _split_of(instances): found}, options)
+    of_split: dict[str, CocoSplit] = {}
+    files = sorted((path / ANNOTATIONS).glob(f"{PREFIX}*.json"))
+    for instances in files:
+        images = _images_of(instances, path) or (_images_folder(path) if len(files) == 1 else None)
+        if images is None:
+            continue
+        if (name := _split_of(instances)) in of_split:
+            raise UsageError(f"is a second file of the split {name}; choose one with --coco", path=instances)
+        of_split[name] = CocoSplit(instances, images)
+    of_split = of_split or _beside_images(path, split)
+    return CocoFolder(path, of_split, options) if of_split else None
+
+
+@dataclass(frozen=True)
+class CocoFolder(Source):
+    """Images in folders, and COCO's instances of each split. Images have no label of their own."""
+
+    root: Path
+    of_split: Mapping[str, CocoSplit]
+    source_options: SourceOptions
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(split for split in SPLITS if split in self.of_split)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return tuple(one.images.resolve() for one in self.of_split.values())
+
+    @property
+    def description(self) -> str:
+        return f"{LAYOUT}: {', '.join(self.splits)}"
+
+    def survey(self, split: str) -> Listing:
+        if split not in self.splits:
+            raise no_such_split(split, self.splits)
+        one, options = self.of_split[split], self.source_options
+        found = CocoInstances(one.instances, one.images, follow_symlinks=options.follow_symlinks)
+        ignored = found.read()
+        self._refuse_others(split, found.categories)
+        images = TreeReader(one.images, options.follow_symlinks, ("path", IMAGE_LENGTH, "mtime_ns"))
+        return Listing(
+            split=split,
+            layout=LAYOUT,
+            entries=found.entries,
+            labels=LabelSpace.of(()),
+            reader=CocoReader(images, one.instances, found.identity, tuple(found.categories), found.places),
+            archives=(archive_of(one.instances),),
+            problems=found.problems,
+            ignored=dict(ignored),
+            notes=other_folders_note(other_folders(self.root, self.folders)),
+            options=options.kept("follow_symlinks", "coco"),
+            schema=coco_schema(found.categories.values()),
+        )
+
+    def _refuse_others(self, split: str, categories: Mapping[int, str]) -> None:
+        """Raise LabelConflict for other categories than those of a split that was read before."""
+        self._read[split] = categories
+        for other, known in self._read.items():
+            if known != categories:
+                raise LabelConflict(
+                    f"has other categories than {self.of_split[other].instances.name} of {other}, so that a number "
+                    "would mean another class; give all files the same",
+                    path=self.of_split[split].instances,
+                )
+
+    @cached_property
+    def _read(self) -> dict[str, Mapping[int, str]]:
+        """The categories of the splits that were read."""
+        return {}
+
+
+def has_instances(path: Path) -> bool:
+    """Whether the first object in a file is one of COCO's."""
+    with ArchiveFile(path) as file:
+        try:
+            one = next(iter(JsonObjects(file, PARTS)))
+        except (ValueError, RecursionError, StopIteration):
+            return False
+    return {"images": "file_name", "annotations": "image_id", "categories": "name"}[one.part] in one.value
+
+
+def refuse_coco_file(path: Path) -> None:
+    """Raise UsageError, with the command to run, for a file of COCO's instances in the place of images."""
+    if not has_instances(path):
+        return
+    above, beside, name = path.parent.parent, path.parent, _name_of(path)
+    places = (beside / name, beside / "images", above / name, above / "images" / name, above / "images")
+    images = next((each for each in (*places, beside) if holds_images(each, depth=1)), None)
+    if images and path.name == BESIDE:
+        words = [images, "OUTPUT"]
+    elif beside.name == ANNOTATIONS and path.name.startswith(PREFIX) and _images_of(path, above):
+        words = [above, "OUTPUT"]
+    else:
+        words = [images or "IMAGES", "OUTPUT", "--coco", os.path.relpath(path, images) if images else path]
+    raise UsageError(
+        f"has COCO's annotations; give the folder of their images: prep convert {join(map(str, words))}",
+        path=path,
+    )
+
+
+def _beside_images(path: Path, split: str | None) -> dict[str, CocoSplit]:
+    """Return the splits of a folder in which the instances lie beside the images, as Roboflow has them."""
+    folders = {name: path / folder for name, folder in split_folders(path).items()}
+    if not any((folder / BESIDE).is_file() for folder in folders.values()):
+        folders = {split or "train": path}
+    elif without := next((each for each in folders.values() if not (each / BESIDE).is_file()), None):
+        raise UsageError(
+            f"has no {BESIDE}, as other splits have; add it, or move the folder away", path=without
+        )
+    return {
+        name: CocoSplit(folder / BESIDE, folder)
+        for name, folder in folders.items()
+        if (folder / BESIDE).is_file()
+    }
+
+
+def _images_of(instances: Path, path: Path) -> Path | None:
+    """Return the folder of the images of a file of instances, in the source at ``path``."""
+    if instances.name == BESIDE:
+        return instances.parent
+    name = _name_of(instances)
+    return next((each for each in (path / name, path / "images" / name) if each.is_dir()), None)
+
+
+def _images_folder(path: Path) -> Path | None:
+    return path / "images" if (path / "images").is_dir() else None
+
+
+def _split_of(instances: Path) -> str:
+    """Return the split that a file of instances is named for, or train. Raises UsageError for two."""
+    words = [word.removeprefix("mini") for word in re.findall("[a-z]+", _name_of(instances).lower())]
+    found = {split for split in SPLITS for word in words if word.startswith(split)}
+    if len(found) > 1:
+        raise UsageError(
+            f"is named for {' and '.join(sorted(found))}; choose it with --coco and --split", path=instances
+        )
+    return found.pop() if found else "train"
+
+
+def _name_of(instances: Path) -> str:
+    return instances.stem.removeprefix(PREFIX)
+
+
+class CocoInstances:
+    """The images and annotations in the file ``path``, of images below ``images``.
+
+    After :meth:`read`, ``categories`` has the names by their ids, in ascending order of these, ``entries`` a
+    row per image, with the offset of its object, and ``places`` those of the annotations.
+    """
+
+    entries: Entries
+    identity: Identity
+    places: AnnotationPlaces
+
+    def __init__(self, path: Path, images: Path, *, follow_symlinks: bool) -> None:
+        self.problems = Problems()
+        self.categories: dict[int, str] = {}
+        self._heads: set[int] = set()  # may stand for a group of others, and have the name of one
+        self._path = path
+        self._images = images
+        self._follow = follow_symlinks
+        self._table = EntryTable(path, self.problems, [(IMAGE_LENGTH, "<i8")])
+        self._ids = array("q")
+        self._annotations = tuple(array("q") for _ in range(4))  # offset, size, image, category
+
+    def read(self) -> Counter[str]:
+        """Read the file whole; what cannot be used is added to the problems. Returns the files left out.
+
+        Raises SourceDamaged, with the place, where the file is not what COCO's are.
+        """
+        with ArchiveFile(self._path) as file, FileStatus(self._images, follow_symlinks=self._follow) as files:
+            objects = JsonObjects(file, PARTS)
+            with self._at(objects):
+                for one in objects:
+                    with self.problems.collected(one.part), self._at(objects):
+                        self._add(one, objects.offset - one.offset, files)
+            self.identity = file.identity
+        names, used = Counter(self.categories.values()), set(self._annotations[3])
+        heads = {head for head in self._heads - used if names[self.categories[head]] > 1}
+        self.categories = {each: name for each, name in sorted(self.categories.items()) if each not in heads}
+        if not self.categories or len({*self.categories.values()}) < len(self.categories):
+            raise SourceDamaged("has no categories, or two of one name; copy it again", path=self._path)
+        self.entries = self._table.finish()
+        self._place_annotations()
+        advice = f"is in no object of {self._path.name}; remove it, or add one"
+        listed = self.entries["path"]
+        return add_unlisted(self._images, "", listed, self.problems, advice, follow_symlinks=self._follow)
+
+    def _at(self, objects: JsonObjects) -> AbstractContextManager[None]:
+        return foreign_file(self._path, "copy it again", place=lambda: f"before byte {objects.offset}: ")
+
+    def _add(self, one: CocoObject, size: int, files: FileStatus) -> None:
+        number = _id_in(one.value, "id")
+        if one.part == "images":
+            sides_in(one.value)
+            name = one.value.get("file_name")
+            if not isinstance(name, str):
+                raise ValueError(f"the image {number} has no file_name")
+            self._add_image(place_below(name, [self._images]), number, one.offset, files)
+        elif one.part == "annotations":
+            box_in(one.value)
+            image, category = _id_in(one.value, "image_id"), _id_in(one.value, "category_id")
+            for column, value in zip(self._annotations, (one.offset, size, image, category), strict=True):
+                column.append(value)
+        else:
+            name = one.value.get("name")
+            if not isinstance(name, str) or not name or number in self.categories:
+                raise ValueError(f"the category {number} has no name, or is there twice")
+            self.categories[number] = name
+            if one.value.get("supercategory") == "none":  # as Roboflow writes the first one
+                self._heads.add(number)
+
+    def _add_image(self, place: str, number: int, offset: int, files: FileStatus) -> None:
+        status = files.of(place)
+        if status is None:
+            raise SourceIncomplete("is missing; add it", path=self._images / place)
+        taken = self._table.append(
+            record_key("", place),
+            UNLABELLED,
+            length=status.st_size,
+            path=place.encode(),
+            offset=offset,
+            mtime_ns=mtime_of(status),
+            more=(status.st_size,),
+        )
+        if taken:
+            self._ids.append(number)
+
+    def _place_annotations(self) -> None:
+        """Set the places of the annotations, by image, and count their bytes as the images'."""
+        offsets, sizes, images, categories = (np.array(column, np.int64) for column in self._annotations)
+        ids = np.array(self._ids, np.int64)
+        by_id = np.argsort(ids, kind="stable")
+        if len(ids) > 1 and (np.diff(ids[by_id]) == 0).any():
+            self.problems.add(SourceDamaged("two images have one id; copy it again", path=self._path))
+        at = np.minimum(np.searchsorted(ids[by_id], images), max(len(ids) - 1, 0))
+        known = ids[by_id][at] == images if len(ids) else np.zeros(len(images), np.bool_)
+        if not self.problems:
+            self._refuse_unknown(offsets, ~known, "an image")
+            self._refuse_unknown(offsets, ~np.isin(categories, [*self.categories]), "a category")
+        record = by_id[at[known]]
+        self.entries["length"] += np.bincount(record, sizes[known], len(ids)).astype(np.int64)
+        of_image = self.entries["offset"][record]
+        order = np.argsort(of_image, kind="stable")
+        self.places = AnnotationPlaces(of_image[order], offsets[known][order])
+
+    def _refuse_unknown(
+        self, offsets: npt.NDArray[np.int64], unknown: npt.NDArray[np.bool_], what: str
+    ) -> None:
+        for offset in offsets[unknown].tolist():
+            message = f"the annotation at byte {offset} is of {what} that is not there; copy it again"
+            self.problems.add(SourceDamaged(message, path=self._path), what)
+
+
+def _id_in(value: dict[str, Any], name: str) -> int:
+    found = value.get(name)
+    if type(found) is not int or not -MAX_ID < found < MAX_ID:
+        raise ValueError(f"an object has no whole number as its {name}")
+    return found
+
+
+def coco_schema(categories: Iterable[str]) -> Schema:
+    """Return the columns of images with instances of these categories.
+
+    For each object of an image, in the order of the file: ``boxes`` (x_min, y_min, x_max, y_max as fractions
+    of the image), ``box_labels``, its category as a number of the classes of ``objects``, ``crowd``, and
+    ``segmentation`` as it is in the file. ``objects`` are the categories that the image has.
+    """
+    return Schema(
+        [
+            Field("boxes", "float32[*,4]"),
+            Field("box_labels", "int32[*]"),
+            Field("crowd", "bool[*]"),
+            Field("segmentation", "json"),
+            Field("objects", "labels", tuple(categories)),
+        ]
+    )
+
+
+class AnnotationPlaces(NamedTuple):
+    """The ``offsets`` of annotations in the file, and of which image (``images``, ascending) each is."""
+
+    images: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+
+    def of(self, image: int) -> list[int]:
+        """Return the offsets of the annotations of the image at that offset, in the order of the file."""
+        first, last = np.searchsorted(self.images, [image, image + 1])
+        return sorted(map(int, self.offsets[first:last]))
+
+    def only(self, images: npt.NDArray[np.int64]) -> AnnotationPlaces:
+        """Return the places of these images' annotations alone."""
+        wanted = np.isin(self.images, images)
+        return AnnotationPlaces(self.images[wanted], self.offsets[wanted])
+
+
+@dataclass
+class CocoReader(ImagesAndFile):
+    """Reader of images below a folder, and of their annotations in the file at ``path``, each in its place.
+
+    ``categories`` are the ids, in the order of the classes. An entry's offset is that of its image's object.
+    """
+
+    categories: tuple[int, ...]
+    places: AnnotationPlaces
+
+    def only(self, entries: Entries) -> CocoReader:
+        return replace(self, places=self.places.only(entries["offset"]))
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        if self._file is None:
+            raise ValueError("the reader is closed")
+        objects, offset = JsonObjects(self._file, ()), int(entry["offset"])
+        with foreign_file(self.path, "start again", place=lambda: f"byte {offset}: "):
+            image = objects.at(offset)
+            annotations = [objects.at(place) for place in self.places.of(offset)]
+            values = self._values(image, annotations)
+        fields = coco_schema(map(str, self.categories))
+        return tuple(field.codec.encode(value) for field, value in zip(fields, values, strict=True))
+
+    def _values(self, image: dict[str, Any], annotations: list[dict[str, Any]]) -> tuple[Any, ...]:
+        labels = [self.categories.index(one["category_id"]) for one in annotations]
+        return (
+            _fractions([box_in(one) for one in annotations], *sides_in(image)),
+            np.array(labels, np.int32),
+            np.array([bool(one.get("iscrowd")) for one in annotations], np.bool_),
+            [one.get("segmentation") for one in annotations],
+            sorted(set(labels)),
+        )
+
+
+def _fractions(
+    boxes: list[tuple[float, float, float, float]], width: int, height: int
+) -> npt.NDArray[np.float32]:
+    """Return boxes of pixels as x_min, y_min, x_max, y_max in fractions of the image, float32 [n, 4]."""
+    pixels = np.array(boxes, np.float64).reshape(-1, 4)
+    corners = np.concatenate([pixels[:, :2], pixels[:, :2] + pixels[:, 2:]], axis=1)
+    return np.clip(corners / [width, height, width, height], 0, 1).astype(np.float32)
+
+
+class CocoObject(NamedTuple):
+    """An object of one of the lists: the name of the list, the object's offset in the file, and its value."""
+
+    part: str
+    offset: int
+    value: dict[str, Any]
+
+
+class JsonObjects:
+    """The objects in the lists at the top of a JSON file, with their places.
+
+    One object, at most MAX_OBJECT_BYTES, is in memory at a time. Raises ValueError for anything else than an
+    object of lists of objects; other parts of it are passed over.
+    """
+
+    def __init__(self, file: ArchiveFile, parts: tuple[str, ...]) -> None:
+        self._file = file
+        self._parts = parts
+        self._text = ""  # a character for each byte from ``_start``, so that places are those in the file
+        self._start = 0
+        self._at = 0
+
+    def __iter__(self) -> Iterator[CocoObject]:
+        self._start, self._at, self._text = 0, 0, ""
+        self._expect("{")
+        while self._next() != "}":
+            name = self._value()
+            self._expect(":")
+            if name in self._parts:
+                yield from self._list(name)
+            else:
+                self._value()
+            if self._next() != "}":
+                self._expect(",")
+        self._at += 1
+        if self._next():
+            raise ValueError("has more after its end; keep one object of JSON in it")
+
+    def at(self, offset: int) -> dict[str, Any]:
+        """Return the object at its place. Raises ValueError if there is none."""
+        self._start, self._at, self._text = offset, 0, ""
+        return self._object()
+
+    @property
+    def offset(self) -> int:
+        """The place in the file of what is read next."""
+        return self._start + self._at
+
+    def _list(self, name: str) -> Iterator[CocoObject]:
+        self._expect("[")
+        while self._next() != "]":
+            yield CocoObject(name, self.offset, self._object())
+            if self._next() != "]":
+                self._expect(",")
+        self._expect("]")
+
+    def _object(self) -> dict[str, Any]:
+        if self._next() != "{":
+            raise ValueError("expected an object of JSON")
+        value: dict[str, Any] = self._value()
+        return value
+
+    def _value(self) -> Any:
+        """Return the value that is next, of any type."""
+        self._next()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+                if end < len(self._text) or self._is_all:  # a number may go on
+                    break
+            except json.JSONDecodeError as error:
+                if self._is_all:
+                    raise ValueError(f"is not JSON: {error.msg}") from error
+            if len(self._text) - self._at > MAX_OBJECT_BYTES:
+                raise ValueError(f"has no value of JSON in {MAX_OBJECT_BYTES} bytes")
+            self._read()
+        raw, self._at = self._text[self._at : end], end
+        return value if raw.isascii() else _DECODER.decode(raw.encode("latin-1").decode())
+
+    def _expect(self, mark: str) -> None:
+        if self._next() != mark:
+            raise ValueError(f"expected {mark!r}, not {self._next()!r}")
+        self._at += 1
+
+    def _next(self) -> str:
+        """Return the next character that is no space, and go there; empty at the end."""
+        while True:
+            space = _SPACE.match(self._text, self._at)
+            self._at = space.end() if space else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._is_all:
+                return ""
+            self._read()
+
+    @property
+    def _is_all(self) -> bool:
+        return self._start + len(self._text) >= self._file.end
+
+    def _read(self) -> None:
+        """Read more, at least as much as is left."""
+        left = self._text[self._at :]
+        piece = self._file.read_at(max(PIECE_BYTES, len(left)), self._start + len(self._text))
+        if not piece:
+            raise ValueError("ends too early; copy it again")
+        self._start, self._at, self._text = self._start + self._at, 0, left + piece.decode("latin-1")
+
+
+def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
+    """Return the left and upper edge, width and height of an annotation in pixels. Raises ValueError."""
+    box = annotation.get("bbox")
+    if not isinstance(box, list) or len(box) != 4 or not all(type(side) in (int, float) for side in box):
+        raise ValueError(f"the annotation {annotation.get('id')} has no bbox of four numbers")
+    if not all(math.isfinite(side) and abs(side) <= MAX_SIDE for side in box) or min(box[2:]) < 0:
+        raise ValueError(f"the annotation {annotation.get('id')} has the bbox {box}, which is none")
+    left, top, width, height = map(float, box)
+    return left, top, width, height
+
+
+def sides_in(image: dict[str, Any]) -> tuple[int, int]:
+    """Return the width and height of an image in pixels. Raises ValueError."""
+    width, height = image.get("width"), image.get("height")
+    if type(width) is not int or type(height) is not int or not 0 < min(width, height) <= MAX_SIDE:
+        raise ValueError(f"the image {image.get('id')} has no width and height")
+    return width, height

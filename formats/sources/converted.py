@@ -1,0 +1,242 @@
+"""Sources made of others: a converted dataset, and a val split held out of one that has train only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.record import permutation
+from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
+from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.shards.tables import checked_boxes, checked_column, checked_index
+from shardprep.formats.sources.source import (
+    Archive,
+    Box,
+    ByteReader,
+    Entries,
+    Listing,
+    Source,
+    entry_dtype,
+    no_such_split,
+)
+
+LAYOUT = "dataset"
+
+
+def converted_dataset(path: Path) -> ConvertedDataset | None:
+    """Return the source of a dataset, or of a folder of splits; None for anything else. Raises DataError."""
+    folders = {"": path} if (path / MANIFEST_NAME).is_file() else splits_of(path)
+    found = {manifest.split: (folder, manifest) for folder, manifest in _manifests(folders)}
+    return ConvertedDataset(found) if found else None
+
+
+def _manifests(folders: Mapping[str, Path]) -> Iterator[tuple[Path, Manifest]]:
+    return ((folder, read_manifest(folder)) for folder in folders.values())
+
+
+@dataclass(frozen=True)
+class ConvertedDataset(Source):
+    """The dataset of each split: its folder and manifest."""
+
+    members: Mapping[str, tuple[Path, Manifest]]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.members)
+
+    @property
+    def description(self) -> str:
+        manifests = [manifest for _, manifest in self.members.values()]
+        counts = (f"{manifest.split} of {manifest.records:,}" for manifest in manifests)
+        things = "images" if all(manifest.has_images for manifest in manifests) else "records"
+        names = ", ".join(dict.fromkeys(name for manifest in manifests for name in manifest.schema.names))
+        return f"converted shards: {', '.join(counts)} {things}{names and f', with columns {names}'}"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return tuple(folder.resolve() for folder, _ in self.members.values())
+
+    def survey(self, split: str) -> Listing:
+        folder, manifest = self._member(split)
+        return Listing(
+            split=split,
+            layout=LAYOUT,
+            entries=_entries(folder, manifest),
+            labels=manifest.labels,
+            reader=RecordReader(folder, manifest.root),
+            archives=tuple(Archive(shard.name, shard.size, 0) for shard in manifest.shards),
+            options={"dataset": _custody(manifest)},
+            schema=manifest.schema,
+            has_images=manifest.has_images,
+        )
+
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        folder, manifest = self._member(split)
+        rows = checked_boxes(folder, manifest)
+        if rows is None:
+            return None
+        keys = checked_index(folder, manifest)["key"]
+        return _boxes(rows[np.argsort(keys[rows["record"]], kind="stable")], keys, manifest)
+
+    def _member(self, split: str) -> tuple[Path, Manifest]:
+        if split not in self.members:
+            raise no_such_split(split, self.splits)
+        return self.members[split]
+
+
+def _custody(manifest: Manifest) -> dict[str, Any]:
+    """Return what a dataset keeps of the one that it was made from."""
+    return {
+        "root": manifest.root,
+        "content_root": manifest.content_root,
+        "partial": manifest.partial,
+        "skipped": manifest.skipped,
+        "plan": manifest.plan,
+        "source": manifest.source,
+    }
+
+
+def _entries(folder: Path, manifest: Manifest) -> Entries:
+    """Return a row per record; its offset is the record's number, its length that of image and columns."""
+    index = checked_index(folder, manifest)
+    entries = np.zeros(len(index), entry_dtype(index.dtype["key"].itemsize, 1))
+    for column in ("key", "label", "length"):
+        entries[column] = index[column]
+    entries["offset"] = np.arange(len(index))
+    for each in manifest.columns.entries if manifest.columns else ():
+        lengths = checked_column(folder, manifest, each)
+        entries["length"] += each.field.codec.size or 0 if lengths is None else lengths["length"]
+    return entries
+
+
+def _boxes(rows: Entries, keys: Entries, manifest: Manifest) -> Iterator[Box]:
+    names = [each.name for each in manifest.labels.classes]
+    for record, label, *sides in rows.tolist():
+        name = "" if label == UNLABELLED else names[label]
+        yield Box(keys[record].decode(), name, *sides)
+
+
+class RecordReader(ByteReader):
+    """Reader of the images and columns of a dataset, each checked against its checksum."""
+
+    def __init__(self, folder: Path, root: str) -> None:
+        self._folder = folder
+        self._root = root
+        self._dataset: Dataset | None = None
+
+    def __enter__(self) -> RecordReader:
+        self._dataset = open_unreplaced(self._folder, self._root)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        dataset, self._dataset = self._dataset, None
+        if dataset is not None:
+            dataset.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._dataset is not None
+
+    def read(self, entry: np.void) -> bytes:
+        return self._opened[int(entry["offset"])].image
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        dataset, number = self._opened, int(entry["offset"])
+        return tuple(dataset.columns[name].data(dataset.place(number)) for name in dataset.schema.names)
+
+    @property
+    def _opened(self) -> Dataset:
+        if self._dataset is None:
+            raise ValueError("the reader is closed")
+        return self._dataset
+
+    def where(self, entry: np.void) -> str:
+        return f"{self._folder}, record {int(entry['offset'])}"
+
+
+_OTHER_STREAM = 1 << 64  # the stored order is drawn by the seed alone
+
+
+def held_out(source: Source, fraction: float, seed: int) -> HeldOutVal:
+    """Return the source with a fraction of its images in val. Raises UsageError unless it has train only."""
+    if source.splits != ("train",):
+        raise UsageError(
+            f"a val fraction is taken from a source of train only, and this one has {', '.join(source.splits)}; "
+            "leave out --val-fraction, or give the folder of train"
+        )
+    return HeldOutVal(source, fraction, seed)
+
+
+@dataclass(frozen=True)
+class HeldOutVal(Source):
+    """The images of a source of train, each either in train or in val.
+
+    Of each class of n images, n times ``fraction`` are in val, rounded up or down, so that all of val is that
+    fraction, too; the last image of a class stays in train. Which ones is drawn by ``seed`` from the images'
+    keys, and does not depend on the order of the listing.
+    """
+
+    source: Source
+    fraction: float
+    seed: int
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "val")
+
+    @property
+    def description(self) -> str:
+        return f"{self.source.description}, {self.fraction:g} of it for val"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return self.source.folders
+
+    def survey(self, split: str) -> Listing:
+        if split not in self.splits:
+            raise no_such_split(split, self.splits)
+        whole = self._whole
+        entries = whole.entries[self._is_val == (split == "val")]
+        missing = 0 if whole.expected is None else whole.expected - len(whole.entries)
+        return replace(
+            whole,
+            split=split,
+            entries=entries,
+            expected=len(entries) + missing if missing else None,
+            ignored=whole.ignored if split == "train" else {},
+            options={**whole.options, "val_fraction": self.fraction},
+            kept_by=None,
+        )
+
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        return self.source.boxes("train")
+
+    @cached_property
+    def _whole(self) -> Listing:
+        return self.source.survey("train")
+
+    @cached_property
+    def _is_val(self) -> npt.NDArray[np.bool_]:
+        return drawn(self._whole.entries, self.fraction, self.seed)
+
+
+def drawn(entries: Entries, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Return for each entry whether it is in the fraction: every (1 / fraction)th, class after class."""
+    by_key = np.argsort(entries["key"], kind="stable")
+    mixed = by_key[permutation(len(entries), seed | _OTHER_STREAM)]
+    by_class = mixed[np.argsort(entries["label"][mixed], kind="stable")]
+    labels = entries["label"][by_class]
+    chosen = np.diff(np.floor(np.arange(len(entries) + 1) * fraction + 0.5)) > 0
+    chosen[:-1] &= labels[1:] == labels[:-1]
+    chosen[-1:] = False
+    found = np.zeros(len(entries), np.bool_)
+    found[by_class[chosen]] = True
+    return found

@@ -1,0 +1,284 @@
+"""Sources of images in folders: an extracted ILSVRC12, Kaggle's tree, and any folder of class folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.runtime.files import foreign_file
+from shardprep.formats.sources.annotations import AnnotationFiles, GroundTruth
+from shardprep.formats.sources.ilsvrc_base import Found, IlsvrcSource
+from shardprep.formats.sources.listing import EntryTable, record_key
+from shardprep.formats.sources.pairs import refuse_unpaired
+from shardprep.formats.sources.source import SPLITS, Problems, SourceOptions, split_folders
+from shardprep.formats.sources.trees import (
+    FolderWalk,
+    FoundFile,
+    TreeReader,
+    is_image,
+    other_folders,
+    other_folders_note,
+    refuse_links,
+)
+
+CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
+MOST_NAMED = 3  # folders in an error
+
+
+def kaggle_tree(path: Path, options: SourceOptions, *, check_md5: bool = False) -> Tree | None:
+    """Return Kaggle's tree, given as the folder that holds ILSVRC, as ILSVRC, or as CLS-LOC in it."""
+    for top in (path, path.parent, *path.parents[2:3]):
+        data = top / CLS_LOC
+        if path in (top, top / "ILSVRC", data) and data.is_dir():
+            if not options.follow_symlinks:
+                refuse_links(top, data)
+            return _tree("kaggle-tree", data, top, options, check_md5)
+    return None
+
+
+def extracted_tree(path: Path, options: SourceOptions, *, check_md5: bool = False) -> Tree | None:
+    """Return the source of a folder with ``train``, ``val`` or ``test`` in it, else None."""
+    return _tree("extracted-tree", path, path, options, check_md5)
+
+
+def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None:
+    """Return the source of a folder of class folders, taken for that split, else None.
+
+    Raises UsageError if the folders are splits or whole datasets, or images and their masks.
+    """
+    walk = FolderWalk(path, options.follow_symlinks)
+    names = walk.folders()
+    walk.problems.raise_all()
+    refuse_unpaired(path, path, names)
+    for name in names:
+        has_no_image = walk.folders(name) and not any(map(is_image, walk.files(name)))
+        nested = _with_splits(path / name, 3 if has_no_image else 1 if len(names) == 1 else 0)
+        if nested or has_no_image:
+            found = "folders and no image" if has_no_image else "splits"
+            advice = " or ".join(map(str, nested[:MOST_NAMED])) or "the folder that holds the class folders"
+            raise UsageError(
+                f"holds {found}, so it is no class; splits are named train, val and test: give {advice}",
+                path=path / name,
+            )
+    if not names and any(map(is_image, walk.files())):
+        raise UsageError(
+            "holds images that lie in no class folders, and nothing says of which class they are; sort them into "
+            "<class>/, or convert a list of paths and labels",
+            path=path,
+        )
+    if not names:
+        return None
+    return Tree(
+        layout="class-folders",
+        annotation_files=AnnotationFiles(),
+        root=path,
+        locations={split: ""},
+        source_options=options,
+    )
+
+
+def _tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_md5: bool) -> Tree | None:
+    locations = split_folders(root)
+    if not locations:
+        return None
+    walk, test = FolderWalk(root, options.follow_symlinks), locations.get("test")
+    if test and (root / test / "test").is_dir() and walk.folders(test) == ["test"]:
+        locations["test"] = f"{test}/test"  # the official archive has a folder test in it
+    return Tree(
+        layout=layout,
+        annotation_files=AnnotationFiles.beside(beside),
+        beside=(beside,),
+        check_md5=check_md5,
+        root=root,
+        locations=locations,
+        source_options=options,
+    )
+
+
+def _with_splits(folder: Path, depth: int) -> list[Path]:
+    """Return the folder if it holds folders of splits, or those below it, to this depth, that do."""
+    if not depth or split_folders(folder):
+        return [folder] * bool(depth)
+    with os.scandir(folder) as entries:
+        inner = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
+    return [
+        found
+        for name in inner
+        if not name.startswith(".")
+        for found in _with_splits(folder / name, depth - 1)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree(IlsvrcSource):
+    """A source in folders; ``locations`` has the folder of each split, relative to ``root``."""
+
+    root: Path
+    locations: Mapping[str, str]
+    source_options: SourceOptions
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(split for split in SPLITS if split in self.locations)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.source_options.kept("follow_symlinks", "skip_non_images")
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        tops = (self.root.joinpath(*Path(place).parts[:1]) for place in self.locations.values())
+        return (*tops, *(self._targets if self.source_options.follow_symlinks else ()))
+
+    @property
+    def _targets(self) -> tuple[Path, ...]:
+        """What the folders of splits and of classes are links to."""
+        places = [
+            self.root / place / name
+            for split, place in self.locations.items()
+            for name in ("", *self.classes[split])
+        ]
+        return tuple(place.resolve() for place in places if place.is_symlink())
+
+    @cached_property
+    def labels(self) -> LabelSpace:
+        return self.annotation_files.space or LabelSpace.of(
+            c for classes in self.classes.values() for c in classes
+        )
+
+    @cached_property
+    def classes(self) -> dict[str, list[str]]:
+        """The class folders of each split, none if it is flat. Raises SourceDamaged if one cannot be used."""
+        walk = self.walk()
+        classes = {split: walk.folders(folder) for split, folder in self.locations.items()}
+        walk.problems.raise_all()
+        for split, names in classes.items():
+            refuse_unpaired(self.root, self.root / self.locations[split], names)
+        return classes
+
+    @cached_property
+    def others(self) -> list[str]:
+        """The folders beside those of the splits that have images, which are left out."""
+        return other_folders(self.root, [self.root / place for place in self.locations.values()])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return other_folders_note(self.others)
+
+    def refuse_others(self) -> None:
+        """Raise UsageError for a folder that may be a split or one of several classes."""
+        if self.others and "train" not in self.locations:
+            split, name = next(iter(self.locations.items()))
+            raise UsageError(
+                f"holds {name} beside other folders of images: {', '.join(self.others[:MOST_NAMED])}; rename it if it "
+                f"is a class, or give {self.root / name} with --split {split}",
+                path=self.root,
+            )
+
+    def walk(self) -> FolderWalk:
+        """Return a new walk through the tree."""
+        return FolderWalk(self.root, self.source_options.follow_symlinks)
+
+    def find(self, split: str, problems: Problems) -> Found:
+        listing = _SplitListing(self, split, problems)
+        with foreign_file(self.root, "remove what is odd there"):
+            return listing.found()
+
+
+class _SplitListing:
+    """The listing of one split of a tree, while it is made."""
+
+    def __init__(self, tree: Tree, split: str, problems: Problems) -> None:
+        self._tree = tree
+        self._split = split
+        self._place = tree.locations[split]
+        self._problems = problems
+        self._table = EntryTable(tree.root, problems)
+        self._walk = replace(tree.walk(), problems=problems)
+
+    def found(self) -> Found:
+        tree = self._tree
+        if tree.classes[self._split]:
+            self._list_classes()
+        else:
+            self._list_flat()
+        reader = TreeReader(tree.root, tree.source_options.follow_symlinks)
+        return Found(self._table.finish(), reader, ignored=self._walk.ignored)
+
+    def _list_classes(self) -> None:
+        self._refuse_loose_images()
+        truth = self._tree.ground_truth(flat=False) if self._split == "val" else None
+        for name in self._tree.classes[self._split]:
+            label = self._tree.labels.label_of.get(name)
+            if label is None:
+                self._refuse_class(name)
+            else:
+                self._list_class(name, label, truth)
+
+    def _list_class(self, name: str, label: int, truth: GroundTruth | None) -> None:
+        place = f"{self._place}/{name}".lstrip("/")
+        empty, known = True, self._problems.cases
+        for file in self._walk.files_below(place):
+            if self._skips(file, place):
+                continue
+            empty = False
+            with self._problems.collected("label"):
+                if truth is not None:
+                    label = truth.label_of(_stem(file), folder=name)
+                self._append(f"{name}/{file.path}", file, label)
+        if empty and self._problems.cases == known and self._tree.expected(self._split) is None:
+            self._problems.add(
+                SourceDamaged(
+                    "this class has no image; add some, or remove the folder", path=self._tree.root / place
+                )
+            )
+
+    def _refuse_class(self, name: str) -> None:
+        error = LabelConflict(
+            f"{name} is none of the {len(self._tree.labels)} classes; rename it",
+            path=self._tree.root / self._place / name,
+        )
+        self._problems.add(error, "class")
+
+    def _list_flat(self) -> None:
+        if self._split == "train":
+            self._refuse_loose_images()
+            return
+        truth = self._tree.ground_truth(flat=True) if self._split == "val" else None
+        for file in self._walk.files(self._place):
+            if self._skips(file, self._place):
+                continue
+            with self._problems.collected("label"):
+                label = UNLABELLED if truth is None else truth.label_of(_stem(file))
+                self._append(file.path, file, label)
+
+    def _skips(self, file: FoundFile, place: str) -> bool:
+        return self._tree.source_options.skip_non_images and self._walk.is_left_out(file, place)
+
+    def _append(self, path: str, file: FoundFile, label: int) -> None:
+        self._table.append(
+            record_key(path.partition("/")[0], path),
+            label,
+            length=file.size,
+            path=f"{self._place}/{path}".lstrip("/").encode(),
+            mtime_ns=file.mtime_ns,
+        )
+
+    def _refuse_loose_images(self) -> None:
+        folder = self._tree.root / self._place
+        for file in self._walk.files(self._place):
+            if not self._walk.is_left_out(file, self._place):
+                self._problems.add(
+                    SourceDamaged("lies in no class folder; move it into one", path=folder / file.path)
+                )
+
+
+def _stem(file: FoundFile) -> str:
+    name = file.path.rpartition("/")[2]
+    return name.rpartition(".")[0] or name

@@ -1,0 +1,244 @@
+"""The source of official archives, read in place: a tar of class tars, and flat tars."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace, official_words
+from shardprep.formats.runtime.files import ArchiveFile, ReadAt
+from shardprep.formats.runtime.json_record import sha256_of
+from shardprep.formats.sources.annotations import AnnotationFiles
+from shardprep.formats.sources.devkit import FORMS
+from shardprep.formats.sources.ilsvrc_base import Found, IlsvrcSource
+from shardprep.formats.sources.listing import EntryTable, record_key
+from shardprep.formats.sources.remote_tar import CopiedFiles, RemoteTarReader, files_in, headers_ahead
+from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems
+from shardprep.formats.sources.tar import Member, TarReader, walk
+from shardprep.formats.storage.archive import RemoteArchive, RemoteFile
+from shardprep.formats.storage.store import Location
+
+Archive = ArchiveFile | RemoteArchive
+ARCHIVES = {  # the patched test images are preferred to those of 2012
+    "train": ("ILSVRC2012_img_train.tar",),
+    "val": ("ILSVRC2012_img_val.tar",),
+    "test": ("ILSVRC2012_img_test_v10102019.tar", "ILSVRC2012_img_test*.tar"),
+}
+_BESIDE = (  # small files that are read, and on a web server asked for
+    *(form for form in FORMS if "." in form),
+    "LOC_synset_mapping.txt",
+    "LOC_val_solution.csv",
+    "val.txt",
+    "ILSVRC2012_bbox_train_v2.tar.gz",
+    "ILSVRC2012_bbox_val_v3.tgz",
+)
+_MEMBERS = {
+    "train": re.compile(r"(n\d{8})\.tar", re.ASCII),
+    "val": re.compile(r"(ILSVRC2012_val_\d{8})\.(?:JPEG|jpeg|jpg)", re.ASCII),
+    "test": re.compile(r"(?:test/)?(ILSVRC2012_test_\d{8})\.(?:JPEG|jpeg|jpg)", re.ASCII),
+}
+_TRAIN_IMAGE = re.compile(r"(n\d{8})_\d+\.(?:JPEG|jpeg|jpg)", re.ASCII)
+
+
+def official_tars(folder: Path, *, check_md5: bool = False) -> OfficialTars | None:
+    """Return the source of the archives in a folder with official names; None if there are none."""
+    globbed = {
+        split: [p for name in names for p in sorted(folder.glob(name))] for split, names in ARCHIVES.items()
+    }
+    paths = {split: paths[0] for split, paths in globbed.items() if paths}
+    return _source(paths, folder, check_md5) if paths else None
+
+
+def single_tar(path: Path, *, check_md5: bool = False) -> OfficialTars | None:
+    """Return the source of one archive; its first member decides the split. None for any other archive."""
+    with ArchiveFile(path) as archive:
+        first = next(walk(archive.read_at, archive=str(path), end=archive.end), None)
+    splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
+    return _source(dict.fromkeys(splits, path), path.parent, check_md5) if splits else None
+
+
+def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
+    """Return the source of the archives with official names in object storage or on a server.
+
+    The small files beside them are copied to a temporary folder. Raises UsageError if there are no such
+    archives, SourceDamaged, RemoteFailed.
+    """
+    wanted = [name.replace("*", "") for names in (*ARCHIVES.values(), _BESIDE) for name in names]
+    files = files_in(place, wanted)
+    paths = {
+        split: found[0]
+        for split, names in ARCHIVES.items()
+        if (found := [files[file] for name in names for file in files if fnmatchcase(file, name)])
+    }
+    if not paths:
+        raise UsageError(
+            f"has, or shows, none of the official tars, such as {ARCHIVES['train'][0]}; only these are read from a URL, and "
+            "the URL is that of their folder",
+            path=place.url,
+        )
+    copied = CopiedFiles(
+        file for name, file in files.items() if any(fnmatchcase(name, each) for each in _BESIDE)
+    )
+    source = _source(paths, copied.folder, check_md5)
+    return replace(source, copied=copied, url=place.url)
+
+
+def _source(paths: Mapping[str, Path | RemoteFile], folder: Path, check_md5: bool) -> OfficialTars:
+    return OfficialTars(
+        layout="official-tars",
+        paths=paths,
+        annotation_files=AnnotationFiles.beside(folder),
+        beside=(folder,),
+        check_md5=check_md5,
+        official_packing=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfficialTars(IlsvrcSource):
+    """A source of archives; ``paths`` has the archive of each split, ``known`` the entries that are known.
+
+    For archives in object storage, ``copied`` are the small files beside them, and ``url`` is their folder.
+    """
+
+    paths: Mapping[str, Path | RemoteFile]
+    known: Mapping[str, Entries] = field(default_factory=dict, compare=False, repr=False)
+    copied: CopiedFiles | None = field(default=None, compare=False, repr=False)
+    url: str = ""
+
+    @property
+    def place(self) -> Path | str | None:
+        return self.url or super().place
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(split for split in SPLITS if split in self.paths)
+
+    @cached_property
+    def labels(self) -> LabelSpace:
+        if self.annotation_files.space is not None:
+            return self.annotation_files.space
+        wnids: set[str] = set()
+        if "train" in self.paths:
+            with _opened(self.paths["train"]) as archive:
+                wnids = {wnid for wnid, _ in _members(archive, "train")}
+        return LabelSpace.of(official_words() if wnids <= official_words().keys() else wnids)
+
+    def known_by(self, split: str) -> Mapping[str, Any]:
+        truth = self.ground_truth(flat=True).authorities if split == "val" else ()
+        return {
+            **_known_by(self.paths[split]),
+            "split": split,
+            "classes": self.labels.digest,
+            "truth": sha256_of([[each.name, dict(each.labels)] for each in truth]),
+        }
+
+    def survey_of(self, split: str, entries: Entries) -> Listing:
+        return replace(self, known={split: entries}).survey(split)
+
+    def survey(self, split: str) -> Listing:
+        listing = super().survey(split)
+        return replace(listing, kept_by=self.known_by(split)) if self.url else listing
+
+    def find(self, split: str, problems: Problems) -> Found:
+        path = self.paths[split]
+        with _opened(path) as archive:
+            entries = self.known.get(split)
+            if entries is None:
+                entries = self._listed(archive, split, problems)
+        return Found(entries, _reader(path, archive), (path,))
+
+    def _listed(self, archive: Archive, split: str, problems: Problems) -> Entries:
+        table = EntryTable(archive.path, problems)
+        if split == "train":
+            self._list_classes(archive, table)
+        else:
+            _list_images(archive, split, table, self._label_of(split))
+        return table.finish()
+
+    def _list_classes(self, archive: Archive, table: EntryTable) -> None:
+        for wnid, images in archive.mapped(partial(_images_of, archive), self._class_tars(archive)):
+            for image in images:
+                key = record_key(wnid, f"{wnid}/{image.name}")
+                table.append(key, self.labels.label_of[wnid], length=image.size, offset=image.offset)
+
+    def _class_tars(self, archive: Archive) -> Iterator[tuple[str, Member]]:
+        for wnid, member in _members(archive, "train"):
+            if wnid not in self.labels.label_of:
+                raise LabelConflict(
+                    f"the class {wnid} is none of the devkit's; use the devkit of these images",
+                    path=archive.path,
+                )
+            yield wnid, member
+
+    def _label_of(self, split: str) -> Callable[[str], int]:
+        return self.ground_truth(flat=True).label_of if split == "val" else lambda image: UNLABELLED
+
+
+def _opened(path: Path | RemoteFile) -> Archive:
+    return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path)
+
+
+def _reader(path: Path | RemoteFile, archive: Archive) -> ByteReader:
+    if isinstance(archive, ArchiveFile):
+        return TarReader(archive.path, archive.identity)
+    return RemoteTarReader(archive.file)
+
+
+def _known_by(path: Path | RemoteFile) -> dict[str, Any]:
+    if isinstance(path, RemoteFile):
+        return {"archive": path.url, "size": path.stored.size, "e_tag": path.stored.e_tag}
+    path = path.resolve()
+    status = path.stat()
+    return {
+        "archive": os.fsencode(path).hex(),
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+    }
+
+
+def _images_of(archive: Archive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:
+    wnid, tar = class_tar
+    place, images = f"{archive.path}: {tar.name}", []
+    for image in walk(archive.read_at, archive=place, start=tar.offset, end=tar.offset + tar.size):
+        match = _TRAIN_IMAGE.fullmatch(image.name)
+        if match is None or match[1] != wnid:
+            raise _unexpected(image, place)
+        images.append(image)
+    return wnid, images
+
+
+def _list_images(archive: Archive, split: str, table: EntryTable, label_of: Callable[[str], int]) -> None:
+    for key, image in _members(archive, split):
+        table.append(key, label_of(key), length=image.size, offset=image.offset)
+
+
+def _members(archive: Archive, split: str) -> Iterator[tuple[str, Member]]:
+    """Yield the members, each with the wnid or image in its name."""
+    for member in walk(_header_reads(archive, split), archive=str(archive.path), end=archive.end):
+        match = _MEMBERS[split].fullmatch(member.name)
+        if match is None:
+            raise _unexpected(member, str(archive.path))
+        yield match[1], member
+
+
+def _header_reads(archive: Archive, split: str) -> ReadAt:
+    """Return what reads headers fast: of train, the tars in the archive are read at once."""
+    if isinstance(archive, ArchiveFile):
+        archive.expect_random_reads()
+    elif split != "train":
+        return headers_ahead(archive)
+    return archive.read_at
+
+
+def _unexpected(member: Member, place: str) -> SourceDamaged:
+    return SourceDamaged(
+        f"at byte {member.offset}: {member.name!r} does not belong here; use the official archive", path=place
+    )

@@ -1,1 +1,0 @@
-"""COCO's files of instances: images with boxes, categories and segmentations."""

@@ -1,1 +1,0 @@
-"""Tables of values in text: CSV files and JSON lines, read row by row."""

@@ -1,1 +1,0 @@
-"""Lists of images with their labels: text, CSV and JSON lines."""

@@ -1,0 +1,279 @@
+"""The entries of a listing: collected in rows, kept in a file for other processes, and what is left out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import ManifestDamaged, SourceDamaged
+from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
+from shardprep.formats.runtime.files import (
+    hash_file,
+    naming,
+    open_below,
+    open_folder,
+    open_regular,
+    publish_bytes,
+    publishing,
+    regular,
+)
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.shards.files import FileEntry, read_table, write_table
+from shardprep.formats.sources.source import Entries, Problems, entry_dtype
+from shardprep.formats.sources.trees import FolderWalk, is_image, refuse_links
+
+_PIECE_ROWS = 1 << 14
+
+
+class GrowingTable:
+    """Rows of a structured dtype, appended one at a time; text columns (S) get as wide as needed.
+
+    The peak of memory is the finished table and one piece of 16,384 rows.
+    """
+
+    def __init__(self, row: np.dtype[np.void]) -> None:
+        self._row = row
+        self._rows: list[tuple[Any, ...]] = []
+        self._pieces: list[npt.NDArray[np.void]] = []
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        self._rows.append(row)
+        if len(self._rows) == _PIECE_ROWS:
+            self._pack()
+
+    def finish(self) -> npt.NDArray[np.void]:
+        """Return all rows in the order they were appended; the table is empty afterwards."""
+        self._pack()
+        widest = np.result_type(self._row, *(piece.dtype for piece in self._pieces))
+        whole = np.empty(sum(map(len, self._pieces)), widest)
+        end = len(whole)
+        while self._pieces:
+            piece = self._pieces.pop()
+            whole[end - len(piece) : end] = piece
+            end -= len(piece)
+        return whole
+
+    def _pack(self) -> None:
+        if self._rows:
+            columns = zip(self._row.names or (), zip(*self._rows, strict=True), strict=True)
+            self._pieces.append(np.array(self._rows, [(n, self._kind(n, values)) for n, values in columns]))
+            self._rows = []
+
+    def _kind(self, name: str, values: tuple[Any, ...]) -> str:
+        kind = self._row[name].str
+        return f"S{max(1, *map(len, values))}" if kind == "|S1" else kind
+
+
+class EntryTable:
+    """The builder of ``Listing.entries`` for images in the archive, or below the folder, ``source``.
+
+    Entries over the limits, and repeated keys, are added to ``problems``; None raises SourceDamaged for them.
+    ``more`` are further columns of the entries, by name and dtype, for the source's reader.
+    """
+
+    def __init__(
+        self, source: Path | str, problems: Problems | None = None, more: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        self._source = source
+        self._problems = problems
+        row = entry_dtype(1, 1)
+        self._table = GrowingTable(np.dtype([*((name, row[name]) for name in row.names or ()), *more]))
+
+    def append(
+        self,
+        key: str,
+        label: int,
+        *,
+        length: int,
+        path: bytes = b"",
+        offset: int = 0,
+        mtime_ns: int = 0,
+        image_bytes: int | None = None,
+        more: tuple[Any, ...] = (),
+    ) -> bool:
+        """Append a row, with the values of the further columns; return whether it was, and not refused.
+
+        ``image_bytes`` are those of the image alone, where ``length`` counts those of its columns, too.
+        """
+        raw, size = key.encode(), length if image_bytes is None else image_bytes
+        if size > MAX_IMAGE_BYTES:
+            too_large = f"has {size} bytes, but no image may have more than {MAX_IMAGE_BYTES}; remove it"
+            self._refuse(SourceDamaged(too_large, path=self._source, key=key), "too large")
+        elif max(len(raw), len(path)) > MAX_KEY_BYTES:
+            too_long = f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it"
+            self._refuse(SourceDamaged(too_long, path=self._source))
+        else:
+            self._table.append((raw, path, label, length, offset, mtime_ns, *more))
+            return True
+        return False
+
+    def _refuse(self, error: SourceDamaged, kind: str = "") -> None:
+        if self._problems is None:
+            raise error
+        self._problems.add(error, kind)
+
+    def finish(self, lines: Sequence[int] = ()) -> Entries:
+        """Return the entries, after checking that each key is unique.
+
+        ``lines`` are the numbers of the entries' lines in ``source``, which then are named.
+        """
+        entries = self._table.finish()
+        for key in repeated_keys(entries["key"]):
+            twice = "two images have this record key; remove one of them"
+            if lines:
+                first, second = (lines[place] for place in np.flatnonzero(entries["key"] == key)[:2])
+                twice = f"lines {first} and {second} have one record key; remove one of them"
+            self._refuse(SourceDamaged(twice, path=self._source, key=key.decode()), "twice")
+        return entries
+
+
+def repeated_keys(keys: npt.NDArray[np.bytes_]) -> list[bytes]:
+    """Return the keys that occur more than once, sorted. Takes 8 bytes per key.
+
+    Equal keys have equal hashes, so only keys of equal hash are compared.
+    """
+    hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+    hashes.sort()
+    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    if not repeated:
+        return []
+    counts = Counter(key for key in keys.tolist() if hash(key) in repeated)
+    return sorted(key for key, count in counts.items() if count > 1)
+
+
+_TRAIN = re.compile(r"(n\d{8})_\d+", re.ASCII)
+
+_FLAT = re.compile(r"ILSVRC2012_(?:val|test)_\d{8}", re.ASCII)
+
+_IMAGE = re.compile(r"(.+)\.(?:JPEG|jpeg|jpg)", re.DOTALL)
+
+
+def record_key(class_name: str, relative_path: str) -> str:
+    """Return the key of the image at ``relative_path`` (with ``/``) below its split's folder.
+
+    The key of ``n01440764_7.JPEG`` of class n01440764 is ``n01440764/n01440764_7``, and that of a validation
+    or test image its stem, so that tars, trees and Kaggle agree. That of any other file is its path.
+    """
+    image = _IMAGE.fullmatch(relative_path.rpartition("/")[2])
+    key = official_key(image[1]) if image else None
+    if key is None or ("/" in key and not key.startswith(class_name + "/")):
+        return relative_path
+    return key
+
+
+def official_key(stem: str) -> str | None:
+    """Return the key of an image by its official name without extension; None for any other name."""
+    if train := _TRAIN.fullmatch(stem):
+        return f"{train[1]}/{stem}"
+    return stem if _FLAT.fullmatch(stem) else None
+
+
+_PREFIX_CHARACTERS = len("sha256:")
+_NAME_CHARACTERS = 32
+
+
+class StoredEntries:
+    """The entries of a split, stored in a folder under a name that is made of all that decides them.
+
+    ``known_by`` is that of :meth:`.source.Source.known_by`. A source that has changed has another name, and a
+    file that is damaged counts as none.
+    """
+
+    def __init__(self, folder: Path, known_by: Mapping[str, Any]) -> None:
+        digest = sha256_of(dict(known_by))[_PREFIX_CHARACTERS:]
+        self._table = folder / f"listing-{digest[:_NAME_CHARACTERS]}.npy"
+        self._entry = self._table.with_suffix(".json")
+
+    def read(self) -> Entries | None:
+        """Return the entries; None if they are not stored, or damaged. Raises OSError."""
+        try:
+            entry = FileEntry(**parse_canonical_json(self._entry.read_bytes()))
+            return read_table(self._table, entry, _row_of)
+        except (FileNotFoundError, ManifestDamaged, TypeError, ValueError):
+            return None
+
+    def write(self, entries: Entries, run: Path) -> None:
+        """Store the entries; ``run`` is the folder of unfinished files."""
+        rows = entries.astype(_row_of(entries.dtype.itemsize))
+        with publishing(self._table, run) as file:
+            write_table(file, rows)
+        size, sha256 = self._table.stat().st_size, hash_file(self._table)
+        entry = FileEntry(self._table.name, size, sha256, len(rows))
+        publish_bytes(self._entry, canonical_json(entry.to_json()), run)
+
+
+def _row_of(width: int) -> np.dtype[np.void] | None:
+    """Return the columns of entries in an archive, which have no path, by the bytes of a row."""
+    return entry_dtype(1 + width - entry_dtype(1, 1).itemsize, 1)
+
+
+def add_unlisted(
+    root: Path,
+    place: str,
+    listed: npt.NDArray[np.bytes_],
+    problems: Problems,
+    advice: str,
+    *,
+    follow_symlinks: bool = False,
+) -> Counter[str]:
+    """Add the images below the folder ``place`` of ``root`` that are not among ``listed`` to the problems.
+
+    ``listed`` are paths below ``root``; ``advice`` says what is wrong with an image. Returns the files of
+    file managers and the hidden ones that were left out, by name.
+    """
+    walk = FolderWalk(root, follow_symlinks, problems)
+    table = GrowingTable(np.dtype([("path", "S1")]))
+    for file in walk.files_below(place):
+        if is_image(file):
+            table.append((f"{place}/{file.path}".lstrip("/").encode(),))
+    for path in np.setdiff1d(table.finish()["path"], listed).tolist():
+        problems.add(SourceDamaged(advice, path=root / path.decode()))
+    return walk.ignored
+
+
+MAX_TEXT_BYTES = 64 << 20  # the largest, LOC_val_solution.csv, has 50,000 lines
+
+
+def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
+    """Read a file. Raises SourceDamaged for more than ``limit`` bytes, or if it is not a regular file."""
+    with naming(path):
+        return _read(open_regular(path), path, limit)
+
+
+def read_small_below(top: Path, place: str, limit: int) -> bytes:
+    """Read a file below a folder in the same way. Raises SourceDamaged for a link in its path, too."""
+    path = top / place
+    with naming(path):
+        folder = open_folder(top)
+        try:
+            return _read(regular(open_below(folder, os.fsencode(place)), path), path, limit)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                refuse_links(top, path)
+            raise
+        finally:
+            os.close(folder)
+
+
+def _read(fd: int, path: Path, limit: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
+    return data
+
+
+def text_lines(data: bytes, path: Path | str) -> list[str]:
+    """Return the lines of UTF-8 text. Raises SourceDamaged for other text."""
+    try:
+        return data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise SourceDamaged(f"is not UTF-8 text at byte {error.start}; copy it again", path=path) from error

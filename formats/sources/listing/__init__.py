@@ -1,1 +1,0 @@
-"""The listing of a source: one row per image, in order."""

@@ -1,0 +1,412 @@
+"""The source of images in folders, with folders of images that belong to them, such as masks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import unicodedata
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from shardprep.formats.errors import SourceDamaged, UsageError
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.records.schema import PLAIN, RESERVED, Field, Schema
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.sources.coco import has_instances
+from shardprep.formats.sources.listing import EntryTable, record_key
+from shardprep.formats.sources.metadata import ImageLabels
+from shardprep.formats.sources.source import (
+    IMAGE_SUFFIXES,
+    SPLIT_NAMES,
+    SPLITS,
+    ByteReader,
+    Listing,
+    Problems,
+    Source,
+    SourceOptions,
+    no_such_split,
+    split_folders,
+)
+from shardprep.formats.sources.trees import (
+    FolderWalk,
+    FoundFile,
+    TreeReader,
+    holds_images,
+    other_folders,
+    other_folders_note,
+)
+
+LAYOUT = "paired-folders"
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "rgb")
+_PARTNERS = re.compile(
+    r"masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground_?truths?|targets?",
+    re.IGNORECASE,
+)
+IMAGE_LENGTH = "image_length"
+OUTSIDE = "images beside the folders"
+_TWICE = "differs from {} by its extension alone; remove one of them"
+
+
+def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
+    """Raise UsageError if folders that seem to be classes are images and what belongs to them.
+
+    These are a folder with a name like "images", and others that are named like masks, or that have files
+    with the names of the images. ``folder`` holds them, and is ``source`` or the folder of one of its splits.
+    """
+    images = images_among(names)
+    if images is None:
+        return
+    stems: set[str] | None = None  # of the images; they are looked for once it is asked
+    partners = []
+    for name in names:
+        if name == images:
+            continue
+        if not _PARTNERS.fullmatch(name):
+            stems = stems if stems is not None else {*map(_stem, _files_below(folder / images))}
+            if not stems or {*map(_stem, _files_below(folder / name))} != stems:
+                continue
+        partners.append(name)
+    if partners:
+        command = f"prep convert {shlex.quote(str(source))} OUTPUT"
+        raise UsageError(
+            f"holds {images} and what belongs to them, and no classes; {_advice(folder, images, partners, command)}",
+            path=folder,
+        )
+
+
+def _advice(folder: Path, images: str, partners: Sequence[str], command: str) -> str:
+    """Say how images are converted with what is in these folders."""
+    pairs = []
+    for name in partners:
+        files = [*_files_below(folder / name)]
+        if any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
+            column = name[:-1] if name.lower().endswith("s") and name.lower() != "labels" else name
+            column = re.sub("[^A-Za-z0-9_.-]", "_", f"{column}_" if column.lower() in RESERVED else column)
+            pairs.append(f"--pair {shlex.quote(f'{column}={name}')}")
+        coco = min((file for file in files if file.endswith(".json")), default="")
+        if coco and has_instances(folder / name / coco):
+            return f"run: {command} --coco {shlex.quote(f'{name}/{coco}')}"
+    if pairs:
+        return f"run: {command} {' '.join(pairs)}"
+    return (
+        f"{partners[0]} holds no images for --pair, so write what it says into metadata.csv beside the images, and "
+        f"convert {folder / images}"
+    )
+
+
+def _files_below(folder: Path) -> Iterable[str]:
+    """Yield the paths of the files below a folder, relative to it; hidden ones are left out."""
+    for place, _, names in os.walk(folder):
+        inner = Path(place).relative_to(folder)
+        yield from ((inner / name).as_posix() for name in names if not name.startswith("."))
+
+
+def images_among(names: Iterable[str]) -> str | None:
+    """Return the name of the folder of images, by the first of IMAGE_FOLDERS that there is; None for none."""
+    by_lower = {name.lower(): name for name in names}
+    return next((by_lower[name] for name in IMAGE_FOLDERS if name in by_lower), None)
+
+
+@dataclass(frozen=True)
+class PairedSplit:
+    """The folder of a split's images, and for each column the folder of its images, all absolute."""
+
+    images: Path
+    partners: Mapping[str, Path]
+
+
+def paired_folders(path: Path, split: str | None, options: SourceOptions) -> PairedFolders:
+    """Return the source of a folder for the pairs in the options.
+
+    The images of a split lie in ``<split>/images``, ``images/<split>`` or ``<split>``; without splits in
+    ``images`` or in the folder itself, which then is ``split`` or train. Raises UsageError for folders that
+    are not there, and for partners of a split without images.
+    """
+    top = _images_in(path) or path
+    outer, inner = split_folders(path), split_folders(top)
+    found = {}
+    for name in SPLITS:
+        images = _images_in(path / outer[name]) if name in outer else None
+        images = images or (top / inner[name] if name in inner else None)
+        if images is not None:
+            found[name] = PairedSplit(images, _partners(path, name, outer, options))
+    for _, _, folder in options.pair_choices if found and not split else ():
+        if (of_pair := path / user_path(folder)).is_dir() and (
+            more := sorted(split_folders(of_pair).keys() - found.keys())
+        ):
+            raise UsageError(
+                f"has {', '.join(more)}, of which there are no images in {top}; add them, or move it away",
+                path=of_pair,
+            )
+    if not found:
+        found[split or "train"] = PairedSplit(top, _partners(path, "", {}, options))
+    return PairedFolders(path, found, options)
+
+
+def _images_in(folder: Path) -> Path | None:
+    """Return the folder of images in a folder, None without one."""
+    name = images_among(each.name for each in os.scandir(folder) if each.is_dir())
+    return folder / name if name else None
+
+
+def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceOptions) -> dict[str, Path]:
+    partners = {}
+    for name, _, given in options.pair_choices:
+        whole = path / user_path(given)
+        of_split = split_folders(whole).get(split, split) if split and whole.is_dir() else split
+        places = [path / outer.get(split, split) / given, whole / of_split]
+        if user_path(given).is_absolute():
+            places = [whole / of_split, whole]
+        there = next((place for place in places if place.is_dir()), None)
+        if there is None:
+            raise UsageError(
+                f"is no folder, and neither is {str(places[1])!r}; --pair {name}=FOLDER names one relative to "
+                "the split or to the source, or absolute",
+                path=places[0],
+            )
+        partners[name] = there
+    return partners
+
+
+@dataclass(frozen=True)
+class PairedFolders(Source):
+    """Images below folders, each with a partner of the same path but for its extension in every pair."""
+
+    root: Path
+    of_split: Mapping[str, PairedSplit]
+    source_options: SourceOptions
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.of_split)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return tuple(
+            folder.resolve()
+            for one in self.of_split.values()
+            for folder in (one.images, *one.partners.values())
+        )
+
+    @property
+    def description(self) -> str:
+        return f"{LAYOUT}: {', '.join(self.splits)}, with {', '.join(self.source_options.pairs)}"
+
+    def survey(self, split: str) -> Listing:
+        if split not in self.splits:
+            raise no_such_split(split, self.splits)
+        labels, problems, matched = self._found
+        folders, follow = self.of_split[split], self.source_options.follow_symlinks
+        images = TreeReader(folders.images, follow, ("path", IMAGE_LENGTH, "mtime_ns"))
+        partners = tuple(
+            TreeReader(folder, follow, pair_columns(number))
+            for number, folder in enumerate(folders.partners.values())
+        )
+        return Listing(
+            split=split,
+            layout=LAYOUT,
+            entries=matched[split].entries,
+            labels=labels,
+            reader=PairedReader(images, partners),
+            problems=problems,
+            ignored=dict(matched[split].ignored),
+            notes=other_folders_note(other_folders(self.root, self.folders)),
+            options=self.source_options.kept("follow_symlinks", "pairs"),
+            schema=Schema(Field(choice.name, "image") for choice in self.source_options.pair_choices),
+        )
+
+    @cached_property
+    def _found(self) -> tuple[LabelSpace, Problems, dict[str, _Matched]]:
+        problems, numbers = Problems(), ImageLabels()
+        matched = {
+            split: _Matched(folders, numbers, problems, follow=self.source_options.follow_symlinks)
+            for split, folders in self.of_split.items()
+        }
+        labels, label_of = numbers.numbered()
+        looked_at: set[Path] = set()
+        for one in matched.values():
+            one.entries["label"] = label_of[one.entries["label"]]
+            parent = one.folders.images.parent
+            if one.folders.images != self.root and parent not in looked_at:
+                self._look_beside(one)
+                looked_at.add(parent)
+        return labels, problems, matched
+
+    def _look_beside(self, one: _Matched) -> None:
+        """Count the images beside a split's folder, and refuse other folders in one of splits alone."""
+        images, used = one.folders.images, self.folders
+        is_of_splits = images.name.lower() in SPLIT_NAMES and images.parent.name.lower() in IMAGE_FOLDERS
+        for each in sorted(images.parent.iterdir()):
+            if not each.is_dir():
+                if each.name.lower().endswith(IMAGE_SUFFIXES):
+                    one.ignored[OUTSIDE] += 1
+            elif is_of_splits and holds_images(each):
+                no_split = "has images, and is no split; rename it to train, val or test, or move it away"
+                if not any(folder.is_relative_to(each.resolve()) for folder in used):
+                    one.refuse(each, no_split)
+
+
+class _Matched:
+    """The images of one split with their partners; ``ignored`` counts what was left out of the images."""
+
+    def __init__(
+        self, folders: PairedSplit, labels: ImageLabels, problems: Problems, *, follow: bool
+    ) -> None:
+        self.folders = folders
+        self.ignored: Counter[str] = Counter()
+        self._labels = labels
+        self._problems = problems
+        self._follow = follow
+        columns = [(IMAGE_LENGTH, "<i8")]
+        for number in range(len(folders.partners)):
+            columns += zip(pair_columns(number), ("S1", "<i8", "<i8"), strict=True)
+        self._table = EntryTable(folders.images, problems, columns)
+        self._match()
+        self.entries = self._table.finish()
+
+    def refuse(self, path: Path, wrong: str, kind: str = "") -> None:
+        """Add a problem with a file or folder."""
+        self._problems.add(SourceDamaged(wrong, path=path), kind)
+
+    def _match(self) -> None:
+        left = {name: self._by_stem(folder) for name, folder in self.folders.partners.items()}
+        apart = _inside(self.folders.images, self.folders.partners.values())
+        missing = []
+        for file in self._images(self.folders.images):
+            if file.path.startswith(apart):
+                continue
+            stem = _stem(file.path)
+            found = {name: files.pop(stem, None) for name, files in left.items()}
+            partners = [partner for partner in found.values() if partner is not None]
+            if len(partners) == len(found):
+                self._append(file, partners)
+            missing += [(name, stem, file) for name, partner in found.items() if partner is None]
+        if missing:
+            self._refuse_alone(missing, left)
+        for name, files in left.items():
+            surplus = f"is the {name} of no image in {self.folders.images}; add that, or remove this"
+            for file in files.values():
+                self.refuse(self.folders.partners[name] / file.path, surplus)
+
+    def _by_stem(self, folder: Path) -> dict[str, FoundFile]:
+        found: dict[str, FoundFile] = {}
+        for file in self._images(folder):
+            if (first := found.setdefault(_stem(file.path), file)) is not file:
+                self.refuse(folder / file.path, _TWICE.format(first.path), "twice")
+            elif file.size > MAX_IMAGE_BYTES:
+                most = f"but no image may have more than {MAX_IMAGE_BYTES}; remove it"
+                self.refuse(folder / file.path, f"has {file.size} bytes, {most}", "too large")
+        return found
+
+    def _images(self, folder: Path) -> Iterator[FoundFile]:
+        walk = FolderWalk(folder, self._follow, self._problems, self.ignored)
+        return (file for file in walk.files_below() if not walk.is_left_out(file))
+
+    def _refuse_alone(
+        self, missing: Iterable[tuple[str, str, FoundFile]], left: Mapping[str, dict[str, FoundFile]]
+    ) -> None:
+        """Refuse images without a partner; name what may be meant, which then is not left."""
+        alike = {name: sorted((_folded(stem), stem) for stem in files) for name, files in left.items()}
+        of_stem: dict[str, list[str]] = {}
+        for path in _files_below(self.folders.images):
+            if path.lower().endswith(IMAGE_SUFFIXES):
+                of_stem.setdefault(_stem(path), []).append(path)
+        for name, stem, file in missing:
+            if others := [path for path in of_stem.get(stem, []) if path != file.path]:
+                self.refuse(self.folders.images / file.path, _TWICE.format(others[0]), "twice")
+                continue
+            wanted = _folded(stem)
+            near = alike[name][bisect_left(alike[name], (wanted, "")) :][:1]
+            is_near = near and re.fullmatch(rf"{re.escape(wanted)}([\W_].*)?", near[0][0])
+            meant = left[name].pop(near[0][1], None) if is_near else None
+            advice = f"there is {meant.path}; rename one of them" if meant else "add it, or remove this image"
+            lacking = f"has no {name} in {self.folders.partners[name]}; {advice}"
+            self.refuse(self.folders.images / file.path, lacking, f"no {name}")
+
+    def _append(self, file: FoundFile, partners: Sequence[FoundFile]) -> None:
+        self._table.append(
+            record_key(file.path.partition("/")[0], file.path),
+            self._labels.of_folder(file.path),
+            length=file.size + sum(partner.size for partner in partners),
+            path=file.path.encode(),
+            mtime_ns=file.mtime_ns,
+            image_bytes=file.size,
+            more=(file.size, *(part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))),
+        )
+
+
+def _inside(images: Path, partners: Iterable[Path]) -> tuple[str, ...]:
+    """Return the beginnings of paths below ``images`` that are partners."""
+    top, folders = images.resolve(), [folder.resolve() for folder in partners]
+    inside = [folder.relative_to(top) for folder in folders if folder.is_relative_to(top)]
+    if Path() in inside:
+        raise UsageError("holds the images themselves; name another folder with --pair", path=images)
+    return tuple(f"{folder.as_posix()}/" for folder in inside)
+
+
+def _stem(path: str) -> str:
+    """Return a path without the extension of its file."""
+    stem, dot, extension = path.rpartition(".")
+    return stem if dot and "/" not in extension else path
+
+
+def _folded(stem: str) -> str:
+    """Return a name without what differs between systems: the case, and the form of accents."""
+    return unicodedata.normalize("NFC", stem).casefold()
+
+
+def pair_columns(number: int) -> tuple[str, str, str]:
+    """Return the names of the entries' columns with the path, size and time of a partner."""
+    return f"path_{number}", f"length_{number}", f"mtime_ns_{number}"
+
+
+@dataclass
+class PairedReader(ByteReader):
+    """Reader of images, and of the partner of each in every folder of ``partners``."""
+
+    images: TreeReader
+    partners: tuple[TreeReader, ...]
+    _opened: ExitStack | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __enter__(self) -> PairedReader:
+        with ExitStack() as stack:  # a copy of this reader shares its parts, so that it opens others
+            self.images = replace(self.images)
+            self.partners = tuple(map(replace, self.partners))
+            for one in (self.images, *self.partners):
+                stack.enter_context(one)
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened is not None
+
+    def read(self, entry: np.void) -> bytes:
+        return self.images.read(entry)
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        images = []
+        for partner in self.partners:
+            try:
+                images.append(PLAIN["image"].encode(partner.read(entry)))
+            except BadValue as error:
+                raise BadValue(f"{partner.where(entry)}: {error.message}") from error
+        return tuple(images)
+
+    def where(self, entry: np.void) -> str:
+        return self.images.where(entry)

@@ -1,0 +1,585 @@
+"""What sources of record files have in common: splits, classes, usual names, and reading by offset.
+
+Parquet, TFRecord and WebDataset build on it.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
+from shardprep.formats.images.header import is_image_file
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
+from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
+from shardprep.formats.records.schema import RESERVED, Field, Schema
+from shardprep.formats.runtime.files import ArchiveFile
+from shardprep.formats.sources.listing import GrowingTable, official_key, repeated_keys
+from shardprep.formats.sources.source import (
+    IMAGE_SUFFIXES,
+    SPLIT_NAMES,
+    SPLITS,
+    ByteReader,
+    Entries,
+    Listing,
+    Problems,
+    Source,
+    SourceOptions,
+    entry_dtype,
+    no_such_split,
+    split_in,
+)
+from shardprep.formats.sources.tables import ListedClasses
+from shardprep.formats.sources.tar import archive_of
+from shardprep.formats.sources.trees import FolderWalk, wrapped
+
+MAX_LABEL = 99_999
+HEAD_BYTES = 64  # of an image, which say what it is
+
+
+class RecordClasses:
+    """The labels that were seen: numbers, each of which stays the same and may have a name, or texts.
+
+    Classes are named by their names if these are in the order of the labels, and by numbers such as ``00042``
+    otherwise; the names are then their words. Wnids of ILSVRC12 in their order give its 1,000 classes. Labels
+    that are text are the classes' names, as in a list of images.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: dict[int, str] = {}
+        self.texts = ListedClasses()
+
+    def add(self, label: int, name: str | None = None) -> int:
+        """Add a record's label, -1 for none, and its name. Raises ValueError for what cannot be."""
+        if not UNLABELLED <= label <= MAX_LABEL:
+            raise ValueError(f"it has the label {label}, not one from 0 to {MAX_LABEL}")
+        if len(self.texts):
+            raise ValueError(f"it has the label {label}, but the first one is text")
+        if name is not None:
+            self._add_name(label, name)
+        self.count = max(self.count, label + 1)
+        return label
+
+    def add_text(self, text: str) -> int:
+        """Add a record's label, "" for none; return its number for now, which :meth:`places` replaces.
+
+        Raises ValueError for what cannot be.
+        """
+        if self.count:
+            raise ValueError(f"it has the label {text[:80]!r}, but the first one is a number")
+        return self.texts.label_of(text) if text else UNLABELLED
+
+    def _add_name(self, label: int, name: str) -> None:
+        if not 0 < len(name) <= MAX_WORDS:
+            raise ValueError(f"its class has a name of {len(name)} characters, not 1 to {MAX_WORDS}")
+        name.encode()
+        if label == UNLABELLED:
+            raise ValueError(f"its label is {label}, which is none, but it has the name {name!r}")
+        known = self.names.setdefault(label, name)
+        if known != name:
+            raise ValueError(f"its label {label} is named {name!r}, but it is {known!r} elsewhere")
+
+    def merge(self, other: RecordClasses) -> None:
+        """Add what was seen in another split. Raises ValueError if it does not agree."""
+        if (self.count and len(other.texts)) or (other.count and len(self.texts)):
+            raise ValueError("labels are text, and numbers elsewhere")
+        for text in other.texts:
+            self.texts.label_of(text)
+        self.count = max(self.count, other.count)
+        for label, name in other.names.items():
+            self._add_name(label, name)
+
+    def places(self, split: RecordClasses) -> npt.NDArray[np.int32]:
+        """Return the label of each number that :meth:`add_text` gave in a split, and last that of none."""
+        _, labels = self.texts.numbered()
+        return np.append(labels[[self.texts.label_of(text) for text in split.texts]], np.int32(UNLABELLED))
+
+    def space(self) -> LabelSpace:
+        """Return the space of all labels."""
+        if len(self.texts):
+            return self.texts.numbered()[0]
+        official = list(official_words())
+        is_within = self.names and self.count <= len(official)
+        if is_within and all(official[label] == name for label, name in self.names.items()):
+            return LabelSpace.of(official)
+        names = [self.names.get(label, "") for label in range(self.count)]
+        if all(names) and all(one < other for one, other in pairwise(names)):
+            return LabelSpace.of(names)
+        numbers = {label: f"{label:05d}" for label in range(self.count)}
+        words = {numbers[label]: name for label, name in self.names.items()}
+        return LabelSpace.of(numbers.values(), words)
+
+
+_OTHER = re.compile(r"[^A-Za-z0-9_.-]", re.ASCII)
+
+
+def column_name(name: str) -> str:
+    """Return the column's name for a name in a file: ``image/height`` becomes ``image.height``.
+
+    Characters that no column may have become ``_``, and a reserved name gets one at its end.
+    """
+    plain = _OTHER.sub("_", name.replace("/", "."))
+    plain = f"_{plain}" if plain[:1] in ("", ".", "-") else plain
+    return f"{plain}_" if plain.lower() in RESERVED else plain
+
+
+@contextmanager
+def naming_source(path: Path) -> Iterator[None]:
+    """Add the path to a UsageError without one: names of columns that cannot be, or are not there."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(error.message, path=error.path or path) from error
+
+
+def encoded(field: Field, value: Any, *, path: str, key: str) -> bytes:
+    """Return the bytes of a value. Raises BadValue with its column and place."""
+    try:
+        return field.codec.encode(value)
+    except BadValue as error:
+        raise BadValue(f"the column {field.name}: {error.message}", path=path, key=key) from error
+
+
+MAX_OPEN = 64  # files; a stored order goes to and fro between them
+
+
+@dataclass
+class FilesReader(ByteReader):
+    """Reader of the records in files below ``top``, which must be unchanged since they were listed."""
+
+    top: Path
+    schema: Schema = field(default_factory=Schema)
+    _files: OrderedDict[bytes, ArchiveFile] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    _last: tuple[bytes, int, Any] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __enter__(self) -> Self:
+        self._files = OrderedDict()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        files, self._files, self._last = self._files, None, None
+        with ExitStack() as every:  # all are closed, also if one of them has changed
+            for file in (files or {}).values():
+                every.callback(file.__exit__, kind)
+
+    @property
+    def is_open(self) -> bool:
+        return self._files is not None
+
+    def where(self, entry: np.void) -> str:
+        return f"{self.path_of(entry)}, byte {entry['offset']}"
+
+    def path_of(self, entry: np.void) -> Path:
+        """Return the path of the file that the entry lies in."""
+        return self.top / str(entry["path"], "utf-8")
+
+    def file_of(self, entry: np.void) -> ArchiveFile:
+        """Return the open file that the entry lies in. Raises SourceDamaged if it has changed, OSError."""
+        if self._files is None:
+            raise ValueError("the reader is closed")
+        path = entry["path"].item()
+        if path not in self._files:
+            self._files[path] = self._opened(entry)
+            if len(self._files) > MAX_OPEN:
+                self._files.popitem(last=False)[1].__exit__(None)
+        self._files.move_to_end(path)
+        return self._files[path]
+
+    def last(self, entry: np.void, read: Callable[[ArchiveFile], Any]) -> Any:
+        """Return what ``read`` makes of the entry in its file; it is kept until another one is read."""
+        file = self.file_of(entry)
+        place = (entry["path"].item(), int(entry["offset"]))
+        if self._last is None or self._last[:2] != place:
+            self._last = (*place, read(file))
+        return self._last[2]
+
+    def _opened(self, entry: np.void) -> ArchiveFile:
+        try:
+            file = ArchiveFile(self.path_of(entry)).__enter__()
+        except FileNotFoundError:
+            raise self.changed(entry) from None
+        if wrapped(file.identity.mtime_ns) != entry["mtime_ns"]:
+            file.__exit__(SourceDamaged)
+            raise self.changed(entry)
+        file.expect_random_reads()
+        return file
+
+    def changed(self, entry: np.void) -> SourceDamaged:
+        """Return the error for a record that is not the one that was listed."""
+        return SourceDamaged(
+            "changed while it was read; let no other program write to it, and start again",
+            path=self.where(entry),
+            key=entry["key"].decode(),
+        )
+
+
+OTHER_FILES = "other files"
+_DATA = "data"  # where the hub of Hugging Face keeps files
+
+_OF = re.compile(r"(.*-)(\d{1,9})(-of-)(\d{1,9})(?!\d)(.*)", re.ASCII | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of each split, by name; their paths are relative to ``top``.
+
+    ``ignored`` counts other files, and ``problems`` has those of files that cannot be read, such as links.
+    """
+
+    top: Path
+    of_split: Mapping[str, tuple[str, ...]]
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+
+    def missing(self, split: str) -> str:
+        """Return a phrase about missing files, by names like ``train-00003-of-01024``; empty for none."""
+        series: dict[tuple[str, ...], set[int]] = {}
+        for match in filter(None, map(_OF.fullmatch, self.of_split[split])):
+            series.setdefault((match[1], match[3] + match[4]), set()).add(int(match[2]))
+        for (before, of), numbers in sorted(series.items()):
+            count = int(of.removeprefix("-of-"))
+            if missing := count - len(numbers):
+                first = next(number for number in range(count) if number not in numbers)
+                width = len(of) - len("-of-")
+                return f"{missing} of {count} files are missing, the first is {before}{first:0{width}d}{of}"
+        return ""
+
+
+def split_files(
+    path: Path, split: str | None, names: re.Pattern[str], *, follow_symlinks: bool = False
+) -> SplitFiles | None:
+    """Return the files with such names at a path, or in the folder there; None if there are none.
+
+    A file is taken for ``split``, for that of its name, or for train, and so are files without one in their
+    names. Raises UsageError for a folder in which only some names have a split, and OSError.
+    """
+    if not path.is_dir():
+        if not names.fullmatch(path.name):
+            return None
+        return SplitFiles(path.parent, {split or split_in(path.name) or "train": (path.name,)})
+    search = _Search(FolderWalk(path, follow_symlinks), FolderWalk(path, follow_symlinks), split, names)
+    for place in ("", _DATA):
+        if (path / place).is_dir() and (found := search.in_folder(place)):
+            of_split = {one: tuple(found[one]) for one in SPLITS if one in found}
+            return SplitFiles(path, of_split, search.walk.ignored + search.others, search.walk.problems)
+    folders = (
+        folder for folder in (path, *(path / name for name in (_DATA, *SPLIT_NAMES))) if folder.is_dir()
+    )
+    beside = (each for folder in folders for each in folder.iterdir())
+    if any(each.is_symlink() and names.fullmatch(each.name) for each in beside):
+        search.walk.problems.raise_all()  # all that is there may be links
+    return None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The search for files with such names; ``probe`` looks at folders, and counts nothing."""
+
+    walk: FolderWalk
+    probe: FolderWalk
+    split: str | None
+    names: re.Pattern[str]
+    others: Counter[str] = field(default_factory=Counter)
+
+    def in_folder(self, place: str) -> dict[str, list[str]]:
+        """Return the files of each split; none in a folder of class folders."""
+        folders = self.probe.folders(place)
+        splits = [folder for folder in folders if folder.lower() in SPLIT_NAMES]
+        if splits:
+            return self._by_folder(place, splits)
+        files = self._matching(place)
+        if files and any(
+            file.path.lower().endswith(IMAGE_SUFFIXES)
+            for folder in folders
+            for file in self.probe.files(f"{place}/{folder}".lstrip("/"))
+        ):
+            return {}  # classes, and what lies beside them
+        return self._by_name(files)
+
+    def _by_folder(self, place: str, folders: Sequence[str]) -> dict[str, list[str]]:
+        """Return the files of each split's folder; none unless each of them has some, and no folders."""
+        found: dict[str, list[str]] = {}
+        for folder in folders:
+            here, split = f"{place}/{folder}".lstrip("/"), SPLIT_NAMES[folder.lower()]
+            files = [] if self.probe.folders(here) else self._matching(here)
+            if not files:
+                return {}
+            if split in found:
+                raise UsageError(
+                    f"holds two folders of {split}; move one of them away", path=self.walk.top / place
+                )
+            found[split] = files
+        return found
+
+    def _by_name(self, files: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str | None, list[str]] = {}
+        for file in files:
+            found.setdefault(split_in(file.rpartition("/")[2]), []).append(file)
+        without = found.pop(None, [])
+        if without and found:
+            one = next(iter(found.values()))[0]
+            raise UsageError(
+                f"{one} is named for a split and {without[0]} is not; rename one of them, or give a folder for "
+                "each split",
+                path=self.walk.top,
+            )
+        named = {split: of_split for split, of_split in found.items() if split}
+        return {self.split or "train": without} if without else named
+
+    def _matching(self, place: str) -> list[str]:
+        files = self.walk.files(place)
+        found = [f"{place}/{file.path}".lstrip("/") for file in files if self.names.fullmatch(file.path)]
+        if found and len(found) < len(files):
+            self.others[OTHER_FILES] += len(files) - len(found)
+        return found
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What is in the files of one split; ``boxes`` have the numbers of their entries, None for no boxes."""
+
+    entries: Entries
+    reader: ByteReader
+    problems: Problems
+    classes: RecordClasses
+    schema: Schema = field(default_factory=Schema)
+    has_images: bool = True
+    boxes: npt.NDArray[np.void] | None = None
+
+
+@dataclass(frozen=True)
+class RecordSource(Source):
+    """Records in files; a label is the same in all splits, and so are the classes."""
+
+    LAYOUT: ClassVar[str]
+
+    files: SplitFiles
+    source_options: SourceOptions
+
+    @abstractmethod
+    def scan(self, split: str) -> Scanned:
+        """Return what is in a split's files, with the problems of what cannot be listed."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.files.of_split)
+
+    @property
+    def description(self) -> str:
+        counts = {split: len(files) for split, files in self.files.of_split.items()}
+        files = (f"{split} in {count} file{'' if count == 1 else 's'}" for split, count in counts.items())
+        return f"{self.LAYOUT}: {', '.join(files)}"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders below the source that its files lie in."""
+        places = (Path(name).parent for names in self.files.of_split.values() for name in names)
+        return tuple(dict.fromkeys(self.files.top / place for place in places if place.name))
+
+    def survey(self, split: str) -> Listing:
+        found = self.scanned(split)
+        entries, shortfall = found.entries, self.files.missing(split)
+        if len(found.classes.texts) and len(entries):  # numbers of texts, which differ between splits
+            entries = entries.copy()
+            entries["label"] = self._classes.places(found.classes)[entries["label"]]
+        is_first = split == self.splits[0]
+        problems = Problems()
+        if is_first:
+            problems.merge(self.files.problems)
+        problems.merge(found.problems)
+        return Listing(
+            split=split,
+            layout=self.LAYOUT,
+            entries=entries,
+            labels=self.labels,
+            reader=found.reader,
+            archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
+            expected=0 if shortfall else None,
+            shortfall=shortfall,
+            problems=problems,
+            ignored=dict(self.files.ignored) if is_first else {},
+            options=self.source_options.kept("follow_symlinks", "image_column", "label_column"),
+            schema=found.schema,
+            has_images=found.has_images,
+        )
+
+    def scanned(self, split: str) -> Scanned:
+        """Return what is in a split's files. Raises UsageError for a split that is not there."""
+        if split not in self._scanned:
+            raise no_such_split(split, self.splits)
+        return self._scanned[split]
+
+    @cached_property
+    def _scanned(self) -> dict[str, Scanned]:
+        return {split: self.scan(split) for split in self.splits}
+
+    @property
+    def labels(self) -> LabelSpace:
+        """The space of the labels in all splits. Raises LabelConflict if they disagree."""
+        return self._classes.space()
+
+    @cached_property
+    def _classes(self) -> RecordClasses:
+        classes = RecordClasses()
+        for split, found in self._scanned.items():
+            try:
+                classes.merge(found.classes)
+            except ValueError as error:
+                raise LabelConflict(f"in {split}, {error}; correct the names", path=self.files.top) from error
+        return classes
+
+
+class RecordTable:
+    """The builder of ``Listing.entries`` for records in files below ``top``.
+
+    Records over the limits are added to ``problems``.
+    """
+
+    def __init__(self, top: Path, problems: Problems) -> None:
+        self._top = top
+        self._problems = problems
+        self._table = GrowingTable(entry_dtype(1, 1))
+
+    def append(self, name: str, label: int, *, length: int, path: str, offset: int, mtime_ns: int) -> bool:
+        """Append a record that has that name of its own, "" for none; return whether it was not refused."""
+        if length > MAX_IMAGE_BYTES:
+            too_large = f"has {length} bytes, but no record may have more than {MAX_IMAGE_BYTES}; remove it"
+            place = f"{self._top / path}, byte {offset}"
+            self._problems.add(SourceDamaged(too_large, path=place, key=name), "too large")
+            return False
+        self._table.append((key_of(name), path.encode(), label, length, offset, mtime_ns))
+        return True
+
+    def finish(self, *, may_number: bool) -> Entries:
+        """Return the entries; their keys are the names of the records.
+
+        If some have no name, or two have one, ``may_number`` gives all records keys of their file and number;
+        without it these are problems.
+        """
+        entries = self._table.finish()
+        repeated = repeated_keys(entries["key"])
+        if may_number and (repeated or (entries["key"] == b"").any()):
+            return _numbered(entries)
+        for entry in entries[entries["key"] == b""]:
+            no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is no text; shorten it"
+            self._problems.add(SourceDamaged(no_key, path=self._place(entry)), "no key")
+        for key in filter(None, repeated):
+            first, second = (self._place(entries[at]) for at in np.flatnonzero(entries["key"] == key)[:2])
+            twice = f"begins here, and again at {first}; a key is for one sample, in one piece"
+            self._problems.add(SourceDamaged(twice, path=second, key=key.decode()), "twice")
+        return entries
+
+    def _place(self, entry: np.void) -> str:
+        return f"{self._top / entry['path'].decode()}, byte {entry['offset']}"
+
+
+def key_of(name: str) -> bytes:
+    """Return the key of a record with that name; none if it cannot be a key.
+
+    The name of an image of ILSVRC12 gives the key that it has in other sources.
+    """
+    key = (official_key(name.rpartition("/")[2]) or name).encode(errors="surrogateescape")
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return b""
+    return key if len(key) <= MAX_KEY_BYTES and b"\0" not in key else b""
+
+
+def _numbered(entries: Entries) -> Entries:
+    """Return the entries with keys such as ``train-00000-of-00002/00000017``."""
+    numbers = np.arange(len(entries))
+    starts = np.ones(len(entries), np.bool_)
+    starts[1:] = entries["path"][1:] != entries["path"][:-1]
+    numbers -= np.maximum.accumulate(np.where(starts, numbers, 0))
+    keys = np.char.add(entries["path"], b"/")
+    keys = np.char.add(keys, np.char.zfill(numbers.astype("S"), 8))
+    table = entries.astype(entry_dtype(keys.dtype.itemsize, entries["path"].dtype.itemsize))
+    table["key"] = keys
+    return table
+
+
+# Names in lower case, with ``_`` for all that is no letter and no digit
+IMAGES = [
+    "image",
+    "img",
+    "image_encoded",
+    "encoded_image",
+    "image_raw",
+    "raw_image",
+    "image_bytes",
+    "image_data",
+    "image_buffer",
+    "encoded",
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+    "jpg_bytes",
+    "jpeg_bytes",
+    "png_bytes",
+    "webp_bytes",
+    "picture",
+    "photo",
+]
+LABELS = [
+    "label",
+    "labels",
+    "image_class_label",
+    "class",
+    "cls",
+    "class_id",
+    "class_label",
+    "label_id",
+    "target",
+    "category",
+    "category_id",
+]
+_NO_LETTERS = re.compile(r"[^a-z0-9]+")
+
+
+def usual(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Return those of the names that are ``known``, which are IMAGES or LABELS, in the order of these."""
+    found = {name: _NO_LETTERS.sub("_", name.lower()) for name in names}
+    return sorted((name for name in found if found[name] in known), key=lambda name: known.index(found[name]))
+
+
+def usual_image(names: Iterable[str], value_of: Callable[[str], object]) -> str:
+    """Return the usual name under which the first record has an image, "" for none."""
+    values = ((name, value_of(name)) for name in usual(names, IMAGES))
+    return next((name for name, value in values if isinstance(value, bytes) and is_image_file(value)), "")
+
+
+def usual_label(names: Iterable[str], value_of: Callable[[str], object]) -> str:
+    """Return the usual name under which the first record has a label, a class's number or -1; "" for none."""
+    values = ((name, value_of(name)) for name in usual(names, LABELS))
+    numbers = range(UNLABELLED, MAX_LABEL + 1)
+    return next((name for name, value in values if type(value) is int and value in numbers), "")
+
+
+def chosen(names: Iterable[str], wanted: str, option: str) -> str:
+    """Return the name that the user means, as it is in the file or as a column has it; "" for "".
+
+    Raises UsageError, which names the ``option``, for a name that is not there.
+    """
+    names = list(names)
+    for name in names if wanted else ("",):
+        if wanted in (name, column_name(name)):
+            return name
+    there = ", ".join(names)[:200] or "none"
+    raise UsageError(f"no record has a column {wanted!r}; name it with {option}, of these: {there}")

@@ -1,1 +1,0 @@
-"""Files that hold many records each, as other libraries write them."""

@@ -1,1 +1,0 @@
-"""Parquet files with images, as Hugging Face's datasets have them."""

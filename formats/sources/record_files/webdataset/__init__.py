@@ -1,1 +1,0 @@
-"""Tar shards of WebDataset."""

@@ -1,0 +1,723 @@
+"""A miniature ILSVRC12 in its official packaging, made of a few photographs, with its defects."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from functools import cached_property, partial
+from importlib import resources
+from io import BytesIO
+from itertools import chain, cycle
+from itertools import count as count_text
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.records.labels import official_words
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.progress import NoProgress, Progress
+
+PHOTOGRAPHS = 25
+MAX_NUMBER_GAP = 400  # the real set numbers train images with gaps and with up to 5 digits
+
+Seed = tuple[int, ...]
+
+
+class Oddity(StrEnum):
+    """An oddity of the real set. The n-th is made of photograph n: cmyk.jpg is photograph 1."""
+
+    PNG = "RGBA PNG"
+    CMYK = "CMYK"
+    GRAYSCALE = "grayscale"
+    PROGRESSIVE = "progressive"
+    EXIF_6 = "EXIF orientation 6"
+    EXIF_3 = "EXIF orientation 3"
+    EXIF_8 = "EXIF orientation 8"
+    CORRUPT_EXIF = "corrupt EXIF"
+    TINY_20X17 = "20x17 pixels"
+    TINY_8X8 = "8x8 pixels"
+
+
+TRAIN_ODDITIES = dict(enumerate(Oddity))
+VAL_ODDITIES = {
+    number: oddity
+    for number, oddity in TRAIN_ODDITIES.items()
+    if oddity in (Oddity.CMYK, Oddity.GRAYSCALE, Oddity.EXIF_6)
+}
+
+
+class RandomUse(IntEnum):
+    """The uses of random numbers; each use has a separate stream."""
+
+    TRAIN = 1
+    VAL = 2
+    TEST = 3
+    CLASSES = 4
+    NUMBERS = 5
+    TAR_ORDER = 6
+    BOXES = 7
+
+
+@dataclass(frozen=True, slots=True)
+class SampleImage:
+    """One image to make. ``label`` counts from 0 in devkit order; ``seed`` decides crop and brightness."""
+
+    key: str
+    label: int
+    photograph: int
+    seed: Seed
+    oddity: Oddity | None = None
+
+    @property
+    def file_name(self) -> str:
+        """The name in its tar: the key's last part and ``.JPEG``, for any format."""
+        return self.key.rpartition("/")[2] + ".JPEG"
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """The numbers of a sample; equal plans give equal samples. Raises UsageError for impossible numbers.
+
+    Images of a split are counted across the classes: number ``n`` belongs to class ``n % classes``
+    and shows that class's photograph ``n // classes``, so for ``n`` < 25 it is photograph ``n``.
+    """
+
+    classes: int
+    train_per_class: int
+    val: int
+    test: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        counts = {
+            "classes": self.classes,
+            "train-per-class": self.train_per_class,
+            "val": self.val,
+            "test": self.test,
+        }
+        for name, count in counts.items():
+            if count < 1:
+                raise UsageError(f"{name} is {count}; a sample needs 1 or more")
+        most = len(official_words())
+        if self.classes > most:
+            raise UsageError(f"classes is {self.classes}; ILSVRC12 has {most} to choose from")
+        if self.seed < 0:
+            raise UsageError(f"seed is {self.seed}; give 0 or more")
+
+    @cached_property
+    def wnids(self) -> tuple[str, ...]:
+        """The classes in devkit order, not sorted, as there: ``wnids[i]`` has ILSVRC2012_ID *i* + 1."""
+        official = tuple(official_words())
+        order = unsorted_permutation(np.random.default_rng((self.seed, RandomUse.CLASSES)), len(official))
+        return tuple(official[i] for i in order[: self.classes])
+
+    def photographs(self, label: int) -> range:
+        """Return the photographs of a class; from 26 classes on, classes share them."""
+        return range(label % PHOTOGRAPHS, PHOTOGRAPHS, self.classes)
+
+    def train_images(self, label: int) -> Iterator[SampleImage]:
+        """Yield the images of one class by ascending number; numbers have gaps and no fixed width."""
+        wnid = self.wnids[label]
+        rng = np.random.default_rng((self.seed, RandomUse.NUMBERS, label))
+        gaps = rng.integers(2, MAX_NUMBER_GAP, self.train_per_class)
+        for rank, number in enumerate(gaps.cumsum()):
+            n = rank * self.classes + label
+            yield self._image(f"{wnid}/{wnid}_{number}", n, RandomUse.TRAIN, TRAIN_ODDITIES)
+
+    def val_images(self) -> Iterator[SampleImage]:
+        """Return the images by ascending name, the order of the ground truth; classes are mixed and even."""
+        return self._flat_images("val", self.val, RandomUse.VAL, VAL_ODDITIES)
+
+    def test_images(self) -> Iterator[SampleImage]:
+        """Return the images by ascending name; no archive has their labels."""
+        return self._flat_images("test", self.test, RandomUse.TEST, {})
+
+    def _flat_images(
+        self, split: str, count: int, stream: RandomUse, oddities: Mapping[int, Oddity]
+    ) -> Iterator[SampleImage]:
+        mixed = np.random.default_rng((self.seed, stream)).permutation(count)
+        for number, n in enumerate(mixed.tolist(), start=1):
+            yield self._image(f"ILSVRC2012_{split}_{number:08d}", n, stream, oddities)
+
+    def _image(self, key: str, n: int, stream: RandomUse, oddities: Mapping[int, Oddity]) -> SampleImage:
+        rank, label = divmod(n, self.classes)
+        choice = self.photographs(label)
+        seed = (self.seed, stream, label, rank)
+        return SampleImage(key, label, choice[rank % len(choice)], seed, oddities.get(n))
+
+
+def unsorted_permutation(rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+    """Return a permutation of ``range(count)`` that begins with a descent, so that it is never sorted."""
+    order = rng.permutation(count)
+    order[:2] = np.sort(order[:2])[::-1]
+    return order
+
+
+JPEG_QUALITY = 92
+LONGER_SIDE = (400, 500)  # pixels; the real set's mean is 473x406
+PNG_SIDE = 200  # an RGBA PNG of full size would be larger than its whole class
+MARKER_COMMENT, MARKER_EXIF = 0xFE, 0xE1
+
+Pixels = npt.NDArray[np.uint8]
+
+ORIENTATIONS = {  # EXIF value, counter-clockwise quarter turns from upright to stored, byte order
+    Oddity.EXIF_6: (6, 1, ">"),
+    Oddity.EXIF_3: (3, 2, "<"),
+    Oddity.EXIF_8: (8, 3, ">"),
+}
+TINY = {Oddity.TINY_20X17: (20, 17), Oddity.TINY_8X8: (8, 8)}
+
+
+@dataclass(frozen=True)
+class Album:
+    """The photographs, by name, as BGR uint8 [H, W, 3]; ``cmyk`` is a finished JPEG of photograph 1.
+
+    ``on_draw`` is called before each image is drawn.
+    """
+
+    names: tuple[str, ...]
+    photographs: tuple[Pixels, ...]
+    cmyk: bytes
+    on_draw: Callable[[], None] | None = None
+
+    @classmethod
+    def load(cls, on_draw: Callable[[], None] | None = None) -> Album:
+        """Return the photographs in the package."""
+        folder = resources.files("shardprep.formats.data.photographs")
+        files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".jpg")}
+        cmyk = files.pop("cmyk.jpg")
+        names = tuple(sorted(files))
+        return cls(names, tuple(_decode(files[name]) for name in names), cmyk, on_draw)
+
+    def draw(self, image: SampleImage) -> bytes:
+        """Return the encoded image. Deterministic for the same releases of OpenCV and NumPy."""
+        if self.on_draw is not None:
+            self.on_draw()
+        if image.oddity is Oddity.CMYK:
+            return insert_segment(self.cmyk, MARKER_COMMENT, image.key.encode())
+        pixels = _crop(self.photographs[image.photograph], np.random.default_rng(image.seed))
+        return _encode(pixels, image.oddity)
+
+
+@contextmanager
+def single_threaded_opencv() -> Iterator[None]:
+    """Keep OpenCV from starting threads: the images are small, and a later fork would lose the threads."""
+    import cv2  # start-up time, here and below
+
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before)
+
+
+def _decode(jpeg: bytes) -> Pixels:
+    import cv2
+
+    pixels = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+    return np.asarray(pixels, np.uint8)
+
+
+def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
+    """Return a crop of 40 to 100 % of each side, mirrored or not, a little brighter or darker."""
+    height, width = (round(side * share) for side, share in zip(photograph.shape, _shares(rng), strict=False))
+    top = rng.integers(photograph.shape[0] - height + 1)
+    left = rng.integers(photograph.shape[1] - width + 1)
+    pixels = photograph[top : top + height, left : left + width]
+    if rng.random() < 0.5:
+        pixels = pixels[:, ::-1]
+    light = np.clip(np.arange(256) * rng.uniform(0.85, 1.15), 0, 255).astype(np.uint8)
+    scale = rng.integers(*LONGER_SIDE, endpoint=True) / max(height, width)
+    return _resize(light[pixels], round(width * scale), round(height * scale))
+
+
+def _shares(rng: np.random.Generator) -> tuple[float, float]:
+    share = rng.uniform(0.5, 1.0)
+    other = share * rng.uniform(0.8, 1.0)
+    return (share, other) if rng.random() < 0.5 else (other, share)
+
+
+def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
+    import cv2
+
+    # the plain bilinear filter may round differently from one CPU to the next
+    resized = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR_EXACT)
+    return np.asarray(resized, np.uint8)
+
+
+def _encode(pixels: Pixels, oddity: Oddity | None) -> bytes:
+    import cv2
+
+    if oddity is Oddity.PNG:
+        return _png(pixels)
+    if oddity is Oddity.GRAYSCALE:
+        return _jpeg(np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY), np.uint8))
+    if oddity is Oddity.PROGRESSIVE:
+        return _jpeg(pixels, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
+    if oddity is Oddity.CORRUPT_EXIF:
+        return insert_segment(_jpeg(pixels), MARKER_EXIF, corrupt_exif())
+    if oddity in ORIENTATIONS:
+        orientation, quarter_turns, order = ORIENTATIONS[oddity]
+        return insert_segment(_jpeg(np.rot90(pixels, quarter_turns)), MARKER_EXIF, exif(orientation, order))
+    return _jpeg(_resize(pixels, *TINY[oddity]) if oddity in TINY else pixels)
+
+
+def _jpeg(pixels: Pixels, *options: int) -> bytes:
+    import cv2
+
+    parameters = (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY, *options)
+    return bytes(cv2.imencode(".jpg", np.ascontiguousarray(pixels), parameters)[1])
+
+
+def _png(pixels: Pixels) -> bytes:
+    import cv2
+
+    height, width = pixels.shape[:2]
+    small = _resize(pixels, PNG_SIDE, round(height * PNG_SIDE / width))
+    return bytes(cv2.imencode(".png", cv2.cvtColor(small, cv2.COLOR_BGR2BGRA))[1])
+
+
+def insert_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
+    """Return ``jpeg`` with one more segment after its start; ``payload`` has at most 65,533 bytes."""
+    return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload + jpeg[2:]
+
+
+def exif(orientation: int, order: str) -> bytes:
+    """Return an APP1 payload with the orientation alone; ``order`` is ``<`` (Intel) or ``>`` (Motorola)."""
+    magic = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    directory = struct.pack(order + "IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    return b"Exif\0\0" + magic + directory
+
+
+def corrupt_exif() -> bytes:
+    """Return an APP1 payload with its directory far outside of it."""
+    return b"Exif\0\0" + struct.pack(">4sI", b"MM\0*", 0x7FFFFFF0) + b"\xff" * 24
+
+
+MTIME = 1_341_360_000  # a fixed time in the summer of 2012, as in the real archives
+
+
+@contextmanager
+def published(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write that gets its name only when it is complete, and is removed after an error.
+
+    A kill leaves ``<name>.partial``, which the next run overwrites. Raises OSError if the disk fails.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def tar_gz(file: IO[bytes]) -> Iterator[tarfile.TarFile]:
+    """Open a compressed tar to add members to; equal members give equal bytes with the same zlib."""
+    with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed, tar_of(packed) as tar:
+        yield tar
+
+
+def tar_of(file: IO[bytes] | gzip.GzipFile) -> tarfile.TarFile:
+    """Open an uncompressed tar to add members to; closing pads it to a multiple of 10,240 bytes."""
+    return tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
+
+
+def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Append a file without an owner and with the time of all others."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = len(data), MTIME, 0o644
+    tar.addfile(member, BytesIO(data))
+
+
+def write_train(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
+    """Write a tar of class tars, by ascending wnid. One class is in memory at a time."""
+    labels = {wnid: label for label, wnid in enumerate(plan.wnids)}
+    with tar_of(file) as tar:
+        for wnid in sorted(labels):
+            add_member(tar, f"{wnid}.tar", _class_tar(plan.train_images(labels[wnid]), album))
+
+
+def _class_tar(images: Iterator[SampleImage], album: Album) -> bytes:
+    file = BytesIO()
+    with tar_of(file) as tar:
+        for image in images:
+            add_member(tar, image.file_name, album.draw(image))
+    return file.getvalue()
+
+
+def write_val(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
+    """Write a flat tar, not in the order of names."""
+    _write_flat(file, list(plan.val_images()), album)
+
+
+def write_test(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
+    """Write a tar of one folder ``test``, not in the order of names."""
+    _write_flat(file, list(plan.test_images()), album, prefix="test/")
+
+
+def _write_flat(file: IO[bytes], images: list[SampleImage], album: Album, *, prefix: str = "") -> None:
+    seed, stream, *_ = images[0].seed
+    order = unsorted_permutation(np.random.default_rng((seed, RandomUse.TAR_ORDER, stream)), len(images))
+    with tar_of(file) as tar:
+        for i in order:
+            add_member(tar, prefix + images[i].file_name, album.draw(images[i]))
+
+
+class BoxDefect(StrEnum):
+    """A defect, or an unusual property, of an annotation."""
+
+    NONE = "none"
+    DISPLAYED_SIZE = "displayed size differs from the image's"
+    SWAPPED = "xmin and xmax swapped"
+    OUTSIDE = "reaches out of the image"
+    FAR_OUTSIDE = "wholly out of the image"
+    FLOAT = "fractions of pixels"
+    PERCENT_S = "filename is %s"
+    TWO_OBJECTS = "two objects"
+
+
+ANNOTATIONS = 2 * len(BoxDefect)  # per archive, if there are as many images
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """A box in pixels of the displayed size, as in the XML: numbers in any order and form."""
+
+    xmin: float
+    ymin: float
+    xmax: float
+    ymax: float
+
+
+def annotated(images: list[SampleImage]) -> list[tuple[SampleImage, BoxDefect]]:
+    """Return the images that get an annotation, spread evenly, each with its defect."""
+    step = max(1, len(images) // ANNOTATIONS)
+    return list(zip(images[::step][:ANNOTATIONS], cycle(BoxDefect), strict=False))
+
+
+def annotated_train(plan: SamplePlan) -> list[tuple[SampleImage, BoxDefect]]:
+    """Return the annotated images of train."""
+    return annotated(list(chain.from_iterable(plan.train_images(i) for i in range(plan.classes))))
+
+
+def annotated_val(plan: SamplePlan) -> list[tuple[SampleImage, BoxDefect]]:
+    """Return the annotated images of val."""
+    return annotated(list(plan.val_images()))
+
+
+def write_train_boxes(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
+    """Write ``<wnid>/<wnid>_<number>.xml`` for each annotated image."""
+    with tar_gz(file) as tar:
+        for image, defect in annotated_train(plan):
+            add_member(tar, f"{image.key}.xml", annotation(image, defect, plan, album).encode())
+
+
+def write_val_boxes(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
+    """Write ``val/ILSVRC2012_val_<number>.xml`` for each annotated image."""
+    with tar_gz(file) as tar:
+        for image, defect in annotated_val(plan):
+            add_member(tar, f"val/{image.key}.xml", annotation(image, defect, plan, album).encode())
+
+
+def annotation(image: SampleImage, defect: BoxDefect, plan: SamplePlan, album: Album) -> str:
+    """Return the XML of one image."""
+    wnid = plan.wnids[image.label]
+    folder, name = wnid if "/" in image.key else "val", image.key.rpartition("/")[2]
+    header = read_image_header(album.draw(image))
+    width, height = header.width, header.height
+    if defect is BoxDefect.DISPLAYED_SIZE:
+        width, height = width * 3 // 2, height * 3 // 2
+    rng = np.random.default_rng((*image.seed, RandomUse.BOXES))
+    objects = "".join(_object(wnid, box) for box in _rectangles(defect, width, height, rng))
+    return f"""\
+<annotation>
+	<folder>{folder}</folder>
+	<filename>{"%s" if defect is BoxDefect.PERCENT_S else name}</filename>
+	<source>
+		<database>ILSVRC_2012</database>
+	</source>
+	<size>
+		<width>{width}</width>
+		<height>{height}</height>
+		<depth>3</depth>
+	</size>
+	<segmented>0</segmented>
+{objects}</annotation>
+"""
+
+
+def _object(wnid: str, box: Rectangle) -> str:
+    return f"""\
+	<object>
+		<name>{wnid}</name>
+		<pose>Unspecified</pose>
+		<truncated>0</truncated>
+		<difficult>0</difficult>
+		<bndbox>
+			<xmin>{box.xmin}</xmin>
+			<ymin>{box.ymin}</ymin>
+			<xmax>{box.xmax}</xmax>
+			<ymax>{box.ymax}</ymax>
+		</bndbox>
+	</object>
+"""
+
+
+def _rectangles(defect: BoxDefect, width: int, height: int, rng: np.random.Generator) -> Iterator[Rectangle]:
+    left, top = int(rng.integers(width // 3)), int(rng.integers(height // 3))
+    right, bottom = width - 1 - int(rng.integers(width // 3)), height - 1 - int(rng.integers(height // 3))
+    if defect is BoxDefect.SWAPPED:
+        left, right = right, left
+    if defect is BoxDefect.FAR_OUTSIDE:
+        left = width + 5
+    if defect in (BoxDefect.OUTSIDE, BoxDefect.FAR_OUTSIDE):
+        right = width + 40
+    offset = 0.25 if defect is BoxDefect.FLOAT else 0
+    yield Rectangle(left + offset, top + offset, right + offset, bottom + offset)
+    if defect is BoxDefect.TWO_OBJECTS:
+        yield Rectangle(0, 0, width // 2, height // 2)
+
+
+INT8, INT32, UINT16, UINT32, DOUBLE, MATRIX, COMPRESSED = 1, 5, 4, 6, 9, 14, 15  # table 1-1
+
+STRUCT, CHAR, DOUBLE_ARRAY = 2, 4, 6  # table 1-3
+
+VERSION = b"\x00\x01IM"  # 1.0, little-endian
+
+NAME_BYTES = 32  # a field's name, with the zero that ends it
+
+Cell = str | float | Sequence[float]
+
+FOLDER = "ILSVRC2012_devkit_t12"
+FIRST_WNID_OF_THINGS = "n02666196"  # abacus: the 398 classes before it, by wnid, are animals
+MAT_COMMENT = "MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat"
+README = """\
+This is a miniature of the ILSVRC2012 development kit, made by `prep sample`: its archives are packed as the
+official ones are, and their images are crops of a few free photographs. The classes' names are real, what the
+images show is not of these classes. It serves to try things out and is of no use for an evaluation.
+
+data/meta.mat                                   the classes: ILSVRC2012_ID, WNID, words, ...
+data/ILSVRC2012_validation_ground_truth.txt     an ILSVRC2012_ID per validation image, by ascending file name
+"""
+
+
+def write_struct_array(name: str, columns: Mapping[str, Sequence[Cell]], *, comment: str) -> bytes:
+    """Return a MAT file with one struct array of shape (n, 1). Deterministic: it contains no time.
+
+    A cell is text, a number, or a row of numbers.
+    """
+    rows = zip(*columns.values(), strict=True)
+    cells = [_cell(value) for row in rows for value in row]
+    parts = [
+        _element(INT32, struct.pack("<i", NAME_BYTES)),
+        _element(INT8, b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in columns)),
+        *cells,
+    ]
+    array = _array(STRUCT, (len(cells) // len(columns), 1), parts, name=name)
+    packed = zlib.compress(array)
+    header = comment.encode().ljust(116)[:116] + bytes(8) + VERSION
+    return header + struct.pack("<II", COMPRESSED, len(packed)) + packed
+
+
+def _cell(value: Cell) -> bytes:
+    if isinstance(value, str):
+        data = _element(UINT16, value.encode("utf-16-le"))
+        return _array(CHAR, (1, len(value)), [data])
+    numbers = [value] if isinstance(value, int | float) else list(value)
+    data = _element(DOUBLE, struct.pack(f"<{len(numbers)}d", *numbers))
+    return _array(DOUBLE_ARRAY, (1, len(numbers)), [data])
+
+
+def _array(kind: int, shape: tuple[int, int], parts: Sequence[bytes], *, name: str = "") -> bytes:
+    head = [
+        _element(UINT32, struct.pack("<II", kind, 0)),
+        _element(INT32, struct.pack("<2i", *shape)),
+        _element(INT8, name.encode()),
+    ]
+    return _element(MATRIX, b"".join([*head, *parts]))
+
+
+def _element(kind: int, data: bytes) -> bytes:
+    return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Synset:
+    """A row of meta.mat: a class (a leaf, of height 0) or a group of classes."""
+
+    wnid: str
+    words: str
+    gloss: str
+    children: tuple[int, ...] = ()
+    height: int = 0
+    train_images: int = 0
+
+
+def write_devkit(file: IO[bytes], plan: SamplePlan, photographs: tuple[str, ...]) -> None:
+    """Write the devkit; a class's gloss names the photographs that its images are crops of."""
+    truth = "".join(f"{image.label + 1}\n" for image in plan.val_images())
+    with tar_gz(file) as tar:
+        add_member(tar, f"{FOLDER}/readme.txt", README.encode())
+        add_member(tar, f"{FOLDER}/data/meta.mat", meta_mat(synsets(plan, photographs)))
+        add_member(tar, f"{FOLDER}/data/ILSVRC2012_validation_ground_truth.txt", truth.encode())
+
+
+def synsets(plan: SamplePlan, photographs: tuple[str, ...]) -> list[Synset]:
+    """Return the rows of meta.mat, ILSVRC2012_ID 1 first: the classes, then animal, thing and entity."""
+    leaves = [_leaf(plan, label, photographs) for label in range(plan.classes)]
+    animals, things = _ids(leaves, animals=True), _ids(leaves, animals=False)
+    groups = [
+        Synset("n00015388", "animal", "all the animals here", animals, height=1),
+        Synset("n00001930", "physical entity", "all the rest", things, height=1),
+    ]
+    groups = [group for group in groups if group.children]  # a group without children would be a class
+    children = tuple(range(len(leaves) + 1, len(leaves) + len(groups) + 1))
+    return [*leaves, *groups, Synset("n00001740", "entity", "all there is", children, height=2)]
+
+
+def _leaf(plan: SamplePlan, label: int, photographs: tuple[str, ...]) -> Synset:
+    wnid = plan.wnids[label]
+    gloss = "here, crops of " + ", ".join(photographs[p] for p in plan.photographs(label))
+    return Synset(wnid, official_words()[wnid], gloss, train_images=plan.train_per_class)
+
+
+def _ids(leaves: list[Synset], *, animals: bool) -> tuple[int, ...]:
+    return tuple(i for i, leaf in enumerate(leaves, start=1) if (leaf.wnid < FIRST_WNID_OF_THINGS) is animals)
+
+
+def meta_mat(rows: list[Synset]) -> bytes:
+    """Return a MATLAB 5 file with the struct array ``synsets`` of shape (n, 1)."""
+    columns: dict[str, list[Cell]] = {
+        "ILSVRC2012_ID": [float(i) for i in range(1, len(rows) + 1)],
+        "WNID": [row.wnid for row in rows],
+        "words": [row.words for row in rows],
+        "gloss": [row.gloss for row in rows],
+        "num_children": [float(len(row.children)) for row in rows],
+        "children": [row.children for row in rows],
+        "wordnet_height": [float(row.height) for row in rows],
+        "num_train_images": [float(row.train_images) for row in rows],
+    }
+    return write_struct_array("synsets", columns, comment=MAT_COMMENT)
+
+
+TRAIN = "ILSVRC2012_img_train.tar"
+VAL = "ILSVRC2012_img_val.tar"
+TEST = "ILSVRC2012_img_test.tar"
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+TRAIN_BOXES = "ILSVRC2012_bbox_train_v2.tar.gz"
+VAL_BOXES = "ILSVRC2012_bbox_val_v3.tgz"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFile:
+    """An archive that was written; ``size`` in bytes."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOddity:
+    """An oddity of one image or annotation: its kind, its key and its archive."""
+
+    kind: str
+    key: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSummary:
+    """A sample: files, ``wnids`` in devkit order (ILSVRC2012_ID 1 first), ``images`` per split, oddities."""
+
+    files: tuple[SampleFile, ...]
+    wnids: tuple[str, ...]
+    images: dict[str, int]
+    oddities: tuple[SampleOddity, ...]
+
+
+def make_sample(
+    output: str | os.PathLike[str],
+    *,
+    classes: int = 10,
+    train_per_class: int = 30,
+    val: int = 100,
+    test: int = 20,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SampleSummary:
+    """Write six archives into the folder ``output``, which is created if it does not exist.
+
+    ``classes`` is the number of classes, 1 to 1,000; ``train_per_class`` the number of training images of
+    each class; ``val`` and ``test`` the numbers of validation and test images, at least 1. Another ``seed``
+    (0 or more) gives other classes and crops. ``progress`` receives the progress; None shows none.
+
+    Equal arguments give equal bytes with the same releases of OpenCV, NumPy, SciPy and zlib. An archive gets
+    its name only when it is complete. Raises UsageError if the folder holds one already or a number is not
+    possible, and OSError if the disk fails.
+    """
+    folder = user_path(output)
+    plan = SamplePlan(classes, train_per_class, val, test, seed)
+    images = {"train": classes * train_per_class, "val": val, "test": test}
+    with single_threaded_opencv(), _drawing(plan, images, progress or NoProgress()) as on_draw:
+        writers = _writers(plan, Album.load(on_draw))
+        _refuse_existing(folder, writers)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, write in writers.items():
+            with published(folder / name) as file:
+                write(file)
+    files = tuple(SampleFile(name, (folder / name).stat().st_size) for name in writers)
+    return SampleSummary(files, plan.wnids, images, tuple(_oddities(plan)))
+
+
+@contextmanager
+def _drawing(plan: SamplePlan, images: dict[str, int], progress: Progress) -> Iterator[Callable[[], None]]:
+    """Show the number of drawn images; those with boxes are drawn again, for their sizes."""
+    annotated = len(annotated_train(plan)) + len(annotated_val(plan))
+    drawn = count_text()
+    with progress.task("sample", records=sum(images.values()) + annotated, size=0):
+        yield lambda: progress.at(next(drawn), 0)
+
+
+def _writers(plan: SamplePlan, album: Album) -> dict[str, Callable[[IO[bytes]], None]]:
+    return {
+        TRAIN: partial(write_train, plan=plan, album=album),
+        VAL: partial(write_val, plan=plan, album=album),
+        TEST: partial(write_test, plan=plan, album=album),
+        DEVKIT: partial(write_devkit, plan=plan, photographs=album.names),
+        TRAIN_BOXES: partial(write_train_boxes, plan=plan, album=album),
+        VAL_BOXES: partial(write_val_boxes, plan=plan, album=album),
+    }
+
+
+def _refuse_existing(output: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if (output / name).exists():
+            raise UsageError("is there already; choose another folder, or delete it", path=output / name)
+
+
+def _oddities(plan: SamplePlan) -> Iterator[SampleOddity]:
+    for label in range(plan.classes):
+        yield from _odd_images(plan.train_images(label), TRAIN)
+    yield from _odd_images(plan.val_images(), VAL)
+    for file, images in ((TRAIN_BOXES, annotated_train(plan)), (VAL_BOXES, annotated_val(plan))):
+        for image, defect in images:
+            if defect is not BoxDefect.NONE:
+                yield SampleOddity(defect, image.key, file)
+
+
+def _odd_images(images: Iterable[SampleImage], file: str) -> Iterator[SampleOddity]:
+    return (SampleOddity(image.oddity, image.key, file) for image in images if image.oddity)

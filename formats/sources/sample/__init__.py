@@ -1,1 +1,0 @@
-"""A small dataset in the form of the official archives."""

@@ -1,1 +1,0 @@
-"""Twenty-five free photographs, the stuff of the sample dataset; see LICENSES.md."""

@@ -1,0 +1,476 @@
+"""The contracts of a source of images, its listing and its reader, and the options of reading one."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import ShardprepError, UsageError, printable
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
+from shardprep.formats.runtime.owned import not_copyable
+
+SPLITS = ("train", "val", "test")
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    **dict.fromkeys(("val", "valid", "validation", "eval"), "val"),
+}
+"""The split that a name in lower case means."""
+
+SPLIT_COLUMN = "split"
+_WORD = re.compile(r"[a-z]+")
+
+
+def split_of(cell: object) -> str | None:
+    """Return the split that a cell of a table means; None for any other value."""
+    return SPLIT_NAMES.get(cell.strip().lower()) if isinstance(cell, str) else None
+
+
+def split_folders(path: Path) -> dict[str, str]:
+    """Return the folders of splits in a folder, by split and in the order of SPLITS.
+
+    Raises UsageError for two folders of one split.
+    """
+    found: dict[str, str] = {}
+    with os.scandir(path) as entries:
+        names = sorted(
+            entry.name for entry in entries if entry.name.lower() in SPLIT_NAMES and entry.is_dir()
+        )
+    for name in names:
+        split = SPLIT_NAMES[name.lower()]
+        if split in found:
+            raise UsageError(
+                f"holds {found[split]} and {name}, both of {split}; move one of them away", path=path
+            )
+        found[split] = name
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def split_in(name: str) -> str | None:
+    """Return the split that is a word of a file's name; None if there is none, or two."""
+    words = {SPLIT_NAMES[word] for word in _WORD.findall(name.lower()) if word in SPLIT_NAMES}
+    return words.pop() if len(words) == 1 else None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One kind of problem: the error of the first case, and the number of cases."""
+
+    first: ShardprepError | OSError
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self._text}{self._of_how_many}"
+
+    @property
+    def _text(self) -> str:
+        if isinstance(self.first, ShardprepError) or self.first.filename is None:
+            return str(self.first)
+        return f"{printable(str(self.first.filename))}: {self.first.strerror}"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of ``prep`` for this problem."""
+        return getattr(self.first, "exit_code", ShardprepError.exit_code)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the problem as a JSON object."""
+        return {"count": self.count, "first": self._text, "exit_code": self.exit_code}
+
+    @property
+    def _of_how_many(self) -> str:
+        return f" (the first of {self.count:,})" if self.count > 1 else ""
+
+    def error(self, others: str) -> ShardprepError | OSError:
+        """Return the first case's error; its message counts the cases and ends with ``others``."""
+        if not isinstance(self.first, ShardprepError):
+            return self.first
+        whole = copy(self.first)
+        whole.message = f"{self.first.message}{self._of_how_many}{others}"
+        return whole
+
+
+class Problems:
+    """The problems that were found so far, in the order of their first cases. Picklable."""
+
+    def __init__(self) -> None:
+        self._of_kind: dict[str, Problem] = {}
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._of_kind.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._of_kind)
+
+    @property
+    def cases(self) -> int:
+        """The number of cases of all kinds."""
+        return sum(problem.count for problem in self)
+
+    def add(self, error: ShardprepError | OSError, kind: str = "") -> None:
+        """Add a case. Cases of one ``kind`` are counted together; by default these have one message."""
+        alike = error.message if isinstance(error, ShardprepError) else error.strerror
+        self._count(kind or alike or type(error).__name__, Problem(error))
+
+    def merge(self, others: Problems) -> None:
+        """Add all cases of ``others``."""
+        for kind, problem in others._of_kind.items():
+            self._count(kind, problem)
+
+    @contextmanager
+    def collected(self, kind: str = "") -> Iterator[None]:
+        """Add the ShardprepError or OSError that leaves the block, which then ends without it."""
+        try:
+            yield
+        except (ShardprepError, OSError) as error:
+            self.add(error, kind)
+
+    def raise_all(self) -> None:
+        """Raise the first problem's error, with a message of all problems; return if there are none."""
+        if not self._of_kind:
+            return
+        first, *others = self
+        raise first.error("".join(f"; also: {other}" for other in others))
+
+    def _count(self, kind: str, problem: Problem) -> None:
+        known = self._of_kind.get(kind)
+        self._of_kind[kind] = replace(known, count=known.count + problem.count) if known else problem
+
+
+Entries = npt.NDArray[np.void]
+
+
+def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
+    """Return the columns of a listing: a record's key and label, and the place of its bytes.
+
+    ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside of one.
+    ``mtime_ns`` is the file's by :func:`.trees.mtime_of`, 0 in an archive; it shows that a source has
+    changed since it was planned. A source may add columns for its reader.
+    """
+    return np.dtype(
+        [
+            ("key", f"S{max(1, key_bytes)}"),
+            ("path", f"S{max(1, path_bytes)}"),
+            ("label", "<i4"),
+            ("length", "<i8"),
+            ("offset", "<i8"),
+            ("mtime_ns", "<i8"),
+        ]
+    )
+
+
+class WholeArchive(NamedTuple):
+    """An archive that has all images of a listing, each as it is, at its ``offset``; ``size`` in bytes."""
+
+    path: Path
+    size: int
+
+
+class ByteReader(AbstractContextManager["ByteReader"]):
+    """Reader of an entry's bytes. Entering opens it for this process.
+
+    Copyable and picklable while it is closed; raises NotCopyable while it is open. Not thread-safe. Leaving
+    raises SourceDamaged if the source changed since it was opened.
+    """
+
+    def expect(self, entries: Entries) -> None:
+        """Note that these entries are read next, in this order; some may be left out.
+
+        A reader for which each answer takes long reads ahead.
+        """
+        return
+
+    @abstractmethod
+    def read(self, entry: np.void) -> bytes:
+        """Return all bytes of the entry. Raises SourceDamaged if they have changed or are missing."""
+
+    @property
+    def archive(self) -> WholeArchive | None:
+        """The archive in which the images may stay; None if there is none."""
+        return None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the reader was entered and not left; always false for a reader that opens nothing."""
+        return False
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        if self.is_open:
+            raise not_copyable(self, "leave its context first, or copy it before it is entered")
+        return super().__reduce_ex__(protocol)
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        """Return the encoded values of the listing's columns, in the order of its schema.
+
+        Raises SourceDamaged like :meth:`read`, and BadValue for a value that its column cannot hold.
+        """
+        return ()
+
+    def only(self, entries: Entries) -> ByteReader:
+        """Return a reader of these entries alone, to be pickled: a job needs no table of all others."""
+        return self
+
+    @abstractmethod
+    def where(self, entry: np.void) -> str:
+        """Return the entry's place for messages: a path, or an archive and a byte offset."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file of the source: its name, never a path; ``md5`` and ``verified`` are what was checked.
+
+    A file in object storage has an ``e_tag``, and 0 as ``mtime_ns``.
+    """
+
+    name: str
+    size: int
+    mtime_ns: int
+    md5: str | None = None
+    verified: str = "no"
+    e_tag: str = ""
+
+    @property
+    def state(self) -> list[Any]:
+        """What must be equal when a conversion goes on, as JSON."""
+        return [self.name, self.size, self.mtime_ns, *([self.e_tag] if self.e_tag else [])]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the manifest keeps: nothing that depends on the time; the MD5 if it is the official."""
+        checked = {"md5": self.md5} if self.verified == "md5" else {}
+        return {"name": self.name, "size": self.size, **checked}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One split of a source: every image, not yet read.
+
+    ``entries`` (dtype of :func:`entry_dtype`) are in any order and have unique keys; ``expected`` is the
+    number of images that there should be, None if it is unknown. ``problems`` are those of files that could
+    not be listed. ``ignored`` counts the files and folders of file managers, hidden ones, and others that
+    were left out, by name; ``notes`` are lines about what else was. ``options`` are those that the source was
+    read with, as the manifest keeps them. ``schema`` has the columns beside key, label and image, of which
+    the reader gives the values; ``has_images`` is False for records without an image, of which the reader
+    gives no bytes. ``kept_by`` is what decides the entries, if they are worth keeping until the conversion is
+    finished, because they took long.
+    """
+
+    split: str
+    layout: str
+    entries: Entries
+    labels: LabelSpace
+    reader: ByteReader
+    archives: tuple[Archive, ...] = ()
+    expected: int | None = None
+    shortfall: str = ""
+    problems: Problems = field(default_factory=Problems)
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    schema: Schema = field(default_factory=Schema)
+    has_images: bool = True
+    kept_by: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One annotated object of one image, in fractions of the displayed size, 0 ≤ min ≤ max ≤ 1."""
+
+    key: str
+    name: str
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
+
+
+class Source(ABC):
+    """A dataset to convert: official archives, an extracted tree, class folders, or an LMDB."""
+
+    @property
+    @abstractmethod
+    def splits(self) -> tuple[str, ...]:
+        """The splits that were found, in the order train, val, test."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """One line for the user that describes the source."""
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders, absolute and without links, in which any new file may become an image."""
+        return ()
+
+    @abstractmethod
+    def survey(self, split: str) -> Listing:
+        """Return every image of a split that can be listed, and the problems of the others.
+
+        Deterministic; reads headers and folder entries, never pixels. Raises DataError if nothing can be
+        listed, and OSError if the source cannot be read.
+        """
+
+    def listing(self, split: str) -> Listing:
+        """Return every image of a split.
+
+        Raises DataError if the source is damaged, contradicts itself, or holds links, devices, duplicate or
+        hostile names, with the number of problems and the first of each kind, and OSError.
+        """
+        listing = self.survey(split)
+        listing.problems.raise_all()
+        return listing
+
+    def known_by(self, split: str) -> Mapping[str, Any] | None:
+        """Return all that decides a split's entries, as a JSON object; None if only a survey tells.
+
+        The entries are in an archive then, and :meth:`survey_of` does without reading its headers.
+        Raises what :meth:`survey` raises.
+        """
+        return None
+
+    def survey_of(self, split: str, entries: Entries) -> Listing:
+        """Return the survey of a split, given the entries of an earlier one that was known by the same."""
+        return self.survey(split)
+
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        """Return the split's annotated boxes, ordered by key and by object; None if it has none."""
+        return None
+
+
+def no_such_split(split: str, splits: tuple[str, ...]) -> UsageError:
+    return UsageError(f"the source has no split {split!r}, only {', '.join(splits)}")
+
+
+_KEPT = {
+    "follow_symlinks": bool,
+    "skip_non_images": bool,
+    "val_fraction": float,
+    "path_column": str,
+    "label_column": str,
+    "image_column": str,
+    "columns": list,
+    "pairs": list,
+    "coco": str,
+}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options of a conversion that say how its source is read.
+
+    ``follow_symlinks`` reads the files and folders that links in an image tree, or to the files of a list,
+    point to, within the source or not. ``skip_non_images`` leaves out files of an image tree or a list that
+    are no images by their names and first bytes; damaged images stay errors. ``val_fraction``, above 0 and
+    below 1, splits a source that has train only: it is the part of each class that becomes val. For lists of
+    images: ``root`` is the folder that the paths begin at (None: the list's own). For lists and tables of
+    metadata, ``path_column`` and ``label_column`` are the names of the columns in a CSV file, or of the keys
+    in a file of JSON lines (None: the usual ones). For files of records (WebDataset, TFRecord,
+    Parquet, tensorpack's LMDB), ``image_column`` and ``label_column`` name the part, feature, column or
+    component that is the image and the label (None: the usual ones; empty: none).
+
+    For columns beside key, label and image: ``columns`` chooses those of a list, ``metadata.csv`` or
+    ``metadata.jsonl``, each as ``"NAME:KIND"`` or ``"NAME:KIND=HEADER"`` (none: those of a list are not
+    taken, and of metadata all are, with guessed kinds).
+    ``pairs`` are folders of images that belong to the images, each as ``"NAME=FOLDER"``, relative to the
+    split's folder or to the source, or absolute. ``coco`` is the path of COCO's instances, relative to the
+    source. All but ``root`` are kept in the manifest. Raises UsageError.
+    """
+
+    follow_symlinks: bool = False
+    skip_non_images: bool = False
+    val_fraction: float | None = None
+    root: str | os.PathLike[str] | None = None
+    path_column: str | None = None
+    label_column: str | None = None
+    image_column: str | None = None
+    columns: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
+    coco: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.val_fraction is not None and not 0 < self.val_fraction < 1:
+            raise UsageError(f"the val fraction must be above 0 and below 1, not {self.val_fraction}")
+        for name in ("columns", "pairs"):
+            if isinstance(given := getattr(self, name), str):
+                raise UsageError(f"{name} is one text; give several, such as [{given!r}]")
+            object.__setattr__(self, name, tuple(given))
+        self.column_choices, self.pair_choices  # noqa: B018 - what is no choice is an error here
+
+    @property
+    def column_choices(self) -> tuple[ColumnChoice, ...]:
+        """The columns of a table; the origin is the header."""
+        choices = tuple(column_choice(text, "NAME:KIND or NAME:KIND=HEADER") for text in self.columns)
+        for choice, text in zip(choices, self.columns, strict=True):
+            if not choice.kind:
+                raise UsageError(f"expected NAME:KIND or NAME:KIND=HEADER, not {text!r}")
+        return tuple(choice._replace(origin=choice.origin or choice.name) for choice in choices)
+
+    @property
+    def pair_choices(self) -> tuple[ColumnChoice, ...]:
+        """The paired folders; the origin is the folder."""
+        choices = tuple(column_choice(text, "NAME=FOLDER") for text in self.pairs)
+        for choice, text in zip(choices, self.pairs, strict=True):
+            if choice.kind or not choice.origin:
+                raise UsageError(f"expected NAME=FOLDER, not {text!r}")
+        return choices
+
+    @property
+    def for_lists(self) -> dict[str, str]:
+        """The options in use that only lists have, by name."""
+        return self._given("root", "path_column", "label_column")
+
+    @property
+    def for_records(self) -> dict[str, str]:
+        """The options in use that files of records have, by name."""
+        return self._given("image_column", "label_column")
+
+    @property
+    def for_columns(self) -> dict[str, str]:
+        """The options in use that only sources with columns have, by name."""
+        return self._given("columns", "pairs", "coco")
+
+    def _given(self, *names: str) -> dict[str, str]:
+        return {name: str(value) for name in names if (value := getattr(self, name)) not in (None, ())}
+
+    @property
+    def in_use(self) -> dict[str, Any]:
+        """The options that the manifest keeps and that are in use, by name."""
+        return self.kept(*_KEPT)
+
+    def kept(self, *names: str) -> dict[str, Any]:
+        """Return those of the named options that are in use, as the manifest keeps them."""
+        values = {name: getattr(self, name) for name in names}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value not in (None, False, ())
+        }
+
+    @classmethod
+    def of_manifest(cls, source: Mapping[str, Any]) -> SourceOptions:
+        """Return the options in a manifest's ``source``, which may hold anything. Raises UsageError."""
+        found = {name: source[name] for name, kind in _KEPT.items() if type(source.get(name)) is kind}
+        for name in ("columns", "pairs"):
+            if not all(isinstance(text, str) for text in found.get(name, ())):
+                del found[name]
+        return cls(**found)
+
+
+IMAGE_SUFFIXES = (
+    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
+    *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
+    *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # found, to be refused by name
+)
+"""The suffixes by which a file is taken for an image; its bytes decide whether it is one."""

@@ -1,0 +1,559 @@
+"""Tables in text, read row by row: CSV and JSON lines, their cells' kinds, and the files that they name."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import SourceDamaged, UsageError
+from shardprep.formats.records.codecs import INT64, ArrayCodec, BadValue, no_constant
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import MAX_KEY_BYTES
+from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
+from shardprep.formats.runtime.files import ArchiveFile, Identity, open_folder, open_folder_below
+from shardprep.formats.runtime.owned import Descriptor, Owned
+from shardprep.formats.sources.source import ByteReader
+from shardprep.formats.sources.trees import TreeReader, refuse_links
+
+MAX_CLASSES = 100_000
+MAX_NAME = 255  # characters of a class's name
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+class ListedClasses:
+    """The classes of a list, numbered as they come. Raises ValueError for what cannot be one."""
+
+    def __init__(self) -> None:
+        self._of_name: dict[str, int] = {}
+        self._are_numbers: bool | None = None
+
+    def __len__(self) -> int:
+        return len(self._of_name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of_name)
+
+    def label_of(self, text: str) -> int:
+        """Return the number of the class in the order of first occurrence."""
+        is_number = _NUMBER.fullmatch(text) is not None
+        if not 0 < len(text) <= MAX_NAME:
+            raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
+        if self._are_numbers not in (None, is_number):
+            expected = "a number" if self._are_numbers else "a name"
+            raise ValueError(f"has the label {text!r}, but the first one is {expected}; use one of both")
+        if is_number and int(text) >= MAX_CLASSES:
+            raise ValueError(f"has the label {text}, but the largest is {MAX_CLASSES - 1}; use names")
+        text.encode()
+        self._are_numbers = is_number
+        label = self._of_name.setdefault(str(int(text)) if is_number else text, len(self._of_name))
+        if label >= MAX_CLASSES:
+            raise ValueError(f"has the class {text!r}, which is one more than {MAX_CLASSES}")
+        return label
+
+    def numbered(self) -> tuple[LabelSpace, np.ndarray[tuple[int], np.dtype[np.int32]]]:
+        """Return the space of all classes, and the label in it of each class as it came."""
+        if self._are_numbers:
+            numbers = [int(text) for text in self._of_name]
+            names = (f"{number:05d}" for number in range(1 + max(numbers)))
+            return LabelSpace.of(names), np.array(numbers, np.int32)
+        space = LabelSpace.of(self._of_name)
+        return space, np.array([space.label_of[name] for name in self._of_name], np.int32)
+
+
+class FileStatus(Owned, AbstractContextManager["FileStatus"]):
+    """The status of the files below ``root``; the folder of the last file stays open.
+
+    Without ``follow_symlinks``, a link in the path of a file below the root is SourceDamaged.
+    """
+
+    def __init__(self, root: Path, *, follow_symlinks: bool) -> None:
+        self._root = root
+        self._follow = follow_symlinks
+        self._place: str | None = None
+        self._folder = Descriptor(-1)
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.close()
+
+    def of(self, place: str) -> os.stat_result | None:
+        """Return a file's status, None if it is missing. Raises SourceDamaged if it is no file, OSError."""
+        path = self._root / place
+        try:
+            status = path.stat() if self._follow else self._status(place)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # no file has such a name
+                return None
+            if not self._follow:
+                refuse_links(self._root, path)
+            if isinstance(error, FileNotFoundError | NotADirectoryError):
+                return None
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        if stat.S_ISLNK(status.st_mode):
+            refuse_links(self._root, path)
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceDamaged("is not a file", path=path)
+        return status
+
+    def _status(self, place: str) -> os.stat_result:
+        """Return the status of a file or link, found from its folder, which is opened without links."""
+        folder, _, name = place.rpartition("/")
+        if folder != self._place:
+            self._folder.close()
+            self._place = None
+            root = open_folder(self._root)
+            try:
+                opened = open_folder_below(root, os.fsencode(folder)) if folder else os.dup(root)
+            finally:
+                os.close(root)
+            self._folder, self._place = Descriptor(opened), folder
+        return os.stat(name, dir_fd=self._folder.fileno(), follow_symlinks=False)
+
+
+@dataclass
+class ImagesAndFile(ByteReader):
+    """Reader of images below a folder, and of what the file at ``path`` says of each, read in its place.
+
+    ``identity`` is that of the file when it was listed.
+    """
+
+    images: TreeReader
+    path: Path
+    identity: Identity
+    _file: ArchiveFile | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __enter__(self) -> Self:
+        self._file = ArchiveFile(self.path, self.identity).__enter__()
+        self.images = replace(self.images)  # a copy of this reader shares its part, so that it opens another
+        self.images.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.images.__exit__(kind, *rest)
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.__exit__(kind)
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def read(self, entry: np.void) -> bytes:
+        return self.images.read(entry)
+
+    def where(self, entry: np.void) -> str:
+        return self.images.where(entry)
+
+
+def place_below(path: str, roots: Sequence[Path]) -> str:
+    """Return the path of a file below the root, in its shortest form. Raises ValueError.
+
+    ``roots`` are the names of the root in which an absolute path may begin.
+    """
+    if path.startswith("/"):
+        root = next((root for root in roots if Path(path).is_relative_to(root)), None)
+        if root is None:
+            raise ValueError(f"{path[:200]!r} does not lie below {roots[0]}; give another --root")
+        path = str(Path(path).relative_to(root))
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise ValueError(f"{path[:200]!r} may lead out of the folder; write it without ..")
+    place = "/".join(parts)
+    if not place or "\0" in place:
+        raise ValueError("names no file")
+    if len(place.encode()) > MAX_KEY_BYTES:
+        raise ValueError(f"has a path of more than {MAX_KEY_BYTES} bytes")
+    return place
+
+
+MAX_LINE_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 20
+
+
+class Lines(Iterator[str]):
+    """The lines of a file of UTF-8 text, each with a newline at its end.
+
+    ``number`` is that of the last one, and ``offset`` is where in the file the next one begins. Raises
+    ValueError for other text, and for a line of more than ``limit`` bytes.
+    """
+
+    def __init__(self, file: ArchiveFile, limit: int = MAX_LINE_BYTES) -> None:
+        self.number = 0
+        self.offset = 0
+        self._end = file.end
+        self._limit = limit
+        self._raw = _raw_lines(file, limit)
+
+    def __next__(self) -> str:
+        self.number += 1
+        raw = next(self._raw)
+        self.offset = min(self.offset + len(raw) + 1, self._end)
+        if len(raw) > self._limit:
+            raise ValueError(f"has more than {self._limit} bytes")
+        try:
+            text = raw.decode("utf-8-sig" if self.number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"is not UTF-8 text at its byte {error.start}") from error
+        return text + "\n"
+
+
+def _raw_lines(file: ArchiveFile, limit: int) -> Iterator[bytes]:
+    rest = b""
+    for offset in range(0, file.end, _PIECE_BYTES):
+        *whole, rest = (rest + file.read_at(_PIECE_BYTES, offset)).split(b"\n")
+        yield from whole
+        if len(rest) > limit:
+            break
+    if rest:
+        yield rest
+
+
+SEPARATOR = "|"  # of several labels in one cell of CSV
+_FROM = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+
+
+def encoded_cell(field: Field, cell: Any, *, typed: bool) -> bytes:
+    """Return a cell as its column stores it; ``typed`` cells are values of JSON, others text.
+
+    Raises BadValue, which names the column.
+    """
+    try:
+        return field.codec.encode(_value(field, cell, typed=typed))
+    except (ValueError, BadValue, RecursionError) as error:
+        raise BadValue(f"the column {field.name}: {getattr(error, 'message', error)}") from error
+
+
+def names_in(cell: Any, kind: str, *, typed: bool) -> Sequence[str]:
+    """Return the names of classes in a cell of kind label or labels. Raises ValueError."""
+    if kind == "labels" and typed:
+        if not isinstance(cell, list):
+            raise ValueError(f"has labels that are no list: {str(cell)[:80]!r}")
+        return [label_name(each) for each in cell]
+    text = "" if cell is None else label_name(cell)
+    names = [name.strip() for name in text.split(SEPARATOR)] if kind == "labels" else [text.strip()]
+    return [name for name in names if name]
+
+
+def _value(field: Field, cell: Any, *, typed: bool) -> Any:
+    kind, codec = field.kind, field.codec
+    if kind in OF_CLASSES:
+        names = names_in(cell, kind, typed=typed)
+        return names if kind == "labels" else (names[0] if names else -1)
+    if isinstance(codec, ArrayCodec):
+        return _array(codec, cell if typed else json.loads(cell))
+    if typed or kind == "text":
+        return cell
+    if kind == "json":
+        return json.loads(cell) if cell.strip() else None
+    if kind == "float" and not cell.strip():
+        return math.nan
+    if "_" in cell:
+        raise ValueError(f"expected a number, not {cell[:80]!r}")
+    return int(cell) if kind == "int" else float(cell)
+
+
+def _array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
+    """Return nested lists of numbers as an array of the codec. Raises ValueError for what it cannot hold."""
+    if value == []:
+        return np.zeros([size or 0 for size in codec.shape], codec.elements)
+    found = np.asarray(value)
+    if found.dtype.kind not in _FROM.get(codec.elements.kind, ""):
+        raise ValueError(f"expected numbers for {codec.kind}, not {str(value)[:80]}")
+    with np.errstate(over="ignore"):
+        array: npt.NDArray[Any] = found.astype(codec.elements)
+    is_float = codec.elements.kind == "f"
+    if not (np.isfinite(array) == np.isfinite(found)).all() or (not is_float and (array != found).any()):
+        raise ValueError(f"expected numbers that {codec.kind} can hold, not {str(value)[:80]}")
+    return array if codec.shape else array[()]
+
+
+def label_name(value: Any) -> str:
+    """Return the name of a class as JSON or CSV has it. Raises ValueError for what is none."""
+    if isinstance(value, str):
+        return value
+    if type(value) is int:
+        return str(value)
+    raise ValueError(f"has a label that is neither text nor a whole number: {str(value)[:80]!r}")
+
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
+_NUMBER_CELL = re.compile(
+    r"-?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,4})?"  # 1.50, .5, 1.0E10
+    r"|-?(?:0|[1-9][0-9]*)e[+-][0-9]{1,4}"  # 1e-05; without the sign it may be the name of something
+    r"|-0|-?(?:nan|inf|infinity)",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+class CellKind:
+    """The kind of one column, narrowed by each of its cells; ``header`` is its name in the table.
+
+    Guessed kinds are int, float, text, and json for values of JSON that are none of them. Cells of CSV are
+    text (``typed`` is False): an empty one is no integer, and a float that is NaN. A guess of int or float
+    gives back the number that is written in each cell, with all of its digits, so what is not written as a
+    number is text: ``007``, ``+49``, 20 digits, or a whole number beyond 2**53 beside fractions.
+    """
+
+    def __init__(self, header: str, choice: ColumnChoice | None = None, *, typed: bool) -> None:
+        self.header = header
+        self._choice = choice
+        self._typed = typed
+        self._found: set[str] = set()
+        self._has_empty = False
+        self._classes: dict[str, None] = {}
+        if choice and choice.kind in ("image", "bytes"):
+            raise UsageError(
+                f"the column {choice.name} of kind {choice.kind} cannot come from a table; give a folder of "
+                "images with --pair"
+            )
+
+    def add(self, cell: Any) -> None:
+        """Take a cell into account. Raises ValueError for names that cannot be classes."""
+        choice = self._choice
+        if choice and choice.kind in OF_CLASSES:
+            self._classes.update(dict.fromkeys(names_in(cell, choice.kind, typed=self._typed)))
+            if len(self._classes) > MAX_CLASSES:
+                raise ValueError(f"has a class of {self.header!r} that is one more than {MAX_CLASSES}")
+        elif not choice and self._typed:
+            self._found.add(_kind_of_value(cell))
+        elif not choice and not cell.strip():
+            self._has_empty = True
+        elif not choice and "text" not in self._found:
+            self._found.add(_kind_of_text(cell.strip()))
+
+    @property
+    def field(self) -> Field:
+        """The field of all cells so far. Raises UsageError if the header is no column's name."""
+        if self._choice:
+            return Field(self._choice.name, self._choice.kind, tuple(sorted(self._classes)))
+        name = f"{self.header}_" if self.header.lower() in RESERVED else self.header
+        try:
+            return Field(name, self.guess)
+        except UsageError as error:
+            advice = "choose columns with --column NAME:KIND=HEADER"
+            raise UsageError(f"the table's column {self.header!r}: {error.message}; {advice}") from error
+
+    @property
+    def guess(self) -> str:
+        """The kind that all cells so far fit."""
+        if self._found and self._found <= {"int", "wide int"} and not self._has_empty:
+            return "int"
+        if self._found and self._found <= {"int", "float"}:
+            return "float"
+        return "json" if self._typed and self._found - {"text"} else "text"
+
+
+def cell_kinds(
+    names: Sequence[str], choices: Iterable[ColumnChoice], used: Iterable[str], *, typed: bool
+) -> dict[int, CellKind]:
+    """Return the kinds by the place of their column: the chosen ones, or all but those in ``used``.
+
+    Raises UsageError for a header that is not there.
+    """
+    chosen = list(choices)
+    if not chosen:
+        left = [name for name in names if name not in set(used)]
+        return {names.index(name): CellKind(name, typed=typed) for name in left}
+    for choice in chosen:
+        if choice.origin not in names:
+            there = ", ".join(names)[:200]
+            raise UsageError(f"the table has no column {choice.origin!r}; its columns are: {there}")
+    if len({choice.origin for choice in chosen}) != len(chosen):
+        raise UsageError("a column of the table is chosen twice; choose each once")
+    return {names.index(c.origin): CellKind(c.origin, c, typed=typed) for c in chosen}
+
+
+def left_out_note(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the note of a listing about columns that are not taken."""
+    listed = ", ".join(names)
+    return (f"columns that are not taken: {listed}; --column NAME:KIND takes one",) if listed else ()
+
+
+def _kind_of_text(cell: str) -> str:
+    if _INTEGER.fullmatch(cell):
+        kind = _kind_of_value(int(cell))
+        return "text" if kind == "json" else kind
+    if not _NUMBER_CELL.fullmatch(cell):
+        return "text"
+    if cell[-1].isalpha():  # nan, inf
+        return "float"
+    digits = re.sub("[-.]|[eE].*", "", cell).lstrip("0")
+    given_back = Decimal(f"{float(cell):.{max(0, len(digits) - 1)}e}")
+    return "float" if given_back == Decimal(cell) else "text"
+
+
+def _kind_of_value(cell: Any) -> str:
+    if type(cell) is int and INT64.min <= cell <= INT64.max:
+        return "int" if int(float(cell)) == cell else "wide int"
+    if isinstance(cell, str):
+        return "text"
+    return "float" if isinstance(cell, float) else "json"
+
+
+CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
+MAX_ROW_BYTES = 16 << 20
+_DELIMITERS = ",;\t"
+
+
+class TableRow(NamedTuple):
+    """A row: the number of its first line, its place in the file, and its cells in the order of the names.
+
+    ``others`` are names of an object that are none of the form's.
+    """
+
+    line: int
+    offset: int
+    length: int
+    cells: tuple[Any, ...]
+    others: tuple[str, ...] = ()
+
+
+Rows = Iterator[TableRow | ValueError]
+"""Rows, and for lines that are none what is wrong with them."""
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """How the rows of a table are read: ``names`` of its columns, and ``delimiter``, empty for JSON lines.
+
+    Cells of CSV are text; those of JSON lines are values of JSON. An open form takes objects with other names
+    beside its own.
+    """
+
+    names: tuple[str, ...]
+    delimiter: str = ""
+    has_header: bool = True
+    is_open: bool = False
+
+    @classmethod
+    def of(cls, file: ArchiveFile, *, unique: bool = True) -> TableForm:
+        """Return the form of a table by its first line.
+
+        Raises ValueError if that is neither a header nor an object, or if names are not ``unique``, and
+        UsageError if the file has not the name of a table.
+        """
+        suffix, first = file.path.suffix.lower(), next(Lines(file, MAX_ROW_BYTES), "")
+        if not first.strip():
+            raise ValueError("is empty; a table begins with the names of its columns")
+        if suffix not in CSV_SUFFIXES + JSON_SUFFIXES:
+            known = ", ".join(CSV_SUFFIXES + JSON_SUFFIXES)
+            raise UsageError(f"is not the name of a table; known are {known}", path=file.path)
+        delimiter = "" if suffix in JSON_SUFFIXES else max(_DELIMITERS, key=first.count)
+        names = tuple(_cells(first, delimiter) if delimiter else _object_of(first))
+        if unique and len(set(names)) != len(names):
+            raise ValueError("has a name twice; rename one column")
+        return cls(names, delimiter)
+
+    @classmethod
+    def of_objects(cls, file: ArchiveFile) -> TableForm:
+        """Return the form of JSON lines by the first line that is an object; without names if none is."""
+        lines = Lines(file, MAX_ROW_BYTES)
+        with suppress(StopIteration):
+            while True:
+                with suppress(ValueError, RecursionError):
+                    return cls(tuple(_object_of(next(lines))), is_open=True)
+        return cls((), is_open=True)
+
+    def rows(self, lines: Lines) -> Rows:
+        """Yield the rows of the table's lines, which begin with its first.
+
+        A quoted value of CSV may have newlines. Raises ValueError where no further row can be told.
+        """
+        return self._csv_rows(lines) if self.delimiter else self._json_rows(lines)
+
+    def cells(self, data: bytes) -> tuple[Any, ...]:
+        """Return the cells of one row, given as the bytes at its place. Raises ValueError."""
+        text = data.decode("utf-8-sig")
+        if self.delimiter:
+            return self._fitting(_cells(text, self.delimiter))
+        return self._values_of(_object_of(text))
+
+    def _csv_rows(self, lines: Lines) -> Rows:
+        if self.has_header:
+            next(lines)
+        rows = csv.reader(map(_without_nul, lines), delimiter=self.delimiter, strict=True)
+        while True:
+            line, offset = lines.number + 1, lines.offset
+            try:
+                cells = next(rows, None)
+            except csv.Error as error:
+                raise ValueError(f"the row that begins in line {line} {_no_csv(error)}") from error
+            if cells is None:
+                return
+            if not cells:
+                continue
+            try:
+                yield TableRow(line, offset, lines.offset - offset, self._fitting(cells))
+            except ValueError as error:
+                yield error
+
+    def _json_rows(self, lines: Lines) -> Rows:
+        offset = 0
+        for text in lines:
+            try:
+                if text.strip():
+                    value = _object_of(text)
+                    row = TableRow(lines.number, offset, lines.offset - offset, self._values_of(value))
+                    if len(value) > len(self.names):
+                        row = row._replace(others=tuple(name for name in value if name not in self.names))
+                    yield row
+            except (ValueError, RecursionError) as error:
+                yield ValueError(f"is not a row: {error}")
+            offset = lines.offset
+
+    def _fitting(self, cells: list[str]) -> tuple[str, ...]:
+        if len(cells) != len(self.names):
+            found = f"{len(cells)} column{'' if len(cells) == 1 else 's'}"
+            raise ValueError(f"has {found}, but the first line has {len(self.names)}")
+        return tuple(cells)
+
+    def _values_of(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
+        missing = [name for name in self.names if name not in value]
+        if missing or (len(value) > len(self.names) and not self.is_open):
+            what = f"no {missing[0]!r}" if missing else f"{next(n for n in value if n not in self.names)!r}"
+            raise ValueError(f"has {what}, unlike the first line; give every object the same names")
+        return tuple(value[name] for name in self.names)
+
+
+def _cells(text: str, delimiter: str) -> list[str]:
+    lines = (line + "\n" for line in _without_nul(text).removesuffix("\n").split("\n"))
+    try:
+        return next(csv.reader(lines, delimiter=delimiter, strict=True), [])
+    except csv.Error as error:
+        raise ValueError(_no_csv(error)) from error
+
+
+def _no_csv(error: csv.Error) -> str:
+    return f"is not CSV ({error}); quote values, and double the quotes in them"
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("has a NUL byte; remove it")
+    return text
+
+
+def _object_of(text: str) -> Mapping[str, Any]:
+    value = json.loads(text, parse_constant=no_constant, parse_float=_finite)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object; write one object per line")
+    return value
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text[:80]} is more than a float can hold")
+    return value

@@ -1,0 +1,340 @@
+"""Tar archives, read in place: their headers, the walk over them, and the official archives' MD5.
+
+The walk over a tar's headers: damage is an error, never a shorter listing. Python's tarfile is not used,
+because it ends silently at a damaged header (cpython#120740).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from zlib import adler32
+
+import numpy as np
+
+from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.runtime.files import ArchiveFile, Identity, ReadAt, foreign_file, naming
+from shardprep.formats.sources.source import Archive, ByteReader, WholeArchive
+
+BLOCK = 512
+USTAR, GNU = b"ustar\x0000", b"ustar  \x00"
+
+_OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
+_PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,6}) ")
+
+
+class Header(NamedTuple):
+    """A header's fields; the name is not checked yet."""
+
+    name: bytes
+    size: int
+    kind: bytes
+
+
+def parse_header(block: bytes) -> Header:
+    """Parse a header. Raises ValueError unless checksum, magic and size are valid."""
+    if _octal(block[148:156]) != _checksum(block):
+        raise ValueError("the header's checksum is wrong")
+    magic = block[257:265]
+    if magic not in (USTAR, GNU):
+        raise ValueError("the header has no ustar magic")
+    name = block[:100].rstrip(b"\0")
+    if magic == USTAR and block[345]:
+        name = block[345:500].rstrip(b"\0") + b"/" + name
+    return Header(name, _number(block[124:136]), block[156:157])
+
+
+def _checksum(block: bytes) -> int:
+    """Return the sum of all bytes, with the checksum's own field as spaces.
+
+    The low half of Adler-32 is the plain sum plus one, exact for 256 bytes (255 * 256 < 65521),
+    and ten times as fast as ``sum``.
+    """
+    both_halves = (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
+    return both_halves - sum(block[148:156]) + 8 * ord(" ")
+
+
+def _number(field: bytes) -> int:
+    """Return an octal number, or one in GNU's base 256 after a byte 0x80 (0xff would be negative)."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    return _octal(field)
+
+
+def _octal(field: bytes) -> int:
+    match = _OCTAL.fullmatch(field)
+    if match is None:
+        raise ValueError("the header has an invalid or negative number")
+    return int(match[1], 8)
+
+
+def parse_pax(data: bytes) -> dict[bytes, bytes]:
+    """Parse the records ``<length> <keyword>=<value>`` of a pax extended header. Raises ValueError."""
+    records: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(data):
+        match = _PAX_LENGTH.match(data, at)
+        stop = at + int(match[1]) if match else 0
+        record = data[match.end() : stop] if match else b""
+        keyword, equals, value = record.removesuffix(b"\n").partition(b"=")
+        if not equals or not record.endswith(b"\n") or stop > len(data) or keyword in records:
+            raise ValueError("the pax header is damaged")
+        records[keyword] = value
+        at = stop
+    return records
+
+
+def plain_name(raw: bytes) -> str:
+    """Return the name as text. Raises ValueError unless it stays below the folder it is relative to."""
+    try:
+        name = raw.decode()
+    except UnicodeDecodeError:
+        raise ValueError("its name is not UTF-8") from None
+    name = name.removeprefix("./")
+    if "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise ValueError("its name is not a plain relative path")
+    return name
+
+
+@dataclass
+class TarReader(ByteReader):
+    """Reader of entries of one uncompressed archive, which must be unchanged since it was listed."""
+
+    path: Path
+    identity: Identity
+    _file: ArchiveFile | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __enter__(self) -> TarReader:
+        self._file = ArchiveFile(self.path, self.identity).__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.__exit__(kind)
+
+    @property
+    def archive(self) -> WholeArchive:
+        return WholeArchive(self.path, self.identity.size)
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def read(self, entry: np.void) -> bytes:
+        if self._file is None:
+            raise ValueError("the reader is closed")
+        length = int(entry["length"])
+        data = self._file.read_at(length, int(entry["offset"]))
+        if len(data) < length:
+            raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
+        return data
+
+    def where(self, entry: np.void) -> str:
+        return f"{self.path}, byte {entry['offset']}"
+
+
+MAX_EXTENSION_BYTES = 64 << 10  # of a long name or a pax header; paths have at most 4 KiB
+
+_ZEROS = bytes(BLOCK)
+_PIECE = 1 << 20
+_FILE, _FOLDER, _EXTENSIONS = (b"0", b"\0"), b"5", (b"L", b"x", b"g")
+_REFUSED = {
+    b"1": "a hard link",
+    b"2": "a symbolic link",
+    b"3": "a character device",
+    b"4": "a block device",
+    b"6": "a fifo",
+    b"K": "a link with a long name",
+    b"S": "a sparse file",
+}
+
+
+class Member(NamedTuple):
+    """A regular file in the archive; ``offset`` is the start of its bytes for ``read_at``."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator[Member]:
+    """Yield the regular files of the tar at ``start`` … ``end``, in their order; folders are skipped.
+
+    ``read_at`` is called with rising offsets only, so it may read a stream; ``end`` may then be after the
+    stream's end. ``archive`` names the archive in errors. Raises SourceDamaged for a damaged or truncated
+    archive, for links, devices, fifos and sparse files, and for hostile or repeated names.
+    """
+    return _Walk(read_at, archive, start, end).members()
+
+
+class _Walk:
+    def __init__(self, read_at: ReadAt, archive: str, start: int, end: int) -> None:
+        self._read_at, self._archive, self._at, self._end = read_at, archive, start, end
+        self._seen: set[str] = set()
+        self._name: bytes | None = None
+        self._size: int | None = None
+        self._last: bytes | None = None
+        self._is_behind = False
+
+    def members(self) -> Iterator[Member]:
+        with foreign_file(self._archive, "copy or download the archive again", place=self._place):
+            while (header := self._header()) is not None:
+                self._last, self._is_behind = header.name, False
+                if (member := self._member(header)) is not None:
+                    yield member
+                self._is_behind = True  # a later error is in a header without a known name
+            self._last = None
+            self._check_end()
+
+    def _header(self) -> Header | None:
+        """Return the next header, with its extensions applied; None at a block of zeros."""
+        block = self._read_at(BLOCK, self._at) if self._at + BLOCK <= self._end else b""
+        if len(block) < BLOCK:
+            raise ValueError("the archive is cut off: its end mark is missing")
+        if block == _ZEROS:
+            return None
+        header = parse_header(block)
+        if header.kind in _EXTENSIONS or (self._name is None and self._size is None):
+            return header
+        name, size = self._name or header.name, header.size if self._size is None else self._size
+        self._name = self._size = None
+        return Header(name, size, header.kind)
+
+    def _member(self, header: Header) -> Member | None:
+        body = self._at + BLOCK
+        padded = -(-header.size // BLOCK) * BLOCK
+        if padded > self._end - body:
+            raise ValueError(f"its {header.size} bytes do not fit into the archive")
+        member = None
+        if header.kind in _FILE:
+            member = Member(self._unseen(plain_name(header.name)), body, header.size)
+        elif header.kind in _EXTENSIONS:
+            self._extend(header, self._extension(header, body))
+        elif header.kind == _FOLDER:
+            _check_folder(header)
+        else:
+            raise ValueError(f"it is {_REFUSED.get(header.kind, f'of the unknown type {header.kind!r}')}")
+        self._at = body + padded
+        return member
+
+    def _unseen(self, name: str) -> str:
+        if name in self._seen:
+            raise ValueError("its name occurs twice")
+        self._seen.add(name)
+        return name
+
+    def _extension(self, header: Header, body: int) -> bytes:
+        if header.size > MAX_EXTENSION_BYTES:
+            raise ValueError(f"it is an extended header of {header.size} bytes")
+        data = self._read_at(header.size, body)
+        if len(data) < header.size:
+            raise ValueError("the archive is cut off within an extended header")
+        return data
+
+    def _extend(self, header: Header, data: bytes) -> None:
+        if header.kind == b"L":
+            self._rename(data.rstrip(b"\0"))
+            return
+        records = parse_pax(data)
+        if any(keyword.startswith(b"GNU.sparse.") for keyword in records):
+            raise ValueError("it is a sparse file")
+        if header.kind == b"g" and not records.keys().isdisjoint({b"path", b"size"}):
+            raise ValueError("it is a global header that gives all members one path or size")
+        if b"path" in records:
+            self._rename(records[b"path"])
+        if b"size" in records:
+            self._resize(records[b"size"])
+
+    def _rename(self, name: bytes) -> None:
+        if self._name is not None or not name:
+            raise ValueError("extended headers give the member no name, or two")
+        self._name = name
+
+    def _resize(self, digits: bytes) -> None:
+        if self._size is not None or not digits.isdigit() or len(digits) > 19:
+            raise ValueError("extended headers give the member no sound size, or two")
+        self._size = int(digits)
+
+    def _check_end(self) -> None:
+        """Check that only zeros follow a block of zeros, and at least one block of them."""
+        if self._name is not None or self._size is not None:
+            raise ValueError("an extended header has no member")
+        self._at += BLOCK
+        mark = self._at + BLOCK
+        while self._at < self._end and (piece := self._read_at(min(_PIECE, self._end - self._at), self._at)):
+            if piece.count(0) != len(piece):
+                raise ValueError("data after a block of zeros, which marks the end")
+            self._at += len(piece)
+        if self._at < mark:
+            raise ValueError("the archive is cut off: half of its end mark is missing")
+
+    def _place(self) -> str:
+        """Return the place of the walk, for an error."""
+        if self._last is None:
+            return f"at byte {self._at}: "
+        name = self._last.decode(errors="backslashreplace")
+        return f"at byte {self._at}, {'behind ' if self._is_behind else ''}member {name!r}: "
+
+
+def _check_folder(header: Header) -> None:
+    if header.size:
+        raise ValueError("it is a folder with bytes of its own")
+    name = header.name.rstrip(b"/")
+    if header.name.startswith(b"/") or name != b".":
+        plain_name(name)
+
+
+class OfficialFile(NamedTuple):
+    """Size in bytes, None if it is not published exactly, and MD5."""
+
+    size: int | None
+    md5: str
+
+
+OFFICIAL_FILES = {  # MD5 as on the download page of 2012, and of 2019 for the patched test images
+    "ILSVRC2012_img_train.tar": OfficialFile(147_897_477_120, "1d675b47d978889d74fa0da5fadfb00e"),
+    "ILSVRC2012_img_val.tar": OfficialFile(6_744_924_160, "29b22e2961454d5413ddabcf34fc5622"),
+    "ILSVRC2012_img_test.tar": OfficialFile(None, "fe64ceb247e473635708aed23ab6d839"),
+    "ILSVRC2012_img_test_v10102019.tar": OfficialFile(None, "e1b8681fff3d63731c599df9b4b6fc02"),
+    "ILSVRC2012_img_train_t3.tar": OfficialFile(None, "ccaf1013018ac1037801578038d370da"),
+    "ILSVRC2012_devkit_t12.tar.gz": OfficialFile(None, "fa75699e90414af021442c21a62c3abf"),
+    "ILSVRC2012_bbox_train_v2.tar.gz": OfficialFile(None, "9271167e2176350e65cfe4e546f14b17"),
+    "ILSVRC2012_bbox_val_v3.tgz": OfficialFile(None, "f4cd18b5ea29fe6bbea62ec9c20d80f0"),
+}
+
+
+def archive_of(path: Path) -> Archive:
+    """Return the entry of a file without reading it; ``verified`` is "size" for the official size."""
+    status = path.stat()
+    return Archive(
+        path.name, status.st_size, status.st_mtime_ns, verified=verified_by_size(path.name, status.st_size)
+    )
+
+
+def verified_by_size(name: str, size: int) -> str:
+    """Return "size" for the official size of a file of that name, "no" for another."""
+    official = OFFICIAL_FILES.get(name)
+    return "size" if official and official.size == size else "no"
+
+
+def check_md5(path: Path) -> Archive:
+    """Read a file once and return its entry. Raises SourceDamaged for an official name with another MD5."""
+    before = Identity.of(path.stat())
+    with naming(path), path.open("rb") as file:
+        md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if Identity.of(path.stat()) != before:
+        raise SourceDamaged("changed while it was read; start again", path=path)
+    return Archive(path.name, before.size, before.mtime_ns, md5, verified_by_md5(path.name, md5, path))
+
+
+def verified_by_md5(name: str, md5: str, path: Path | str) -> str:
+    """Return "md5" for a file of an official name, "no" for another. Raises SourceDamaged for another MD5."""
+    official = OFFICIAL_FILES.get(name)
+    if official and official.md5 != md5:
+        raise SourceDamaged(f"has MD5 {md5}, not {official.md5}; download it again", path=path)
+    return "md5" if official else "no"

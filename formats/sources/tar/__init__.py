@@ -1,1 +1,0 @@
-"""Tar archives, read without unpacking."""

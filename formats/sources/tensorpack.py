@@ -1,0 +1,594 @@
+"""The source of LMDB files that tensorpack wrote: datapoints of images, labels and other plain data.
+
+The pages of the file are read without the lmdb library: it is neither mapped nor locked. A value is a place
+in it, which is read like that of any archive.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import SourceDamaged, UsageError
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.items import ItemForm
+from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.records.schema import FIRST_ITEMS, Schema, found_schema
+from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
+from shardprep.formats.shards.lmdb_reader import HEADER, MAGIC, LmdbPages
+from shardprep.formats.sources.listing import EntryTable
+from shardprep.formats.sources.pickled import (
+    MSGPACK_FIRST_BYTES,
+    PICKLE_FIRST_BYTES,
+    Array,
+    ByteRange,
+    Element,
+    NewList,
+    Text,
+    Value,
+    from_latin1,
+    kind_of,
+    unchanged,
+    unpack,
+    unpickle,
+)
+from shardprep.formats.sources.record_files import (
+    RecordClasses,
+    chosen,
+    naming_source,
+    usual_image,
+    usual_label,
+)
+from shardprep.formats.sources.source import Entries, Listing, Source, SourceOptions, no_such_split
+from shardprep.formats.sources.tar import TarReader, archive_of
+
+LAYOUT = "tensorpack-lmdb"
+_ADVICE = "write the LMDB again"
+KEYS = b"__keys__"
+DIGITS = 8
+MAX_LABELS = 100_000
+
+_KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")
+_ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and arrays
+MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
+_MOST_PARTS = 256  # opcodes or items; the longest pickle of an array and a numpy scalar has 105
+_MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
+_LEAST_BYTES_OF_A_PART = 3  # on average over a list of keys, which is all that this bounds
+_PIECE_OF_KEYS = 1 << 20
+_MOST_PARTS_OF_ITEM = 1 << 12
+_MOST_DEPTH = 8
+
+
+def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> TensorpackLmdb | None:
+    """Return the source of the LMDB at a path or in the folder there, taken for ``split``; None for no LMDB.
+
+    Raises UsageError for the LMDB of another program, SourceDamaged, OSError.
+    """
+    file = path / "data.mdb" if path.is_dir() else path
+    if not is_lmdb(file):
+        return None
+    with foreign_file(file, _ADVICE), ArchiveFile(file) as archive:
+        first = next((key for key, _ in LmdbRecords(archive)), None)
+    if first is None:
+        raise UsageError("is an LMDB without records; give one that was written to its end", path=file)
+    if first != KEYS and not is_key(first):
+        raise UsageError(
+            f"is an LMDB, but not of tensorpack's LMDBSerializer: its first key is {first[:32]!r}", path=file
+        )
+    return TensorpackLmdb(file, split, options)
+
+
+@dataclass(frozen=True)
+class TensorpackLmdb(Source):
+    """An LMDB of tensorpack, with datapoints [image, label], or with any plain data, which become columns.
+
+    The classes are named for the labels in the file, such as ``00042``, so each label stays the same. A
+    record's key is the file's, with leading zeros if others have more digits.
+    """
+
+    path: Path
+    split: str
+    source_options: SourceOptions
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return (self.split,)
+
+    @property
+    def description(self) -> str:
+        return f"{LAYOUT}: {self.split}"
+
+    def survey(self, split: str) -> Listing:
+        if split != self.split:
+            raise no_such_split(split, self.splits)
+        with naming_source(self.path), foreign_file(self.path, _ADVICE), ArchiveFile(self.path) as archive:
+            archive.expect_random_reads()
+            contents = _Contents(self.path, self.source_options)
+            for key, value in LmdbRecords(archive):
+                contents.add(key, value)
+        entries = contents.entries()
+        expected, shortfall = contents.completeness(entries)
+        return Listing(
+            split=split,
+            layout=LAYOUT,
+            entries=entries,
+            labels=contents.classes.space(),
+            reader=contents.reader(archive.identity),
+            archives=(archive_of(self.path),),
+            expected=expected,
+            shortfall=shortfall,
+            options=self.source_options.kept("image_column", "label_column")
+            | (contents.items.form.to_json() if contents.items else {}),
+            schema=contents.schema,
+            has_images=contents.items is None or "image" in contents.items.form.own,
+        )
+
+
+class _Contents:
+    """The contents of a file as read so far. Raises SourceDamaged for what LMDBSerializer does not write."""
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self.as_text: bool | None = None
+        self.classes = RecordClasses()
+        self.items: ItemContents | None = None
+        self.schema = Schema()
+        self._path, self._options = path, options
+        self._table = EntryTable(path)
+        self._decode: Decode | None = None
+        self._is_begun = False
+        self._listed: npt.NDArray[np.int64] | None = None
+
+    def add(self, key: bytes, value: Value) -> None:
+        with foreign_file(self._path, _ADVICE, key=key.decode(errors="backslashreplace")):
+            self._decode = self._decode or decoder_of(value)
+            if key == KEYS:
+                self._listed = read_keys(value, self._decode)
+            else:
+                self._add_value(check_key(key), value, self._decode)
+
+    def _add_value(self, key: str, value: Value, decode: Decode) -> None:
+        """Add a datapoint: [image, label], or any plain data if the first one is that."""
+        if not self._is_begun:
+            self.items = self._items(value, decode)
+            self._is_begun = True
+        if self.items is not None:
+            label = self.items.label(read_item(value, decode))
+            self._table.append(key, label, length=value.length, offset=value.offset)
+            return
+        image, label = read_datapoint(value, decode)
+        if image.length:
+            if self.as_text not in (None, image.latin1):
+                raise ValueError("some images are stored as bytes and some as text")
+            self.as_text = image.latin1
+        offset = value.offset + image.start
+        self._table.append(key, self.classes.add(label), length=image.length, offset=offset)
+
+    def _items(self, first: Value, decode: Decode) -> ItemContents | None:
+        """Return the contents of a file with this first datapoint; None for an image with its label.
+
+        Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
+        """
+        if not self._options.for_records:
+            try:
+                read_datapoint(first, decode)
+                return None
+            except ValueError:
+                if is_pair(first, decode):
+                    raise
+        item = read_item(first, decode)
+        names = ItemNames.of(item, self._options)
+        form = ItemForm.of(names.named(item))
+        if "key" in form.own:
+            raise ValueError("it has a component key, which is the name of the record's own key")
+        return ItemContents(names, form, self.classes)
+
+    def entries(self) -> Entries:
+        """Return all entries, and find the schema; leading zeros make keys sort as numbers."""
+        if self.items is not None:
+            with foreign_file(self._path, _ADVICE):
+                self.schema = self.items.schema
+        entries = self._table.finish()
+        if len(self.classes.texts) and len(entries):
+            entries["label"] = self.classes.places(self.classes)[entries["label"]]
+        digits = entries["key"].dtype.itemsize
+        if digits > DIGITS:
+            entries["key"] = np.char.zfill(entries["key"], digits)
+        return entries
+
+    def reader(self, identity: Identity) -> TarReader:
+        """Return the reader of the entries."""
+        if self.items is not None:
+            return ItemReader(
+                self._path, identity, self._decode, self.items.names, self.items.form, self.schema
+            )
+        return (TextReader if self.as_text else TarReader)(self._path, identity)
+
+    def completeness(self, entries: Entries) -> tuple[int, str]:
+        """Return the number of records in the file's own list, and a phrase about what is missing."""
+        keys = KEYS.decode()
+        if self._listed is None:
+            return 0, f"there is no {keys}, which is written last and says which records are all"
+        there, listed = entries["key"].astype(np.int64), np.unique(self._listed)
+        unlisted, missing = np.setdiff1d(there, listed), np.setdiff1d(listed, there)
+        if len(listed) < len(self._listed):
+            raise self._damaged(f"{keys} lists a record twice")
+        if len(unlisted):
+            reason = f"{keys} does not list {len(unlisted)} of the records"
+            raise self._damaged(reason, f"{unlisted[0]:0{DIGITS}d}")
+        if not len(missing):
+            return len(listed), ""
+        return len(listed), f"{keys} lists {len(missing)} that were lost, {missing[0]:0{DIGITS}d} first"
+
+    def _damaged(self, reason: str, key: str | None = None) -> SourceDamaged:
+        return SourceDamaged(f"{reason}; {_ADVICE}", path=self._path, key=key)
+
+
+def is_lmdb(path: Path) -> bool:
+    """Whether a regular file begins like an LMDB file. Raises OSError."""
+    if not path.is_file():
+        return False
+    with naming(path), path.open("rb") as file:
+        return file.read(HEADER.size + 4)[HEADER.size :] == MAGIC.to_bytes(4, "little")
+
+
+class Decode(Protocol):
+    """A reader of values of one serializer. Raises ValueError for damage, and for more than plain data."""
+
+    def __call__(
+        self,
+        value: Value,
+        *,
+        most: int,
+        new_list: NewList = list,
+        element: Element = unchanged,
+        dicts: bool = False,
+    ) -> Any: ...
+
+
+class Datapoint(NamedTuple):
+    """The place of an image within its value, and its label."""
+
+    image: ByteRange
+    label: int
+
+
+def decoder_of(value: Value) -> Decode:
+    """Return the reader of this value. Raises ValueError if no serializer of tensorpack wrote it."""
+    head = value.read(0, min(8, value.length))
+    if head.startswith(PICKLE_FIRST_BYTES):
+        return unpickle
+    if head.startswith(MSGPACK_FIRST_BYTES):
+        return unpack
+    if _ARROW.fullmatch(head):
+        raise ValueError(
+            "it was serialized by pyarrow, in a format that pyarrow gave up; load it with the pyarrow of its "
+            "time, set TENSORPACK_SERIALIZE=pickle"
+        )
+    raise ValueError(f"it is neither a pickle of protocol 2 to 5 nor msgpack (starts with {head.hex(' ')})")
+
+
+def read_datapoint(value: Value, decode: Decode) -> Datapoint:
+    """Read a datapoint. Raises ValueError for anything but an encoded image and its label."""
+    if value.length > MOST_BYTES:
+        raise ValueError(f"it has {value.length} bytes, more than an image may have")
+    found = decode(value, most=_MOST_PARTS)
+    match found:
+        case [image, label]:
+            return Datapoint(_image(image), _label(value, label))
+    raise ValueError(f"it is {kind_of(found)}, and not [image, label]")
+
+
+def is_pair(value: Value, decode: Decode) -> bool:
+    """Whether a datapoint is some bytes and an integer, though perhaps no image with its label."""
+    try:
+        match decode(value, most=_MOST_PARTS):
+            case [ByteRange(), int()]:
+                return True
+    except ValueError:
+        pass
+    return False
+
+
+def _image(item: object) -> ByteRange:
+    match item:
+        case ByteRange():
+            return item
+        case Array(dtype="|u1", shape=(_,), data=data):
+            return data
+        case Array(shape=(_, _, *_)):
+            raise ValueError(f"its image is decoded: {kind_of(item)}; only encoded images are read")
+    raise ValueError(f"its image is {kind_of(item)}, and neither bytes nor a line of uint8")
+
+
+def _label(value: Value, item: object) -> int:
+    match item:
+        case Array(dtype=dtype, shape=(), data=data) if dtype[1] in "iu":
+            order: Literal["big", "little"] = "big" if dtype[0] == ">" else "little"
+            label = int.from_bytes(value.bytes_of(data), order, signed=dtype[1] == "i")
+        case int() if type(item) is int:
+            label = item
+        case _:
+            raise ValueError(f"its label is {kind_of(item)}, and no integer")
+    if not 0 <= label < MAX_LABELS:
+        raise ValueError(f"its label is {label}, and labels are 0 to {MAX_LABELS - 1} here")
+    return label
+
+
+def is_key(key: bytes) -> bool:
+    """Whether LMDBSerializer stores a record under this key: a number of 8 digits, or more from 10**8 on."""
+    return _KEY.fullmatch(key) is not None
+
+
+def check_key(key: bytes) -> str:
+    """Return the key as text. Raises ValueError if it is not a key of LMDBSerializer."""
+    if not is_key(key):
+        raise ValueError(f"its key is no number of {DIGITS} digits or more")
+    return key.decode()
+
+
+def read_keys(value: Value, decode: Decode) -> npt.NDArray[np.int64]:
+    """Return the numbers that ``__keys__`` lists, in its order. Raises ValueError if it is no list of keys.
+
+    Takes 8 bytes per key, and 1 MiB.
+    """
+    if value.length > _MOST_BYTES_OF_KEYS:
+        raise ValueError(f"it has {value.length} bytes, more than a list of keys may have")
+    value = value.in_pieces_of(_PIECE_OF_KEYS)
+    keys = _Keys(value)
+    most = value.length // _LEAST_BYTES_OF_A_PART + _MOST_PARTS
+    found = decode(value, most=most, new_list=keys.new_list, element=keys.number_of)
+    if type(found) is not array:
+        raise ValueError(f"it is {kind_of(found)}, and not a list of keys")
+    return np.frombuffer(found, np.int64)
+
+
+class _Keys:
+    """Lists of keys as arrays of their numbers."""
+
+    def __init__(self, value: Value) -> None:
+        self._value, self._left = value, value.length // DIGITS
+
+    def new_list(self) -> array[int]:
+        return array("q")
+
+    def number_of(self, item: object) -> int:
+        """Return the number of a key. Raises ValueError for other items, and for more keys than bytes."""
+        self._left -= 1
+        if type(item) is not ByteRange or self._left < 0:
+            raise ValueError(f"it lists {kind_of(item)}, and is not a list of keys")
+        return int(check_key(self._value.bytes_of(item)))
+
+
+def read_item(value: Value, decode: Decode) -> Any:
+    """Return a datapoint with the bytes of its arrays. Raises ValueError for more than plain data."""
+    if value.length > MOST_BYTES:
+        raise ValueError(f"it has {value.length} bytes, more than a value may have")
+    found = decode(value, most=_MOST_PARTS_OF_ITEM, dicts=True)
+    if not isinstance(found, list | tuple | dict) or not found:
+        raise ValueError(f"it is {kind_of(found)}, and no list or dict of components")
+    return _Materials(value).of(found)
+
+
+class _Materials:
+    """The contents of located parts, bounded: a part may be there many times, and within itself."""
+
+    def __init__(self, value: Value) -> None:
+        self._value = value
+        self._parts, self._bytes = _MOST_PARTS_OF_ITEM, 2 * value.length
+
+    def of(self, item: Any, depth: int = 0) -> Any:
+        self._parts -= 1
+        if self._parts < 0 or depth > _MOST_DEPTH:
+            raise ValueError(
+                f"it has more than {_MOST_PARTS_OF_ITEM} parts, or more than {_MOST_DEPTH} levels"
+            )
+        match item:
+            case ByteRange():
+                return self._taken(item)
+            case Text(start, length):
+                return self._taken(ByteRange(start, length)).decode()
+            case Array(dtype, shape, data):
+                array = np.frombuffer(self._taken(data), np.dtype(dtype), math.prod(shape)).reshape(shape)
+                array = array.astype(array.dtype.newbyteorder("="), copy=False)
+                return array if shape else array[()]
+            case dict():
+                return {name: self.of(each, depth + 1) for name, each in item.items()}
+            case list() | tuple():
+                return type(item)([self.of(each, depth + 1) for each in item])
+            case None | bool() | int() | float():
+                return item
+        raise ValueError(f"it holds {kind_of(item)}")
+
+    def _taken(self, place: ByteRange) -> bytes:
+        self._bytes -= place.length
+        if self._bytes < 0:
+            raise ValueError("its components have more bytes than it has")
+        return self._value.bytes_of(place)
+
+
+@dataclass(frozen=True)
+class ItemNames:
+    """The components that are image and label; "" for none, and None where these have their own names."""
+
+    image: str | None = None
+    label: str | None = None
+    may_be_text: bool = False
+
+    @classmethod
+    def of(cls, first: Any, options: SourceOptions) -> ItemNames:
+        """Return the names in the first datapoint. Raises UsageError for options that it lacks."""
+        parts = _parts_of(first)
+        image, label = options.image_column, options.label_column
+        if image is not None:
+            image = chosen(parts, image, "--image-column")
+        elif isinstance(first, dict) and "image" not in first:
+            image = usual_image(parts, lambda name: _encoded(parts[name])) or None
+        if label is not None:
+            label = chosen(parts, label, "--label-column")
+        elif isinstance(first, dict) and "label" not in first:
+            label = usual_label(parts, lambda name: _integer(parts[name])) or None
+        return cls(image, label, options.label_column is not None)
+
+    def named(self, item: Any) -> Any:
+        """Return a datapoint as a dict in which image and label have their names, unless it has no others."""
+        if self.image is None and self.label is None:
+            return item
+        names = {"image": self.image, "label": self.label}
+        taken = {name: own for own, name in names.items() if name}
+        taken |= {own: f"{own}_" for own, name in names.items() if name is not None and own not in taken}
+        return {taken.get(name, name): part for name, part in _parts_of(item).items()}
+
+
+def _alike(part: Any) -> Any:
+    """Return a value of the same kind that takes no room."""
+    if isinstance(part, np.ndarray):
+        return np.broadcast_to(np.zeros((), part.dtype), part.shape)
+    return type(part)() if isinstance(part, bytes | str | list | dict) else part
+
+
+def _parts_of(item: Any) -> dict[str, Any]:
+    return item if isinstance(item, dict) else {str(number): part for number, part in enumerate(item)}
+
+
+def _encoded(part: Any) -> Any:
+    is_line = isinstance(part, np.ndarray) and part.dtype == np.uint8 and part.ndim == 1
+    return part.tobytes() if is_line else part
+
+
+def _integer(part: Any) -> Any:
+    return int(part) if isinstance(part, np.integer) else part
+
+
+@dataclass
+class ItemContents:
+    """The datapoints of a file as read so far: their names and form, and the first of them."""
+
+    names: ItemNames
+    form: ItemForm
+    classes: RecordClasses
+    first: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def label(self, item: Any) -> int:
+        """Note a datapoint, and return its label. Raises ValueError for one of another form."""
+        try:
+            parts = self.form.parts(self.names.named(item))
+        except BadValue as error:
+            raise ValueError(f"it {error.message}") from error
+        if len(self.first) < FIRST_ITEMS:
+            self.first.append({name: _alike(parts[name]) for name in self.form.columns})
+        label = parts["label"] if "label" in self.form.own else UNLABELLED
+        if isinstance(label, str | bytes) and self.names.may_be_text:
+            return self.classes.add_text(label if isinstance(label, str) else label.decode())
+        if isinstance(label, bool) or not isinstance(label, int | np.integer) or not -1 <= label < MAX_LABELS:
+            raise ValueError(f"its label is {label!r}, and labels are -1 to {MAX_LABELS - 1} here")
+        return self.classes.add(int(label))
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the first datapoints. Raises ValueError for values that no column can hold."""
+        try:
+            return found_schema(self.first, self.form.columns)
+        except (BadValue, UsageError) as error:
+            raise ValueError(
+                f"its first {len(self.first)} records make no columns: {error.message}"
+            ) from error
+
+
+@dataclass
+class ItemReader(TarReader):
+    """Reader of datapoints; an entry's offset and length are those of its value."""
+
+    decode: Decode | None = None
+    names: ItemNames = field(default_factory=ItemNames)
+    form: ItemForm = field(default_factory=lambda: ItemForm("list", ()))
+    schema: Schema = field(default_factory=Schema)
+    _last: tuple[int, Mapping[str, Any]] = field(default=(-1, {}), init=False, repr=False, compare=False)
+
+    def read(self, entry: np.void) -> bytes:
+        image = _encoded(self._parts(entry).get("image", b"")) if "image" in self.form.own else b""
+        if not isinstance(image, bytes):
+            raise BadValue("has an image that is neither bytes nor a line of uint8")
+        return image
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        parts = self._parts(entry)
+        return tuple(each.codec.encode(parts[each.name]) for each in self.schema)
+
+    def _parts(self, entry: np.void) -> Mapping[str, Any]:
+        if self._file is None or self.decode is None:
+            raise ValueError("the reader is closed")
+        place = int(entry["offset"])
+        if self._last[0] != place:
+            value = Value(self._file.read_at, place, int(entry["length"]))
+            try:
+                self._last = place, self.form.parts(self.names.named(read_item(value, self.decode)))
+            except ValueError as error:
+                raise BadValue(f"cannot be read: {error}") from error
+        return self._last[1]
+
+
+class LmdbRecords:
+    """The keys of an open file in their order, each with its value. Iterable once.
+
+    Raises SourceDamaged if the file is truncated or damaged, and for named databases and duplicate keys.
+    """
+
+    def __init__(self, file: ArchiveFile) -> None:
+        self._file = file
+        self._pages = LmdbPages(file.read_at, file.end, self._damaged)
+        self._pages_left = file.end // self._pages.size
+
+    def __iter__(self) -> Iterator[tuple[bytes, Value]]:
+        meta, count, last, size = self._pages.meta, 0, b"", 0
+        for key, value in self._below(meta.root, meta.depth):
+            count, size = count + 1, size + value.length
+            if key <= last or size > self._file.end:
+                raise self._damaged("its keys are not in order, or its records share their bytes")
+            last = key
+            yield key, value
+        if count != meta.entries:
+            raise self._damaged(f"it has {count} records, and says that it has {meta.entries}")
+
+    def _below(self, number: int, depth: int) -> Iterator[tuple[bytes, Value]]:
+        """Yield the records of the subtree of ``depth`` levels that begins with this page."""
+        if depth < 1:
+            return
+        self._pages_left -= 1
+        if self._pages_left < 0:
+            raise self._damaged("its pages form a cycle")
+        if depth > 1:
+            for _, child in self._pages.children(self._pages.branch(number)):
+                yield from self._below(child, depth - 1)
+            return
+        page = self._pages.leaf(number)
+        for node in self._pages.nodes(page):
+            start, length, _ = self._pages.value(page, node)
+            *_, key_start, key_end = node
+            yield page.data[key_start:key_end], Value(self._file.read_at, start, length)
+
+    def _damaged(self, reason: str) -> SourceDamaged:
+        return SourceDamaged(f"the LMDB is damaged: {reason}; copy it again", path=self._file.path)
+
+
+class TextReader(TarReader):
+    """Reader of images with each byte stored as a character of UTF-8; an entry's length is the image's."""
+
+    def read(self, entry: np.void) -> bytes:
+        if self._file is None:
+            raise ValueError("the reader is closed")
+        length = int(entry["length"])
+        try:
+            return from_latin1(self._file.read_at(2 * length, int(entry["offset"])), length)
+        except ValueError as error:
+            raise SourceDamaged(
+                f"holds no bytes there: {error}; copy it again", path=self.where(entry)
+            ) from error

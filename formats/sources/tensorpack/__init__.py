@@ -1,1 +1,0 @@
-"""LMDB files that tensorpack wrote."""

@@ -1,0 +1,428 @@
+"""The source of TFRecord files, read in place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
+from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.sources.listing import GrowingTable, read_small_file, text_lines
+from shardprep.formats.sources.record_files import (
+    HEAD_BYTES,
+    FilesReader,
+    RecordClasses,
+    RecordSource,
+    RecordTable,
+    Scanned,
+    SplitFiles,
+    chosen,
+    column_name,
+    encoded,
+    naming_source,
+    split_files,
+    usual_image,
+    usual_label,
+)
+from shardprep.formats.sources.source import Box, Problems, SourceOptions
+from shardprep.formats.sources.tf_example import (
+    ADVICE,
+    BYTES,
+    FLOATS,
+    INTEGERS,
+    MAX_VARINT,
+    NONE,
+    ByteWindow,
+    Feature,
+    Frame,
+    begins_with_frame,
+    bounded,
+    byte_values,
+    features,
+    float_values,
+    frames,
+    integer_values,
+    is_single,
+    only_value,
+    read_frame,
+    there,
+    window_of,
+)
+from shardprep.formats.sources.trees import wrapped
+
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+BOX_SIDES = tuple(f"image/object/bbox/{side}" for side in SIDES)
+BOX_LABEL = "image/object/bbox/label"
+MAX_BOXES = 10_000  # of one image
+BOX = np.dtype([(name, "<i8") for name in ("row", "label")] + [(side, "<f8") for side in SIDES])
+MAX_LABEL_BYTES = 4096  # of a list with a label, or with a name
+
+_SINGLE = {BYTES: "bytes", FLOATS: "float", INTEGERS: "int"}
+_LISTS = {BYTES: "json", FLOATS: "float32[*]", INTEGERS: "int64[*]"}
+_NAMED = r".+\.tfrec(?:ords?)?(?:-\d+-of-\d+)?"
+_FILE = re.compile(rf"{_NAMED}|.+-\d+-of-\d+", re.DOTALL | re.ASCII)
+
+
+def tfrecord(path: Path, split: str | None, options: SourceOptions) -> TfRecord | None:
+    """Return the source of the TFRecord files at a path, or in the folder there; None if there are none.
+
+    A file without ``.tfrecord`` in its name begins with a record. Raises UsageError, OSError.
+    """
+    files = split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
+    if files is None:
+        return None
+    first = next(iter(files.of_split.values()))[0]
+    if not re.fullmatch(_NAMED, first, re.DOTALL | re.ASCII) and not begins_with_frame(files.top / first):
+        return None
+    with naming_source(path):
+        return TfRecord(files, options, _dialect(files, options))
+
+
+def _dialect(files: SplitFiles, options: SourceOptions) -> Dialect:
+    """Return the dialect of the first record that can be read. Raises UsageError."""
+    for name in (name for names in files.of_split.values() for name in names):
+        try:
+            with ArchiveFile(files.top / name) as file:
+                frame = next(frames(file), None)
+                if frame is not None:
+                    return _dialect_in(file, frame, options)
+        except (SourceDamaged, ValueError):  # said with all other problems
+            continue
+    return Dialect()
+
+
+def _dialect_in(file: ArchiveFile, frame: Frame, options: SourceOptions) -> Dialect:
+    end = frame.data + frame.length
+    window = ByteWindow(file.read_at, end)
+    found = features(window, frame.data, end)
+    return dialect_of(found, lambda name: only_value(window, found[name], HEAD_BYTES), options)
+
+
+@dataclass(frozen=True)
+class TfRecord(RecordSource):
+    """TFRecord files of tf.train.Example.
+
+    A record's key is the name of its image's file without extension, where each has one and no two the same;
+    else that of the TFRecord file with the record's number.
+    """
+
+    LAYOUT: ClassVar[str] = "tfrecord"
+
+    dialect: Dialect
+
+    @property
+    def description(self) -> str:
+        counted_from = self.dialect.first_label
+        return super().description + (", labels from 1 stored from 0" if counted_from else "")
+
+    def scan(self, split: str) -> Scanned:
+        contents = ExampleContents(self.files, self.dialect)
+        path = self.files.top / f"{self.dialect.label.replace('/', '-')}.labels.txt"
+        if path.is_file():  # as TensorFlow Datasets writes it beside the files
+            with contents.problems.collected(), foreign_file(path, "correct the list"):
+                for label, name in enumerate(text_lines(read_small_file(path), path)):
+                    contents.classes.add(label, name)
+        for name in self.files.of_split[split]:
+            with contents.problems.collected():
+                contents.read(name)
+        schema = contents.schema()
+        return Scanned(
+            entries=contents.table.finish(may_number=True),
+            reader=ExampleReader(self.files.top, schema, self.dialect.image),
+            problems=contents.problems,
+            classes=contents.classes,
+            schema=schema,
+            has_images=bool(self.dialect.image),
+            boxes=contents.boxes(),
+        )
+
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        found = self.scanned(split)
+        if found.boxes is None:
+            return None
+        names = [each.name for each in self.labels.classes]
+        keys = found.entries["key"]
+        rows = found.boxes[np.argsort(keys[found.boxes["row"]], kind="stable")].tolist()
+        return (
+            Box(keys[row].decode(), names[label] if 0 <= label < len(names) else "", *sides)
+            for row, label, *sides in rows
+        )
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The features that have the image, its label, the class's name and the file's name; "" for none.
+
+    ``first_label`` is the number of the first class in the file; it is stored as 0. ``may_be_text`` says that
+    labels may be the names of their classes.
+    """
+
+    image: str = ""
+    label: str = ""
+    class_name: str = ""
+    file_name: str = ""
+    first_label: int = 0
+    boxes: bool = False
+    may_be_text: bool = False
+
+    @property
+    def no_columns(self) -> frozenset[str]:
+        """The features that are no columns: what they say is in the record, its classes or its boxes."""
+        boxes = (*BOX_SIDES, BOX_LABEL) if self.boxes else ()
+        return frozenset({self.image, self.label, self.class_name, *boxes} - {""})
+
+
+def dialect_of(names: Collection[str], value_of: Callable[[str], object], options: SourceOptions) -> Dialect:
+    """Return the dialect of a record with features of these names.
+
+    ``value_of`` returns the value of a feature that has one. Raises UsageError for features in the
+    ``options`` that are not there.
+    """
+    known = _known(names)
+    image, label = known.image, known.label
+    if options.image_column is not None:
+        image = chosen(names, options.image_column, "--image-column")
+    elif not image or not isinstance(value_of(image), bytes):
+        image = usual_image(names, value_of) or image
+    if options.label_column is not None:
+        label = chosen(names, options.label_column, "--label-column")
+    elif not label:
+        label = usual_label(names, value_of)
+    if label != known.label:
+        known = replace(known, class_name="", first_label=0)
+    return replace(known, image=image, label=label, may_be_text=options.label_column is not None)
+
+
+def _known(names: Collection[str]) -> Dialect:
+    """Return the dialect of the official scripts for ImageNet, or of TensorFlow Datasets.
+
+    The official scripts have the synset beside the label, and count from 1. Other programs that have taken
+    their names count from 0 or from 1, which cannot be known: labels stay.
+    """
+
+    def there(name: str) -> str:
+        return name if name in names else ""
+
+    if "image/encoded" in names:
+        label = there("image/class/label")
+        synset = there("image/class/synset") if label else ""
+        boxes = set(BOX_SIDES) <= set(names)
+        return Dialect("image/encoded", label, synset, there("image/filename"), int(bool(synset)), boxes)
+    file_name = there("file_name") or there("image/filename")
+    return Dialect(there("image"), there("label"), "", file_name)
+
+
+def boxes_of(
+    window: ByteWindow, found: Mapping[str, Feature], first_label: int
+) -> list[tuple[int, float, float, float, float]]:
+    """Return label and sides of each box, within the image; the file may have sides swapped.
+
+    Raises ValueError for other numbers of sides than of boxes, and for sides that are no numbers.
+    """
+    most = MAX_BOXES * MAX_VARINT
+    sides = [float_values(window, bounded(there(found, name), most)) for name in BOX_SIDES]
+    labels = np.full(len(sides[0]), UNLABELLED, np.int64)
+    if BOX_LABEL in found:
+        labels = integer_values(window, bounded(found[BOX_LABEL], most)) - first_label
+    if {len(side) for side in sides} != {len(labels)} or not np.isfinite(sides).all():
+        raise ValueError("its boxes do not have one finite number for each side")
+    xs, ys = np.sort(sides[0::2], axis=0).clip(0, 1), np.sort(sides[1::2], axis=0).clip(0, 1)
+    columns = (labels, xs[0], ys[0], xs[1], ys[1])
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@dataclass
+class _Column:
+    """What the records so far have under a feature's name; ``records`` of them have exactly one value.
+
+    ``if_empty`` is the kind of lists without values, which counts if there are no others.
+    """
+
+    kind: str = ""
+    if_empty: str = ""
+    records: int = 0
+
+
+class ExampleContents:
+    """The records so far, their labels, boxes and columns."""
+
+    def __init__(self, files: SplitFiles, dialect: Dialect) -> None:
+        self.problems = Problems()
+        self.table = RecordTable(files.top, self.problems)
+        self.classes = RecordClasses()
+        self._files = files
+        self._dialect = dialect
+        self._boxes = GrowingTable(BOX)
+        self._columns: dict[str, _Column] = {}
+        self._records = 0
+
+    def read(self, name: str) -> None:
+        """Read the records of a file. Raises SourceDamaged where no more of it can be read."""
+        with ArchiveFile(self._files.top / name) as file:
+            file.expect_random_reads()
+            for frame in frames(file):
+                with self.problems.collected("record"):
+                    self._add(frame, name, file)
+
+    def _add(self, frame: Frame, name: str, file: ArchiveFile) -> None:
+        end = frame.data + frame.length
+        window = ByteWindow(file.read_at, end)
+        with foreign_file(f"{file.path}, byte {frame.start}", "write the file again"):
+            found = features(window, frame.data, end)
+            boxes = boxes_of(window, found, self._dialect.first_label) if self._dialect.boxes else []
+            self._add_columns(window, found)
+            is_taken = self.table.append(
+                self._name(window, found),
+                self._label(window, found),
+                length=frame.length,
+                path=name,
+                offset=frame.start,
+                mtime_ns=wrapped(file.identity.mtime_ns),
+            )
+        if is_taken:
+            for box in boxes:
+                self._boxes.append((self._records, *box))
+            self._records += 1
+
+    def _name(self, window: ByteWindow, found: Mapping[str, Feature]) -> str:
+        """Return the name of the image's file without its extension; "" for none."""
+        if self._dialect.file_name not in found:
+            return ""
+        try:
+            name = _text_in(window, found[self._dialect.file_name])
+        except ValueError:
+            return ""
+        stem = name.rpartition("/")[2].rpartition(".")[0]
+        return name[: name.rindex(".")] if stem else name
+
+    def _label(self, window: ByteWindow, found: Mapping[str, Feature]) -> int:
+        """Return the record's label, counted from 0."""
+        dialect = self._dialect
+        if not dialect.label:
+            return UNLABELLED
+        feature = there(found, dialect.label)
+        if feature.kind == BYTES:
+            if not dialect.may_be_text:
+                advice = f"--label-column {dialect.label} takes them for the names of classes"
+                raise ValueError(f"the feature {dialect.label!r} has bytes, not integers: {advice}")
+            return self.classes.add_text(_text_in(window, feature))
+        labels = integer_values(window, bounded(feature, MAX_LABEL_BYTES))
+        if len(labels) != 1:
+            raise ValueError(f"it has {len(labels)} labels, not one")
+        label = int(labels[0])
+        if not dialect.class_name:
+            return self.classes.add(label)
+        name = _text_in(window, there(found, dialect.class_name))
+        if label in (0, UNLABELLED) and not name:
+            return UNLABELLED  # background, as the official scripts have it
+        if label < dialect.first_label:
+            raise ValueError(
+                f"its {dialect.label} is {label}, but labels beside {dialect.class_name} begin with 1"
+            )
+        return self.classes.add(label - dialect.first_label, name)
+
+    def _add_columns(self, window: ByteWindow, found: Mapping[str, Feature]) -> None:
+        image = self._dialect.image
+        if image and (found.get(image, NONE).kind != BYTES or not is_single(window, found[image])):
+            raise ValueError(f"it has no image, or several, in the feature {image!r}")
+        for name in found.keys() - self._dialect.no_columns:
+            column, feature = self._columns.setdefault(name, _Column()), found[name]
+            if feature.is_empty:
+                column.if_empty = column.if_empty or feature.kind
+            elif column.kind in ("", feature.kind):
+                column.kind = feature.kind
+            else:
+                raise ValueError(
+                    f"the feature {name!r} has {feature.kind}, but {column.kind} in other records"
+                )
+            column.records += is_single(window, feature)
+        if len(self._columns) > MAX_COLUMNS:
+            raise ValueError(f"it has one more feature than the {MAX_COLUMNS} columns that are possible")
+
+    def schema(self) -> Schema:
+        """Return the columns: one value where all records have exactly one, and lists otherwise."""
+        fields = []
+        with naming_source(self._files.top):
+            for name, column in sorted(self._columns.items()):
+                kinds = _SINGLE if column.records == self._records else _LISTS
+                fields.append(Field(column_name(name), kinds[column.kind or column.if_empty or BYTES]))
+            return Schema(fields)
+
+    def boxes(self) -> npt.NDArray[np.void] | None:
+        """Return the boxes with the numbers of their records, dtype BOX; None if records have none."""
+        return self._boxes.finish() if self._dialect.boxes and self._records else None
+
+
+def _text_in(window: ByteWindow, feature: Feature) -> str:
+    values = list(byte_values(window, bounded(feature, MAX_LABEL_BYTES)))
+    if len(values) > 1:
+        raise ValueError(f"it has {len(values)} names, not one")
+    return window.take(values[0].start, values[0].end).decode() if values else ""
+
+
+@dataclass
+class ExampleReader(FilesReader):
+    """Reader of the examples in TFRecord files; ``image`` is the feature of the image, "" for none.
+
+    An entry's offset is that of its frame.
+    """
+
+    image: str = ""
+
+    def read(self, entry: np.void) -> bytes:
+        if not self.image:
+            return b""
+        window, found = self._example(entry)
+        with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
+            (image,) = byte_values(window, found.get(self.image, NONE))
+            return window.take(image.start, image.end)
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        window, found = self._example(entry)
+        named = {column_name(name): feature for name, feature in found.items()}
+        return tuple(self._value(each, window, named.get(each.name, NONE), entry) for each in self.schema)
+
+    def _value(self, column: Field, window: ByteWindow, feature: Feature, entry: np.void) -> bytes:
+        place, key = self.where(entry), entry["key"].decode()
+        with foreign_file(place, ADVICE, key=key, place=lambda: f"the column {column.name}: "):
+            value = _READ[column.kind](window, feature)
+        return encoded(column, value, path=place, key=key)
+
+    def _example(self, entry: np.void) -> tuple[ByteWindow, Mapping[str, Feature]]:
+        """Return the entry's record in memory, and where its features are."""
+
+        def read(file: ArchiveFile) -> tuple[ByteWindow, Mapping[str, Feature]]:
+            data = read_frame(file, int(entry["offset"]), int(entry["length"]))
+            window = window_of(data)
+            with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
+                return window, features(window, 0, len(data))
+
+        found: tuple[ByteWindow, Mapping[str, Feature]] = self.last(entry, read)
+        return found
+
+
+def _bytes(window: ByteWindow, feature: Feature) -> list[bytes]:
+    return [window.take(value.start, value.end) for value in byte_values(window, feature)]
+
+
+def _only(values: Any) -> Any:
+    (value,) = values
+    return value
+
+
+_READ = {
+    "bytes": lambda window, feature: _only(_bytes(window, feature)),
+    "json": lambda window, feature: [value.decode() for value in _bytes(window, feature)],
+    "int": lambda window, feature: int(_only(integer_values(window, feature))),
+    "float": lambda window, feature: float(_only(float_values(window, feature))),
+    "int64[*]": integer_values,
+    "float32[*]": float_values,
+}

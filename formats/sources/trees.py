@@ -1,0 +1,347 @@
+"""Folders of images: the walk through them, and the reader of their files."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.images.header import begins_as_image
+from shardprep.formats.runtime.files import OPEN_FLAGS, open_below, open_folder, open_folder_below
+from shardprep.formats.runtime.owned import Descriptor
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Problems
+
+IGNORED_NAMES = ("Thumbs.db", "desktop.ini", ".DS_Store", "__MACOSX")
+OTHER_HIDDEN = "other hidden"
+NON_IMAGES = "non-image files"
+_HEAD_BYTES = 12
+_IS_LINK = (
+    "is a symbolic link, and only SOURCE itself may be one; put here what it points to, or convert with "
+    "--follow-symlinks"
+)
+
+
+class FoundFile(NamedTuple):
+    """A regular file: its path from the start of the walk (with ``/``), size, and mtime by ``mtime_of``."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+def is_image(file: FoundFile) -> bool:
+    """Whether the file has the name of an image."""
+    return file.path.lower().endswith(IMAGE_SUFFIXES)
+
+
+def holds_images(folder: Path, depth: int = 2) -> bool:
+    """Whether a file in a folder, or in a folder in it, has the name of an image."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        return any(
+            entry.name.lower().endswith(IMAGE_SUFFIXES)
+            or (depth > 1 and entry.is_dir() and holds_images(folder / entry.name, depth - 1))
+            for entry in entries
+        )
+    return False
+
+
+def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
+    """Return the names of the folders in ``root`` with images, in which none of the ``used`` ones lies."""
+    tops = {folder.relative_to(root).parts[:1] for folder in used if folder.is_relative_to(root)}
+    if () in tops:
+        return []
+    others = (each for each in root.iterdir() if (each.name,) not in tops and each.name[0] != ".")
+    return sorted(each.name for each in others if each.is_dir() and holds_images(each))
+
+
+def other_folders_note(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the note of a listing about folders that are left out."""
+    return (f"folders with images that are left out: {', '.join(names)}",) if names else ()
+
+
+def mtime_of(status: os.stat_result) -> int:
+    """Return a file's mtime in nanoseconds, modulo 2**64 as an int64, to compare: times after 2262 wrap."""
+    return wrapped(status.st_mtime_ns)
+
+
+def wrapped(mtime_ns: int) -> int:
+    """Return nanoseconds modulo 2**64 as an int64."""
+    return (mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+@dataclass(frozen=True)
+class FolderWalk:
+    """The walk through the folders below ``top``, in the order of names.
+
+    Hidden names, and those of IGNORED_NAMES, are left out; ``ignored`` counts them. Fifos, sockets, devices,
+    links, and names that are not UTF-8 are left out, too, and added to ``problems``, which the caller raises.
+    With ``follow_symlinks`` a link is taken for what it points to, inside ``top`` or not; only a link to
+    nothing, and one to a folder that it lies in, are problems.
+
+    All methods raise OSError. Without ``follow_symlinks`` they raise SourceDamaged if ``top``, or a folder on
+    the way, is a link, even if it becomes one during the walk.
+    """
+
+    top: Path
+    follow_symlinks: bool = False
+    problems: Problems = field(default_factory=Problems)
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    def folders(self, place: str = "") -> list[str]:
+        """Return the folders' names in the folder ``place``; files, odd ones included, are passed over."""
+        return [one for one in self._scanned(place, files=False) if isinstance(one, str)]
+
+    def files(self, place: str = "") -> list[FoundFile]:
+        """Return the files in the folder ``place``; folders, odd ones included, are passed over."""
+        return [one for one in self._scanned(place, folders=False) if isinstance(one, FoundFile)]
+
+    def files_below(self, place: str = "") -> Iterator[FoundFile]:
+        """Yield the files in the folder and in all folders below it."""
+        waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
+        while waiting:
+            prefix, above = waiting.pop()
+            here = f"{place}/{prefix}".strip("/")
+            if self.follow_symlinks:
+                above = (*above, _inode(self.top / here))
+                if above[-1] in above[:-1]:
+                    self.problems.add(
+                        SourceDamaged(
+                            "is a link to a folder that it lies in; remove it", path=self.top / here
+                        )
+                    )
+                    continue
+            for one in self._scanned(here):
+                if isinstance(one, FoundFile):
+                    yield one._replace(path=prefix + one.path)
+                else:
+                    waiting.append((f"{prefix}{one}/", above))
+
+    def is_left_out(self, file: FoundFile, place: str = "") -> bool:
+        """Whether a file below ``place`` is no image by its name and first bytes; if so, it is counted."""
+        if is_image(file) or begins_as_image(self._head(f"{place}/{file.path}".lstrip("/"))):
+            return False
+        self.ignored[NON_IMAGES] += 1
+        return True
+
+    def _head(self, place: str) -> bytes:
+        folder = os.open(self.top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            raw = os.fsencode(place)
+            file = (
+                os.open(raw, OPEN_FLAGS, dir_fd=folder) if self.follow_symlinks else open_below(folder, raw)
+            )
+        except OSError as error:
+            raise self._failed(error, self.top / place) from error
+        finally:
+            os.close(folder)
+        try:
+            return os.read(file, _HEAD_BYTES)
+        finally:
+            os.close(file)
+
+    def _scanned(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
+        """Return files, and the names of folders, by name."""
+        here = self.top / place
+        try:
+            folder = self._opened(place)
+            try:
+                entries = [e for e in self._entries(folder) if (folders if _is_folder(e) else files)]
+                found = [self._found(entry, here) for entry in entries]
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise self._failed(error, here) from error
+        return [one for one in found if one is not None]
+
+    def _opened(self, place: str) -> int:
+        if self.follow_symlinks:
+            return os.open(self.top / place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = open_folder(self.top)
+        if not place:
+            return folder
+        try:
+            return open_folder_below(folder, os.fsencode(place))
+        finally:
+            os.close(folder)
+
+    def _entries(self, folder: int) -> list[os.DirEntry[str]]:
+        """Return the entries by name, without those to ignore."""
+        found = []
+        with os.scandir(folder) as scan:
+            for entry in scan:
+                if entry.name in IGNORED_NAMES:
+                    self.ignored[entry.name] += 1
+                elif entry.name.startswith("."):
+                    self.ignored[OTHER_HIDDEN] += 1
+                else:
+                    found.append(entry)
+        return sorted(found, key=lambda entry: entry.name)
+
+    def _found(self, entry: os.DirEntry[str], here: Path) -> FoundFile | str | None:
+        """Return a file, or a folder's name; None for a problem."""
+        if not self._is_sound(entry, here):
+            return None
+        if _is_folder(entry):
+            return entry.name
+        status = entry.stat(follow_symlinks=self.follow_symlinks)
+        return FoundFile(entry.name, status.st_size, mtime_of(status))
+
+    def _is_sound(self, entry: os.DirEntry[str], here: Path) -> bool:
+        """Whether the entry is a file or a folder with a good name; if not, it is added to the problems."""
+        kind, path = "", here / entry.name
+        if not entry.name.isascii() and not _is_utf8(entry.name):
+            wrong = f"the name {os.fsencode(entry.name)!r} in this folder is not UTF-8; rename it"
+            kind, path = "not UTF-8", here
+        elif entry.is_symlink() and not self.follow_symlinks:
+            wrong = _IS_LINK
+        elif entry.is_symlink() and (reason := _unreadable(entry)):
+            wrong = f"is a symbolic link to nothing that can be read ({reason}); remove it"
+        elif not entry.is_dir() and not entry.is_file():
+            wrong = "is neither a file nor a folder; remove it"
+        else:
+            return True
+        self.problems.add(SourceDamaged(wrong, path=path), kind)
+        return False
+
+    def _failed(self, error: OSError, here: Path) -> SourceDamaged | OSError:
+        """Return the error for a folder that could not be listed."""
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            if not self.follow_symlinks:
+                refuse_links(self.top.parent, here)
+            return SourceDamaged(
+                "is no longer a folder; let no other program write to it, and start again", path=here
+            )
+        return OSError(error.errno, error.strerror, str(here))
+
+
+def files_below(top: Path, place: str = "") -> Iterator[FoundFile]:
+    """Yield the files in a folder and in all folders below it. Raises SourceDamaged at the end, OSError."""
+    walk = FolderWalk(top)
+    yield from walk.files_below(place)
+    walk.problems.raise_all()
+
+
+def refuse_links(top: Path, path: Path) -> None:
+    """Raise SourceDamaged if ``path``, or a folder between ``top`` and it, is a link."""
+    while path != top:
+        if path.is_symlink():
+            raise SourceDamaged(_IS_LINK, path=path)
+        path = path.parent
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether the entry is a folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link into nowhere
+        return False
+
+
+def _unreadable(entry: os.DirEntry[str]) -> str:
+    """Return why a link's target cannot be read; empty if it can."""
+    try:
+        entry.stat()
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+
+
+@dataclass
+class TreeReader(ByteReader):
+    """Reader of the entries' files below ``root``, which must be unchanged since they were listed.
+
+    With ``follow_symlinks``, a link in the path of a file is followed; without it, that file has changed.
+    ``columns`` are those of the entries with a file's path below ``root``, its size and its time.
+    """
+
+    root: Path
+    follow_symlinks: bool = False
+    columns: tuple[str, str, str] = ("path", "length", "mtime_ns")
+    _fd: Descriptor | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __enter__(self) -> TreeReader:
+        self._fd = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            self._fd.close()
+            self._fd = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd is not None
+
+    def read(self, entry: np.void) -> bytes:
+        if self._fd is None:
+            raise ValueError("the reader is closed")
+        try:
+            fd = self._opened(self._fd.fileno(), entry[self.columns[0]].item())
+        except OSError as error:
+            raise self._failed(error, entry) from error
+        try:
+            return self._read(fd, entry)
+        except OSError as error:
+            raise self._failed(error, entry) from error
+        finally:
+            os.close(fd)
+
+    def _opened(self, folder: int, place: bytes) -> int:
+        return (
+            os.open(place, OPEN_FLAGS, dir_fd=folder) if self.follow_symlinks else open_below(folder, place)
+        )
+
+    def where(self, entry: np.void) -> str:
+        return str(self.root / os.fsdecode(entry[self.columns[0]].item()))
+
+    def _read(self, fd: int, entry: np.void) -> bytes:
+        pieces, missing = [], int(entry[self.columns[1]])
+        self._check(fd, entry)
+        while missing and (piece := os.read(fd, missing)):
+            pieces.append(piece)
+            missing -= len(piece)
+        self._check(fd, entry)
+        if missing:
+            raise self._changed(entry)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _check(self, fd: int, entry: np.void) -> None:
+        status = os.fstat(fd)
+        _, size, time = self.columns
+        if (status.st_size, mtime_of(status)) != (entry[size], entry[time]):
+            raise self._changed(entry)
+
+    def _changed(self, entry: np.void) -> SourceDamaged:
+        return SourceDamaged(
+            "changed while it was read; let no other program write to it, and start again",
+            path=self.where(entry),
+        )
+
+    def _failed(self, error: OSError, entry: np.void) -> Exception:
+        if error.errno in _GONE:
+            return self._changed(entry)
+        return OSError(error.errno, error.strerror, self.where(entry))

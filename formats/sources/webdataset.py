@@ -1,0 +1,328 @@
+"""The source of WebDataset's tar shards, read in place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
+from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.sources.record_files import (
+    HEAD_BYTES,
+    FilesReader,
+    RecordClasses,
+    RecordSource,
+    RecordTable,
+    Scanned,
+    SplitFiles,
+    chosen,
+    column_name,
+    encoded,
+    naming_source,
+    split_files,
+    usual_image,
+    usual_label,
+)
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, Problems, SourceOptions
+from shardprep.formats.sources.tar import BLOCK, Member, walk
+from shardprep.formats.sources.trees import wrapped
+
+IMAGE_EXTENSIONS = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
+LABEL, CLASS_NAME = "cls", "classname"
+MAX_PARTS = 256
+MAX_SMALL = 4096  # bytes of a label or of a class's name
+
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+_SHARD = re.compile(r"(?!ILSVRC2012_|n\d{8}\.tar$).+\.tar", re.DOTALL | re.ASCII)
+_NUMBER = re.compile(r"\s*(-1|[0-9]{1,9})\s*", re.ASCII)
+_KINDS = {"txt": "text", "json": "json"}
+
+
+@dataclass(frozen=True)
+class SampleParts:
+    """The extensions of image and label, "" for none; an ``image`` of None is the first of IMAGE_EXTENSIONS.
+
+    ``may_be_text`` is whether labels may be the names of their classes.
+    """
+
+    image: str | None = None
+    label: str = LABEL
+    may_be_text: bool = False
+
+    def image_of(self, sample: ShardSample) -> str | None:
+        """Return the extension of a sample's image, None if it has none."""
+        known = IMAGE_EXTENSIONS if self.image is None else (self.image,)
+        return next((extension for extension in known if extension in sample.parts), None)
+
+
+def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebDataset | None:
+    """Return the source of the tars at a path, or in the folder there; None if there are none.
+
+    The first sample has two parts or more, or is damaged: a tar of images alone may be of anything, and its
+    folders of classes. Archives of ILSVRC12, and of its classes, are none. Raises UsageError, OSError.
+    """
+    files = split_files(path, split, _SHARD, follow_symlinks=options.follow_symlinks)
+    if files is None:
+        return None
+    for name in (name for names in files.of_split.values() for name in names):
+        try:
+            with naming_source(path), ArchiveFile(files.top / name) as archive:
+                sample = next(samples(archive), None)
+                if sample is not None:
+                    is_one = len(sample.parts) > 1
+                    return WebDataset(files, options, _parts(sample, archive, options)) if is_one else None
+        except SourceDamaged:
+            return WebDataset(files, options)  # where the damage is will be said with all other problems
+    return None
+
+
+def _parts(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) -> SampleParts:
+    """Return which parts are image and label, by the first sample. Raises UsageError."""
+
+    def image_in(name: str) -> bytes:
+        return archive.read_at(HEAD_BYTES, sample.parts[images[name]].offset)
+
+    def label_in(name: str) -> int | None:
+        try:
+            match = _NUMBER.fullmatch(text_in(sample, labels[name], archive) or "")
+        except ValueError:
+            return None
+        return int(match[1]) if match else None
+
+    images = {_stem(part, IMAGE_EXTENSIONS): part for part in reversed(sample.parts)}
+    labels = {_stem(part, ("txt",)): part for part in reversed(sample.parts)}
+    image, label = None, LABEL
+    if options.image_column is not None:
+        image = chosen(sample.parts, options.image_column.lower().removeprefix("."), "--image-column")
+    elif SampleParts().image_of(sample) is None and (usual := usual_image(images, image_in)):
+        image = images[usual]
+    if options.label_column is not None:
+        label = chosen(sample.parts, options.label_column.lower().removeprefix("."), "--label-column")
+    elif LABEL not in sample.parts and (usual := usual_label(labels, label_in)):
+        label = labels[usual]
+    return SampleParts(image, label, options.label_column is not None)
+
+
+def _stem(part: str, extensions: Collection[str]) -> str:
+    """Return ``image`` for ``image.png``."""
+    stem, _, last = part.rpartition(".")
+    return stem if stem and last in extensions else part
+
+
+@dataclass(frozen=True)
+class WebDataset(RecordSource):
+    """Shards of WebDataset; a record's key is its sample's stem.
+
+    The image is the first member with an extension of IMAGE_EXTENSIONS, in their order; ``cls`` is the label,
+    and ``classname`` beside it the label's name. Each other extension is a column, and each sample has it.
+    """
+
+    LAYOUT: ClassVar[str] = "webdataset"
+
+    parts: SampleParts = field(default_factory=SampleParts)
+
+    def scan(self, split: str) -> Scanned:
+        contents = ShardContents(self.files, self.parts)
+        for name in self.files.of_split[split]:
+            with contents.problems.collected():
+                contents.read(name)
+        schema, has_images = contents.columns()
+        return Scanned(
+            entries=contents.table.finish(may_number=False),
+            reader=SampleReader(self.files.top, schema, self.parts),
+            problems=contents.problems,
+            classes=contents.classes,
+            schema=schema,
+            has_images=has_images,
+        )
+
+
+class ShardSample(NamedTuple):
+    """A sample: its stem, the offset of its first header, and its members by extension in lower case."""
+
+    stem: str
+    start: int
+    parts: dict[str, Member]
+
+    @property
+    def length(self) -> int:
+        """The bytes of all members."""
+        return sum(member.size for member in self.parts.values())
+
+
+def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
+    """Yield the samples from the header at ``start`` on, in the order of the shard.
+
+    Raises SourceDamaged like :func:`~shardprep.formats.sources.tar.walk`, and for a member without an
+    extension, or with one that its sample has already.
+    """
+    sample = None
+    for member in walk(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
+        match = _NAME.fullmatch(member.name)
+        if match is None:
+            raise _damaged(member, archive, "has no extension that says what it is; remove it")
+        stem, extension = match[1], match[2].lower()
+        if sample is None or stem != sample.stem:
+            if sample is not None:
+                yield sample
+            sample = ShardSample(stem, start, {})
+        if extension in sample.parts or len(sample.parts) == MAX_PARTS:
+            raise _damaged(member, archive, f"is one more member .{extension[:80]} of its sample; remove it")
+        sample.parts[extension] = member
+        start = member.offset + -(-member.size // BLOCK) * BLOCK
+    if sample is not None:
+        yield sample
+
+
+def _damaged(member: Member, archive: ArchiveFile, reason: str) -> SourceDamaged:
+    return SourceDamaged(reason, path=f"{archive.path}, byte {member.offset}", key=member.name)
+
+
+class _Place(NamedTuple):
+    """Where a sample with certain parts is first, and how many have them."""
+
+    path: str
+    key: str
+    samples: int
+
+
+class ShardContents:
+    """The samples so far, and the sets of parts that they have."""
+
+    def __init__(self, files: SplitFiles, of: SampleParts) -> None:
+        self.problems = Problems()
+        self.table = RecordTable(files.top, self.problems)
+        self.classes = RecordClasses()
+        self._files = files
+        self._of = of
+        self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
+        self._parts: set[str] = set()
+
+    def read(self, name: str) -> None:
+        """Read the headers and labels of a shard. Raises SourceDamaged where no more of it can be read."""
+        with ArchiveFile(self._files.top / name) as archive:
+            archive.expect_random_reads()
+            for sample in samples(archive):
+                with self.problems.collected("label"):
+                    self._add(sample, name, archive)
+
+    def _add(self, sample: ShardSample, name: str, archive: ArchiveFile) -> None:
+        place = f"{archive.path}, byte {sample.start}"
+        with foreign_file(place, "correct the shard", key=sample.stem):
+            label = self._label(sample, archive)
+        self.table.append(
+            sample.stem,
+            label,
+            length=sample.length,
+            path=name,
+            offset=sample.start,
+            mtime_ns=wrapped(archive.identity.mtime_ns),
+        )
+        self._count(sample, place)
+
+    def _label(self, sample: ShardSample, archive: ArchiveFile) -> int:
+        part, text = self._of.label, text_in(sample, self._of.label, archive)
+        if text is None:
+            return UNLABELLED
+        match = _NUMBER.fullmatch(text)
+        if match is None and self._of.may_be_text:
+            return self.classes.add_text(text.strip())
+        if match is None:
+            advice = f"--label-column {part} takes it for the name of a class"
+            raise ValueError(f"its .{part} has {text[:80]!r}, and not the number of its class: {advice}")
+        name = text_in(sample, CLASS_NAME, archive) if part == LABEL else None
+        return self.classes.add(int(match[1]), name)
+
+    def _count(self, sample: ShardSample, place: str) -> None:
+        image = self._of.image_of(sample)
+        parts = frozenset(part for part in sample.parts if part != image)
+        first = self._first_of.get((image is not None, parts), _Place(place, sample.stem, 0))
+        self._first_of[image is not None, parts] = first._replace(samples=first.samples + 1)
+        self._parts |= parts
+        if len(self._parts) > MAX_COLUMNS:
+            raise SourceDamaged(f"has one more part than the {MAX_COLUMNS} that are possible", path=place)
+
+    def columns(self) -> tuple[Schema, bool]:
+        """Return the columns, and whether records have images; a sample that lacks a part is a problem."""
+        has_images = any(image for image, _ in self._first_of)
+        for (image, parts), place in self._first_of.items():
+            missing = [f".{part}" for part in sorted(self._parts - parts)]
+            missing += ["an image"] if has_images and not image else []
+            if missing:
+                others = f", as {place.samples - 1:,} more samples do" if place.samples > 1 else ""
+                lacks = (
+                    f"lacks {', '.join(missing[:8])}, which other samples have{others}; add what is missing"
+                )
+                self.problems.add(SourceDamaged(lacks, path=place.path, key=place.key))
+        no_column = {self._of.label}
+        if self._of.label == LABEL in self._parts:
+            no_column.add(CLASS_NAME)
+        with naming_source(self._files.top):
+            return Schema(_fields(self._parts - no_column)), has_images
+
+
+def _fields(extensions: set[str]) -> Iterator[Field]:
+    for extension in sorted(extensions):
+        last = extension.rpartition(".")[2]  # as WebDataset's own decoders
+        kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
+        yield Field(column_name(extension), kind)
+
+
+def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
+    """Return the text of a small member, None if it is not there. Raises ValueError."""
+    member = sample.parts.get(part)
+    if member is None:
+        return None
+    if member.size > MAX_SMALL:
+        raise ValueError(f"its .{part} has {member.size} bytes, more than {MAX_SMALL}")
+    return archive.read_at(member.size, member.offset).decode()
+
+
+@dataclass
+class SampleReader(FilesReader):
+    """Reader of the samples in tars. An entry's offset is that of its sample's first header."""
+
+    parts: SampleParts = field(default_factory=SampleParts)
+
+    def read(self, entry: np.void) -> bytes:
+        archive, sample = self._sample(entry)
+        image = self.parts.image_of(sample)
+        return b"" if image is None else self._bytes(archive, sample.parts[image], entry)
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        archive, sample = self._sample(entry)
+        members = {column_name(extension): member for extension, member in sample.parts.items()}
+        return tuple(self._value(each, archive, members.get(each.name), entry) for each in self.schema)
+
+    def _value(self, column: Field, archive: ArchiveFile, member: Member | None, entry: np.void) -> bytes:
+        if member is None:
+            raise self.changed(entry)
+        place, key = f"{archive.path}, byte {member.offset}", entry["key"].decode()
+        try:
+            value = column.codec.decode(self._bytes(archive, member, entry))
+        except BadValue as error:
+            raise BadValue(f"the column {column.name}: {error.message}", path=place, key=key) from error
+        return encoded(column, value, path=place, key=key)
+
+    def _sample(self, entry: np.void) -> tuple[ArchiveFile, ShardSample]:
+        def read(archive: ArchiveFile) -> ShardSample:
+            sample = next(samples(archive, int(entry["offset"])), None)
+            if sample is None or sample.length != entry["length"]:
+                raise self.changed(entry)
+            return sample
+
+        return self.file_of(entry), self.last(entry, read)
+
+    def _bytes(self, archive: ArchiveFile, member: Member, entry: np.void) -> bytes:
+        data = archive.read_at(member.size, member.offset)
+        if len(data) < member.size:
+            raise self.changed(entry)
+        return data

@@ -1,0 +1,1 @@
+"""Datasets in object storage and on servers, their cache, and collections of datasets."""

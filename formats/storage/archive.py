@@ -1,0 +1,172 @@
+"""An archive in object storage that is read in place, by offset, and must not change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.storage.store import (
+    AGAIN,
+    TRIES,
+    WAIT_S,
+    AnswerBroken,
+    Location,
+    OtherFile,
+    RangeRefused,
+    RemoteFolder,
+    RetryPolicy,
+    StoredFile,
+)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """The file ``name`` in a place, as it was when the place was listed. Picklable."""
+
+    place: Location
+    name: str
+    stored: StoredFile
+    policy: RetryPolicy
+
+    @property
+    def url(self) -> str:
+        """The file's URL."""
+        return f"{self.place.url}/{self.name}"
+
+
+HEADERS_AT_ONCE = 64
+AHEAD_AT_ONCE = 32
+AHEAD_BYTES = 64 << 20
+PIECE_BYTES = 4 << 20  # of a file that is read as a whole
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
+    """A file open for reading by ranges, as :class:`.ArchiveFile` is; several threads may read.
+
+    Entering and leaving raise SourceDamaged if the file is not the one that was listed. Each answer has to be
+    of that file, and as long as it was asked for; it is asked for again otherwise.
+    """
+
+    def __init__(self, file: RemoteFile) -> None:
+        self.file = file
+        self.path = file.url
+        self._expected: deque[tuple[int, int]] = deque()
+        self._ahead: deque[tuple[tuple[int, int], Future[bytes]]] = deque()
+        self._ahead_bytes = 0
+        self._is_stopped = False
+
+    def __enter__(self) -> RemoteArchive:
+        """Open the file. Raises SourceDamaged, RemoteFailed, OperationError where obstore is missing."""
+        self._folder = RemoteFolder(self.file.place, self.file.policy)
+        self._loop = LoopThread(threads=1).__enter__()
+        try:
+            self._loop.run(self._refuse_changed())
+        except BaseException:
+            self._loop.__exit__()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._loop.cancel()
+            if kind is None:
+                self._loop.run(self._refuse_changed())
+        finally:
+            self._loop.__exit__()
+
+    @property
+    def end(self) -> int:
+        """The file's size in bytes."""
+        return self.file.stored.size
+
+    def read_at(self, length: int, offset: int) -> bytes:
+        """Read like :data:`.ReadAt`. Raises SourceDamaged, RemoteFailed."""
+        length = min(length, self.end - offset)
+        if length <= 0:
+            return b""
+        future = self._taken((length, offset)) or self._loop.begin(self._range(length, offset))
+        return future.result()  # leaving cancels it; LoopThread.run polls, which takes longer than an answer
+
+    def expect(self, reads: Iterable[tuple[int, int]]) -> None:
+        """Read ahead: a thread reads these lengths and offsets next, in this order; some may be left out."""
+        self._expected = deque(reads)
+        self._ask_ahead()
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the whole file."""
+        reads = [(min(PIECE_BYTES, self.end - at), at) for at in range(0, self.end, PIECE_BYTES)]
+        self.expect(reads)
+        for length, offset in reads:
+            yield self.read_at(length, offset)
+
+    def mapped(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield what the calls return, in order; they run in threads, since each waits for its answers."""
+        with ThreadPoolExecutor(HEADERS_AT_ONCE, "shardprep-headers") as pool:
+            try:
+                yield from pool.map(call, items)
+            except BaseException:
+                self._is_stopped = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._loop.cancel()
+                raise
+
+    def _taken(self, read: tuple[int, int]) -> Future[bytes] | None:
+        """Return the future of what was read ahead, without those before it; None if it was not."""
+        while self._ahead:
+            expected, future = self._ahead.popleft()
+            self._ahead_bytes -= expected[0]
+            self._ask_ahead()
+            if expected == read:
+                return future
+        return None
+
+    def _ask_ahead(self) -> None:
+        while self._expected and len(self._ahead) < AHEAD_AT_ONCE:
+            length, offset = self._expected[0]
+            if self._ahead and self._ahead_bytes + length > AHEAD_BYTES:
+                return
+            self._expected.popleft()
+            if length > 0:
+                self._ahead.append(((length, offset), self._loop.begin(self._range(length, offset))))
+                self._ahead_bytes += length
+
+    async def _range(self, length: int, offset: int) -> bytes:
+        data = bytearray()
+        for _ in range(TRIES):
+            if self._is_stopped:
+                raise asyncio.CancelledError
+            try:
+                async for chunk in self._folder.read(
+                    self.file.name, offset + len(data), offset + length, only=self.file.stored
+                ):
+                    data += chunk
+            except (OtherFile, RangeRefused) as error:
+                await self._refuse_changed()
+                if isinstance(error, RangeRefused):
+                    raise
+            if len(data) == length:
+                return bytes(data)
+            if len(data) > length:
+                data.clear()
+            await asyncio.sleep(WAIT_S)
+        raise AnswerBroken(
+            f"has not the bytes that were asked for, each of {TRIES} times; {AGAIN}", path=self.path
+        )
+
+    async def _refuse_changed(self) -> None:
+        if await self._folder.about(self.file.name) != self.file.stored:
+            raise SourceDamaged(
+                "changed since it was listed; let no other program write to it, and start again",
+                path=self.path,
+            )

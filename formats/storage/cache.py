@@ -1,0 +1,429 @@
+"""A cache of a remote dataset's verified files, in a folder that all processes of a machine share.
+
+``FileCache`` keeps them; ``FileSource`` says in any process where the files of a dataset come from.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from shardprep.formats.errors import CorruptRecord, ManifestDamaged, ShardDamaged
+from shardprep.formats.runtime.files import hash_descriptor, naming_full_disk, no_space, user_path
+from shardprep.formats.runtime.owned import LockDescriptor, Owned
+from shardprep.formats.shards.dataset import RecordSet
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.read import LOCAL, LocalFiles
+from shardprep.formats.storage.cache_folder import (
+    PATIENCE_S,
+    CacheFolder,
+    Patience,
+    ReaderFile,
+    hex_of,
+    holder_of,
+    identity_of,
+)
+from shardprep.formats.storage.downloads import (
+    CacheTooSmall,
+    Downloads,
+    Evict,
+    Held,
+    NoRoom,
+    room_on_disk,
+    take_room,
+)
+from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
+
+FULL_DISK_PATIENCE_S = 30.0
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class CacheCounts:
+    """What a cache did for this object since it was opened.
+
+    ``downloaded`` files with ``downloaded_bytes`` were downloaded here; ``received_bytes`` also count what is
+    on its way, and what had to be asked for again. ``hits`` were there already when they
+    were to be held, or came by another process; ``waited_s`` is the time until what was not there was.
+    ``replaced`` copies were thrown away by any process because the disk had not kept their bytes.
+    """
+
+    downloaded: int = 0
+    downloaded_bytes: int = 0
+    received_bytes: int = 0
+    hits: int = 0
+    waited_s: float = 0.0
+    replaced: int = 0
+
+
+class FileCache(Owned, AbstractContextManager["FileCache"]):
+    """The files of the dataset at ``place``, each downloaded once for all processes of this machine.
+
+    ``folder`` is a new folder, or a cache, on a local disk. All files in it, of all datasets, have at most
+    ``limit_bytes`` together; if living readers gave different limits, the smallest holds. A file is there
+    whole and verified, or not at all; whatever dead processes left is removed. Thread-safe. A forked copy
+    holds what is there, and cannot download. Close it at the end: it has a thread, and a file that tells
+    other processes what this one will use.
+
+    Raises UsageError for a folder that is no cache, or is on a network file system; NoSpace for a full disk;
+    CacheBusy where another process keeps a lock for ``patience_s`` seconds, as all methods may; OSError.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        limit_bytes: int | None,
+        place: Location,
+        *,
+        policy: RetryPolicy = PATIENT,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.folder = CacheFolder(user_path(folder).absolute(), patience_s)
+        self.limit_bytes = min(UNLIMITED, UNLIMITED if limit_bytes is None else limit_bytes)
+        self.place = place
+        self._patience_s = patience_s
+        self._lock = threading.RLock()
+        self._kept, self._hits, self._waited_s = Held(), 0, 0.0
+        self._downloads = Downloads(self.folder, place, policy)
+        with naming_full_disk(self.folder.path):
+            self.folder.make()
+            with self.folder.turn():
+                name = f"{os.getpid()}-{secrets.token_hex(8)}"
+                self._reader = ReaderFile(self.folder.readers, name, self.limit_bytes)
+            take_room(self.folder, (), self.limit_bytes)  # removes what is left, and what is over the limit
+        self._replaced = self.folder.replaced
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What was downloaded, found and waited for so far."""
+        arrived = self._downloads
+        return CacheCounts(
+            arrived.files,
+            arrived.bytes,
+            arrived.received_bytes,
+            self._hits,
+            self._waited_s,
+            max(0, self.folder.replaced - self._replaced),
+        )
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that all its files could have now: the limit, or what the disk has."""
+        return min(self.limit_bytes, room_on_disk(self.folder))
+
+    def check_fits(self, entries: Iterable[FileEntry]) -> None:
+        """Raise CacheTooSmall if one of these files can never be in the cache."""
+        for entry in entries:
+            self._fitting([entry])
+
+    def hold(self, entries: Iterable[FileEntry]) -> Held:
+        """Download what is missing of some files, and hold all of them; waits until there is room.
+
+        While it waits for room, it holds none of them, so that two readers never wait for each other with
+        half a set each. Release a set before you wait for one that has no room beside it.
+
+        Raises CacheTooSmall if the limit is less than the files and what this process keeps, or if nothing
+        moved in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
+        RemoteDamaged, RemoteMissing, RemoteFailed; UsageError in a forked process, for what is missing;
+        OSError.
+        """
+        wanted, began = self._fitting(entries), perf_counter()
+        found, patience = self._held(wanted), Patience(self._patience_s, self._readers_with_room)
+        while isinstance(found, NoRoom):
+            still_s = patience.still_s(found.state)
+            if found.is_full and still_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
+                raise no_space(self.folder.path)
+            if self._needed(wanted) > found.limit or still_s >= self._patience_s:
+                raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
+            self._refuse_closed()
+            patience.wait()
+            found = self._held(wanted)
+        return self._waited(found, began)
+
+    def hold_now(self, entries: Iterable[FileEntry]) -> Held | None:
+        """Hold some files as :meth:`hold` does, None if there is no room now."""
+        wanted, began = self._fitting(entries), perf_counter()
+        found = self._held(wanted)
+        return None if isinstance(found, NoRoom) else self._waited(found, began)
+
+    def keep(self, entries: Iterable[FileEntry]) -> None:
+        """Hold some files until this cache is closed. Raises what :meth:`hold` does."""
+        with self.hold(entries) as held, self._lock:
+            self._refuse_closed()
+            self._kept.take(held)
+
+    def keep_right(self, entry: FileEntry) -> None:
+        """Hold a file as :meth:`hold_right` does until this cache is closed."""
+        with self.hold_right(entry) as held, self._lock:
+            self._refuse_closed()
+            self._kept.take(held)
+
+    def prefetch(self, entry: FileEntry, *, evict: bool = True) -> bool:
+        """Download a file ahead, and return whether it is there; it is not held.
+
+        Only files that are used later than it, by what all readers foresee, are evicted for it; without
+        ``evict`` none is. Raises what
+        :meth:`hold` does but CacheTooSmall.
+        """
+        found = self._held([entry], "later" if evict else "none")
+        if isinstance(found, NoRoom):
+            return False
+        found.release()
+        return True
+
+    def hold_right(self, entry: FileEntry) -> Held:
+        """Hold a file as :meth:`hold` does, after its bytes were hashed: a copy that is wrong is replaced."""
+        held = self.hold([entry])
+        try:
+            if held.came or _is_right(held.pin_of(entry), entry):
+                return held
+            self.folder.discard(entry, held.pin_of(entry))
+        except BaseException:
+            held.release()
+            raise
+        held.release()
+        return self.hold([entry])
+
+    def foresee(self, entries: Sequence[FileEntry]) -> None:
+        """Tell all processes the files that this one will use, in their order; replaces what was told.
+
+        Raises UsageError for a closed cache.
+        """
+        names = [hex_of(entry) for entry in entries]
+        uses = np.array([identity_of(name) for name in names], np.uint64)
+        with self._lock:
+            self._refuse_closed()
+            with self.folder.turn():
+                self._reader.foresee(uses)
+
+    def used(self, position: int) -> None:
+        """Tell that the first ``position`` of the foreseen uses are over. Raises UsageError once closed."""
+        with self._lock:
+            self._refuse_closed()
+            self._reader.used(position)
+
+    def close(self) -> None:
+        """Let go what is kept, and end what runs in other threads. Idempotent; not reusable afterwards."""
+        if not self.made_here or self._downloads.is_closed:
+            return
+        self._downloads.close()
+        with self._lock:
+            self._kept.release()
+        with self.folder.last_turn():
+            self._reader.remove()
+
+    def _refuse_closed(self) -> None:
+        if self._downloads.is_closed:
+            raise self._downloads.closed()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _waited(self, held: Held, began: float) -> Held:
+        if held.came:
+            self._count(waited_s=perf_counter() - began)
+        return held
+
+    def _fitting(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
+        """Return each of the files once. Raises CacheTooSmall if they can never be there together."""
+        wanted = [*{hex_of(entry): entry for entry in entries}.values()]
+        if (needed := self._needed(wanted)) > self.limit_bytes:
+            raise self._too_small(needed, self.limit_bytes)
+        return wanted
+
+    def _needed(self, wanted: Iterable[FileEntry]) -> int:
+        """The bytes of these files with those that are kept."""
+        return sum((self._kept.sizes | {hex_of(entry): entry.size for entry in wanted}).values())
+
+    def _too_small(self, needed: int, limit: int) -> CacheTooSmall:
+        return CacheTooSmall(
+            f"the cache has room for {_room(limit)}, and needs {needed:,} bytes at least for what is read at once; "
+            "give it a larger limit, or make room on its disk",
+            path=self.folder.path,
+            needed=needed,
+        )
+
+    def _readers_with_room(self) -> str:
+        pids = sorted({path.name.partition("-")[0] for path in self.folder.readers.iterdir()})
+        return f"room in the cache {self.folder.path}, which the processes {', '.join(pids)} read from"
+
+    def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> Held | NoRoom:
+        """Hold the files, or none of them if there is no room for all that are missing."""
+        with naming_full_disk(self.folder.path):
+            return self._taken(wanted, evict)
+
+    def _taken(self, wanted: Sequence[FileEntry], evict: Evict) -> Held | NoRoom:
+        held = Held()
+        try:
+            hits = self._pin(held, wanted)
+            while missing := held.lacks(wanted):
+                found = take_room(self.folder, missing, self.limit_bytes, evict=evict)
+                if isinstance(found, NoRoom):
+                    held.release()
+                    return found
+                held.came = True
+                self._downloads.run(found, held)
+                hits += self._await(held, found.coming)
+        except BaseException:
+            held.release()
+            raise
+        self._count(hits=hits)
+        return held
+
+    def _pin(self, held: Held, entries: Iterable[FileEntry]) -> int:
+        """Hold those of the files that are there; return how many are."""
+        count = 0
+        for entry in entries:
+            if (pin := self.folder.pinned(entry)) is not None:
+                held.add(entry, pin)
+                count += 1
+        return count
+
+    def _await(self, held: Held, coming: Sequence[FileEntry]) -> int:
+        """Hold the files that others download, when they are there; return how many are."""
+        count = self._pin(held, coming)
+        left = coming
+        patience = Patience(self._patience_s, lambda: self._downloads_of(left))
+        while left := [entry for entry in held.lacks(coming) if self.folder.is_coming(entry)]:
+            self._refuse_closed()
+            path = self.folder.part_of(hex_of(left[0]))
+            patience.refuse_end(path, [self.folder.changed_ns(entry) for entry in left])
+            patience.wait()
+            count += self._pin(held, held.lacks(coming))
+        return count
+
+    def _downloads_of(self, coming: Sequence[FileEntry]) -> str:
+        holders = sorted({holder_of(self.folder.part_of(hex_of(entry))) for entry in coming})
+        return f"{coming[0].name}, which {', '.join(holders)} downloads into the cache {self.folder.path}"
+
+    def _count(self, *, hits: int = 0, waited_s: float = 0.0) -> None:
+        if self.made_here:  # else the lock can be held by a thread that was not copied
+            with self._lock:
+                self._hits += hits
+                self._waited_s += waited_s
+
+
+def _is_right(file: LockDescriptor, entry: FileEntry) -> bool:
+    try:
+        return hash_descriptor(file.fileno()) == entry.sha256
+    except OSError:  # a bad sector
+        return False
+
+
+def _room(limit: int) -> str:
+    return f"{limit:,} bytes" if limit < UNLIMITED else "no more"
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """The files of a dataset at a ``url``, through a ``cache`` of ``limit`` bytes; with None they are there.
+
+    Picklable.
+    """
+
+    url: str | None = None
+    cache: Path | None = None
+    limit: int | None = None
+
+    @classmethod
+    def of(cls, dataset: RecordSet) -> FileSource:
+        """Return those of a dataset."""
+        if "://" not in dataset.location:
+            return cls()
+        cache: FileCache = dataset.cache  # type: ignore[attr-defined]
+        return cls(dataset.location, cache.folder.path, cache.limit_bytes)
+
+    @contextmanager
+    def open(self, *, held: bool = False) -> Iterator[LocalFiles]:
+        """The context of the files. Unless another process has ``held`` them, each is before it is opened.
+
+        A process holds one file in each of its threads, until it opens another one.
+        """
+        if self.url is None or self.cache is None:
+            yield LOCAL
+            return
+        with closing((_HeldElsewhere if held else _LastOpened)(self)) as opened:
+            yield opened
+
+    def opened(self) -> FileCache:
+        """Open the cache."""
+        if self.url is None or self.cache is None:
+            raise ValueError("the files are there")
+
+        return FileCache(self.cache, self.limit, Location.parse(self.url))
+
+
+class _HeldElsewhere(LocalFiles, Owned):
+    """Files that another process holds: the cache is opened where one of them has to be replaced."""
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+        self._cache: FileCache | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
+        with self._lock:
+            self._cache = self._cache or self._source.opened()
+        with (
+            self._cache.hold_right(entry),
+            saying_published(self._cache.place, self._cache.folder.path, entry),
+        ):
+            yield
+
+    def close(self) -> None:
+        """Close the cache."""
+        if self._cache is not None:
+            self._cache.close()
+
+
+class _LastOpened(_HeldElsewhere):
+    """Files of which each thread holds the one that it opened last."""
+
+    def __init__(self, source: FileSource) -> None:
+        super().__init__(source)
+        self._cache: FileCache = source.opened()
+        self._held: dict[int, Held] = {}
+
+    def bring(self, entry: FileEntry) -> None:
+        self._let_go()
+        self._held[threading.get_ident()] = self._cache.hold([entry])
+
+    def _let_go(self) -> None:
+        if last := self._held.pop(threading.get_ident(), None):
+            last.release()
+
+    @contextmanager
+    def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
+        self._let_go()
+        with super().right(entry, error):
+            yield
+
+    def close(self) -> None:
+        while self._held:
+            self._held.popitem()[1].release()
+        super().close()
+
+
+@contextmanager
+def saying_published(place: Location, folder: Path, entry: FileEntry) -> Iterator[None]:
+    """Say of damage in a file that has its SHA-256 that it is no damage of a disk."""
+    try:
+        yield
+    except (CorruptRecord, ShardDamaged, ManifestDamaged) as error:
+        what = error.message.partition(";")[0]
+        raise type(error)(
+            f"{what}, although the file is the one in the manifest: it was published so, or a table is damaged here, "
+            f"which prep verify {place.url} --cache {folder} replaces",
+            path=place.url,
+            shard=entry.name,
+            key=error.key,
+        ) from error

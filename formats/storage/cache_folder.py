@@ -1,0 +1,493 @@
+"""The folder of a cache on disk: its files, its locks, its readers, and which file goes first.
+
+``files/ab/<SHA-256>`` are whole, verified files, ``parts/`` those that are on their way, ``readers/`` what
+the living readers have told, and ``datasets/<root>/`` folders of links that look like a dataset. What is
+there changes only under the lock of the whole cache, and a file that is read has a shared lock.
+``replaced`` has a line for each copy that was thrown away because the disk had not kept its bytes: its
+SHA-256.
+
+Each reader tells the others its limit and the files that it will use, in their order. A reader's file is
+locked as long as the reader lives; one without a lock is a leftover, which is removed. It has a header of
+little-endian uint64 (a mark, the limit in bytes, how many uses are over), and then a uint64 for each use:
+the first 8 bytes of the file's SHA-256, as a big-endian number. All that is read from it only decides what
+is evicted.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import struct
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.files import (
+    NETWORK_FILESYSTEMS,
+    OPEN_FLAGS,
+    filesystem_type,
+    naming,
+    read_at,
+    write_at,
+)
+from shardprep.formats.runtime.owned import Descriptor, LockDescriptor, Owned
+from shardprep.formats.shards.dataset import CACHE_LOCK_NAME
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.storage.transfer import PartFile
+
+
+def hex_of(entry: FileEntry) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits: its name in a cache."""
+    return entry.sha256.removeprefix("sha256:")
+
+
+def identity_of(name: str) -> int:
+    """Return the number that stands for a file in the sequences of readers: the first 8 bytes of its SHA-256.
+
+    >>> identity_of("00000000000000ff" + 48 * "0")
+    255
+    """
+    return int(name[:16], 16)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """A whole file of a cache: its SHA-256 as ``name``, its size in bytes, and when it was used last."""
+
+    name: str
+    path: Path
+    size: int
+    used_ns: int
+
+
+def eviction_order(files: Iterable[CachedFile], distances: Mapping[int, float]) -> list[CachedFile]:
+    """Return files in the order in which they are evicted.
+
+    ``distances`` are the numbers of uses before a file is used again, by :func:`identity_of`. Files without
+    one come first, the least recently used of them before the others; then those with the largest.
+    """
+    return sorted(
+        files, key=lambda file: (-distances.get(identity_of(file.name), math.inf), file.used_ns, file.name)
+    )
+
+
+SHORTEST_S, LONGEST_S = 0.005, 0.1
+PATIENCE_S = 300.0  # for other readers, which may stand still while their training does something else
+LOCKS = Path("/proc/locks")
+
+
+class CacheBusy(OperationError):
+    """Another process has a lock in a cache, or downloads a file into it, and does not go on."""
+
+
+class StillWaiting(UserWarning):
+    """A reader of a cache has waited for a tenth of its patience."""
+
+
+class Patience:
+    """Pauses that get longer, and the time since what is waited for last changed.
+
+    A tenth of ``most_s`` seconds without a change is a warning, once; ``what`` says what is waited for.
+    """
+
+    def __init__(self, most_s: float, what: Callable[[], str]) -> None:
+        self.most_s, self._what = most_s, what
+        self._next_s, self._has_warned = SHORTEST_S, False
+        self._state: object = None
+        self._since = time.monotonic()
+
+    def wait(self) -> None:
+        """Let some time pass."""
+        time.sleep(self._next_s)
+        self._next_s = min(LONGEST_S, 2 * self._next_s)
+
+    def still_s(self, state: object = None) -> float:
+        """Return for how many seconds what is waited for has been in this state."""
+        now = time.monotonic()
+        if state != self._state:
+            self._state, self._since = state, now
+        if (still_s := now - self._since) >= self.most_s / 10 and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"has waited for {still_s:.0f} s, of {self.most_s:g} s at most, for {self._what()}",
+                StillWaiting,
+                stacklevel=2,
+            )
+        return still_s
+
+    def refuse_end(self, path: Path, state: object = None) -> None:
+        """Raise CacheBusy, for this file, if it has been in this state for too long."""
+        if self.still_s(state) >= self.most_s:
+            raise CacheBusy(
+                f"no change for {self.most_s:g} s: waited for {self._what()}; let that go on, or end it",
+                path=path,
+            )
+
+
+def wait_for_lock(lock: LockDescriptor, path: Path, patience_s: float, *, shared: bool = False) -> None:
+    """Lock a file. Raises CacheBusy where others keep it for ``patience_s`` seconds."""
+    patience = Patience(patience_s, lambda: f"{holder_of(path)}, which has the lock on {path}")
+    while not lock.lock(shared=shared, wait=False):
+        patience.refuse_end(path)
+        patience.wait()
+
+
+def holder_of(path: Path) -> str:
+    """Name the process that has the lock on a file, as far as the system tells."""
+    try:
+        inode, locks = str(path.stat().st_ino), [line.split() for line in LOCKS.read_text().splitlines()]
+    except OSError:
+        return "another process"
+    found = {words[4] for words in locks if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode}
+    return f"process {min(found)}" if found - {str(os.getpid())} else "another process"
+
+
+FOLDERS = ("files", "parts", "readers", "datasets")
+LAST_PATIENCE_S = 5.0  # of what ends: all that it leaves is a leftover
+
+_NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class CacheFolder:
+    """The paths of a cache, and its lock. Deletes nothing but what a cache has made.
+
+    Where others keep a lock for ``patience_s`` seconds, all methods that need it raise CacheBusy.
+    """
+
+    def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
+        self.path = path
+        self._patience_s = patience_s
+        self.files, self.parts, self.readers, self.datasets = (path / name for name in FOLDERS)
+
+    def make(self) -> None:
+        """Make the folder unless it is there. Raises UsageError for one that is no cache, OSError."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError("is not a folder; choose another cache", path=self.path)
+        if (kind := filesystem_type(self.path)) in NETWORK_FILESYSTEMS:
+            raise UsageError(f"is on a network file system ({kind}); choose a local disk", path=self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        # In this order: another process may make the cache meanwhile, its lock first.
+        if any(self.path.iterdir()) and not (self.path / CACHE_LOCK_NAME).exists():
+            raise UsageError("is not empty, and no cache; choose a new folder", path=self.path)
+        with self.turn():
+            for name in FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
+
+    @contextmanager
+    def turn(self, patience_s: float | None = None) -> Iterator[None]:
+        """Be the only one, of all processes and threads, that changes the cache. Not reentrant."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        path = self.path / CACHE_LOCK_NAME
+        lock = LockDescriptor(os.open(path, flags, 0o644))
+        try:
+            wait_for_lock(lock, path, self._patience_s if patience_s is None else patience_s)
+            yield
+        finally:
+            lock.close()
+
+    @contextmanager
+    def last_turn(self) -> Iterator[None]:
+        """Be the only one that ends something, but also where the folder is gone, or others keep the lock."""
+        with ExitStack() as turn:
+            with suppress(FileNotFoundError, CacheBusy):
+                turn.enter_context(self.turn(min(self._patience_s, LAST_PATIENCE_S)))
+            yield
+
+    def path_of(self, name: str) -> Path:
+        """Return the path of the whole file with that SHA-256."""
+        return self.files / name[:2] / name
+
+    def part_of(self, name: str) -> Path:
+        """Return the path of that file while it is on its way."""
+        return self.parts / f"{name}.part"
+
+    def pinned(self, entry: FileEntry) -> LockDescriptor | None:
+        """Return a lock that keeps a file from being evicted, None if it is not there whole."""
+        path = self.path_of(hex_of(entry))
+        try:
+            lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
+        except FileNotFoundError:
+            return None
+        try:
+            wait_for_lock(lock, path, self._patience_s, shared=True)
+            if is_there(lock, entry):
+                with suppress(PermissionError):  # of another user
+                    os.utime(lock.fileno())
+                return lock
+        except BaseException:
+            lock.close()
+            raise
+        lock.close()
+        return None
+
+    def discard(self, entry: FileEntry, pin: LockDescriptor) -> None:
+        """Throw away the file that has this pin, unless another process has done so: its bytes are wrong."""
+        with self.turn():
+            if not is_there(pin, entry):
+                return
+            remove_file(self.path_of(hex_of(entry)), pin)
+            with suppress(OSError), (self.path / "replaced").open("a") as log:
+                log.write(f"{hex_of(entry)}\n")
+
+    @property
+    def replaced(self) -> int:
+        """The number of files that were thrown away because their bytes were wrong."""
+        try:
+            return (self.path / "replaced").stat().st_size // 65
+        except OSError:
+            return 0
+
+    def is_coming(self, entry: FileEntry) -> bool:
+        """Whether a process downloads the file now."""
+        try:
+            lock = LockDescriptor(os.open(self.part_of(hex_of(entry)), OPEN_FLAGS | os.O_NOFOLLOW))
+        except FileNotFoundError:
+            return False
+        try:
+            return not lock.lock(wait=False)
+        finally:
+            lock.close()
+
+    def changed_ns(self, entry: FileEntry) -> int | None:
+        """Return when a file on its way last came on, or its process showed that it lives; None without."""
+        try:
+            return self.part_of(hex_of(entry)).stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def cached(self) -> list[CachedFile]:
+        """Return the whole files. The caller has its turn."""
+        return [file for folder in _listed(self.files) if folder.is_dir() for file in _files_in(folder)]
+
+    def remove_leftovers(self) -> int:
+        """Remove what dead processes left of files on their way; return the bytes of those that come.
+
+        The caller has its turn.
+        """
+        return sum(_bytes_coming(Path(each)) for each in _listed(self.parts))
+
+
+def remove_file(path: Path, file: LockDescriptor) -> None:
+    """Remove a file and its bytes, which a reader that has it open would otherwise keep on the disk.
+
+    Such a reader finds that its records fail their check. A file with other names, or of another user, keeps
+    its bytes.
+    """
+    if os.fstat(file.fileno()).st_nlink == 1:
+        with suppress(PermissionError):
+            os.fchmod(file.fileno(), 0o600)
+            os.close(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC))
+    path.unlink()
+
+
+def is_there(lock: LockDescriptor, entry: FileEntry) -> bool:
+    """Whether an open file still has a name, and the size that the manifest lists."""
+    status = os.fstat(lock.fileno())
+    return status.st_nlink > 0 and status.st_size == entry.size
+
+
+def _listed(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as found:
+        return [*found]
+
+
+def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
+    for each in _listed(folder):
+        if _NAME.fullmatch(each.name) and each.is_file(follow_symlinks=False):
+            status = each.stat(follow_symlinks=False)
+            yield CachedFile(each.name, Path(each.path), status.st_size, status.st_mtime_ns)
+
+
+def _bytes_coming(path: Path) -> int:
+    if path.suffix != ".part" or not _NAME.fullmatch(path.stem):
+        return 0
+    try:
+        lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
+    except FileNotFoundError:  # its process has ended it, and did not get its turn
+        return 0
+    try:
+        if lock.lock(wait=False):
+            path.unlink()
+            return 0
+        return os.fstat(lock.fileno()).st_size
+    finally:
+        lock.close()
+
+
+MARK = 0x31_52_44_52_50_52_48_53  # "SHRPRDR1"
+HEADER = struct.Struct("<QQQ")
+POSITION_AT = 16
+MOST_BYTES = 1 << 28
+
+Uses = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class LivingReader:
+    """What another reader, or this one, has told."""
+
+    limit: int
+    position: int
+    uses: Uses
+
+    @property
+    def distances(self) -> dict[int, int]:
+        """The number of uses before each file is used again, by the number that stands for it."""
+        found, first = np.unique(self.uses[self.position :], return_index=True)
+        return dict(zip(found.tolist(), first.tolist(), strict=True))
+
+
+class ReaderFile(Owned):
+    """The file of this reader. Its caller holds the cache's lock while it is made, changed or removed."""
+
+    def __init__(self, folder: Path, name: str, limit: int) -> None:
+        self._path = folder / name
+        self._limit = limit
+        self._lock = self._written(np.zeros(0, np.uint64))
+
+    def _written(self, uses: Uses) -> LockDescriptor:
+        new = self._path.with_suffix(".tmp")
+        with suppress(FileNotFoundError):
+            new.unlink()
+        lock = LockDescriptor(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        try:
+            lock.lock()
+            write_at(lock.fileno(), HEADER.pack(MARK, self._limit, 0) + uses.astype("<u8").tobytes(), 0)
+            new.replace(self._path)
+        except BaseException:
+            lock.close()
+            new.unlink()
+            raise
+        return lock
+
+    def foresee(self, uses: Uses) -> None:
+        """Replace what will be used by other uses, of which none is over; a full disk may keep the others."""
+        with _unless_full():
+            before, self._lock = self._lock, self._written(uses)
+            before.close()
+
+    def used(self, position: int) -> None:
+        """Tell how many of the uses are over. Needs no lock."""
+        with _unless_full():
+            os.pwrite(self._lock.fileno(), position.to_bytes(8, "little"), POSITION_AT)
+
+    def remove(self) -> None:
+        """End this reader."""
+        try:
+            self._path.unlink(missing_ok=True)
+        finally:
+            self._lock.close()
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """Pass over a full disk: what readers tell only decides what is evicted."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+
+
+def living_readers(folder: Path) -> Iterator[LivingReader]:
+    """Yield what the living readers have told, and remove the files of dead ones.
+
+    The caller holds the cache's lock.
+    """
+    for path in sorted(folder.iterdir()):
+        if (found := _living(path)) is not None:
+            yield found
+
+
+def _living(path: Path) -> LivingReader | None:
+    try:
+        lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
+    except OSError:
+        return None
+    try:
+        if lock.lock(wait=False):
+            path.unlink()
+            return None
+        return _parsed(read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0))
+    finally:
+        lock.close()
+
+
+def _parsed(data: bytes) -> LivingReader | None:
+    if len(data) < HEADER.size:
+        return None
+    mark, limit, position = HEADER.unpack_from(data)
+    count = (len(data) - HEADER.size) // 8
+    if mark != MARK:
+        return None
+    return LivingReader(limit, position, np.frombuffer(data, "<u8", count, HEADER.size))
+
+
+def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:
+    """Return the number of uses before each file is used again by that reader which uses it first."""
+    found: dict[int, float] = {}
+    for reader in readers:
+        for identity, distance in reader.distances.items():
+            found[identity] = min(found.get(identity, distance), distance)
+    return found
+
+
+class ReservedPart(PartFile):
+    """A locked part. It is made, published and removed in a turn of the cache.
+
+    Raises FileExistsError for one that is on its way already.
+    """
+
+    _opened: ClassVar[type[Descriptor]] = LockDescriptor
+    _descriptor: LockDescriptor
+
+    def __init__(self, path: Path, entry: FileEntry) -> None:
+        super().__init__(path)
+        self.entry = entry
+        if not self._descriptor.lock(wait=False):
+            self.close()
+            raise FileExistsError(path)
+
+    def reserve(self) -> None:
+        """Take the room. Raises OSError for a full disk."""
+        with naming(self.path):
+            if self.entry.size and hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(self._descriptor.fileno(), 0, self.entry.size)
+            os.ftruncate(self._descriptor.fileno(), self.entry.size)
+        self.room = self.entry.size
+
+    def flush(self) -> None:
+        """Flush the file."""
+        with naming(self.path):
+            os.fsync(self._descriptor.fileno())
+
+    def touch(self) -> None:
+        """Show other processes, which wait for the file, that this one lives."""
+        with suppress(OSError):
+            os.utime(self._descriptor.fileno())
+
+    def remove(self) -> None:
+        """Give up the file and its room."""
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.close()
+
+    @property
+    def lock(self) -> LockDescriptor:
+        """The lock on the file, also after it was published."""
+        return self._descriptor
+
+    def share(self) -> None:
+        """Share the lock on the file that was published with its readers."""
+        self._descriptor.lock(shared=True)

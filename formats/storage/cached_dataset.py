@@ -1,0 +1,248 @@
+"""A dataset at a URL, opened: its files come through a cache when they are read."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.errors import ManifestDamaged, SourceDamaged, UsageError
+from shardprep.formats.runtime.files import publish_bytes, unfinished, user_path
+from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.shards.dataset import Dataset
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.shards.read import LocalFiles
+from shardprep.formats.shards.tables import INDEX_NAME
+from shardprep.formats.storage.cache import FileCache, saying_published
+from shardprep.formats.storage.cache_folder import CacheFolder, hex_of
+from shardprep.formats.storage.downloads import Held
+from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
+from shardprep.formats.storage.transfer import RemoteDataset, find_datasets
+
+
+def folder_of(cache: CacheFolder, root: str) -> Path:
+    """Return the path of the folder of the dataset with that root."""
+    return cache.datasets / root.removeprefix("sha256:")
+
+
+def known_dataset(cache: CacheFolder, root: str) -> Manifest | None:
+    """Return the manifest of a dataset that was opened before, None if it is not known. Raises OSError."""
+    try:
+        manifest = read_manifest(folder_of(cache, root))
+    except (FileNotFoundError, ManifestDamaged):
+        return None
+    return manifest if manifest.root == root else None
+
+
+def publish_folder(cache: CacheFolder, manifest: Manifest, data: bytes) -> None:
+    """Make the folder of a dataset unless it is there; the manifest comes last. Raises OSError."""
+    folder = folder_of(cache, manifest.root)
+    with cache.turn():
+        if known_dataset(cache, manifest.root) is not None:
+            return
+        folder.mkdir(exist_ok=True)
+        for entry in manifest.files:
+            _link(folder / entry.name, _target(cache, folder, entry))
+        publish_bytes(folder / MANIFEST_NAME, data, folder)
+
+
+def _target(cache: CacheFolder, folder: Path, entry: FileEntry) -> str:
+    """Return where a link leads: within the cache, which may be moved as a whole."""
+    return os.path.relpath(cache.path_of(hex_of(entry)), folder)
+
+
+def _link(path: Path, target: str) -> None:
+    with suppress(OSError):
+        if str(path.readlink()) == target:
+            return
+    new = unfinished(path.parent, path.name)
+    new.symlink_to(target)
+    new.replace(path)
+
+
+MOST = 4  # the others stay open, and can be evicted: a dataset that is idle takes little room from others
+
+
+class ShardPins(LocalFiles, Owned):
+    """The files that were opened last, held; fewer of them where there is no room.
+
+    ``cache`` returns the cache. Thread-safe; a forked copy of the process begins with none.
+    """
+
+    def __init__(self, cache: Callable[[], FileCache]) -> None:
+        self._cache = cache
+        self._clear()
+
+    def _clear(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, Held] = OrderedDict()
+
+    def _here(self) -> threading.Lock:
+        if self._process != os.getpid():
+            self._clear()
+        return self._lock
+
+    def bring(self, entry: FileEntry) -> None:
+        """Make a file be there, and hold it. Raises what :meth:`FileCache.hold` does."""
+        with self._here():
+            held = self._held.pop(hex_of(entry), None) or self._brought(entry)
+            self._held[hex_of(entry)] = held
+            if len(self._held) > MOST:
+                self._let_go_first()
+
+    @contextmanager
+    def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
+        self.release()  # or its room could not be had
+        cache = self._cache()
+        with cache.hold_right(entry), saying_published(cache.place, cache.folder.path, entry):
+            yield
+
+    def _brought(self, entry: FileEntry) -> Held:
+        cache = self._cache()
+        while self._held:
+            if (held := cache.hold_now([entry])) is not None:
+                return held
+            self._let_go_first()
+        return cache.hold([entry])
+
+    def _let_go_first(self) -> None:
+        self._held.popitem(last=False)[1].release()
+
+    def release(self) -> None:
+        """Let all go."""
+        with self._here():
+            while self._held:
+                self._let_go_first()
+
+
+class CachedDataset(Dataset):
+    """The dataset at ``place``, read through the cache in the folder ``cache``; see :func:`open_dataset`.
+
+    ``path`` is its folder in the cache, in which shards come and go. With a ``root``, that dataset and no
+    other is opened, and nothing is asked for over the network if it was opened with this cache before.
+    Picklable (as its URL, cache, limit and root). :meth:`close` also ends the thread that downloads; the next
+    read begins anew.
+    """
+
+    def __init__(
+        self,
+        place: Location,
+        cache: str | os.PathLike[str],
+        limit: int | None,
+        *,
+        labels: str = "sorted_wnid0",
+        root: str | None = None,
+        policy: RetryPolicy = PATIENT,
+    ) -> None:
+        self.url = place.url
+        self._opening = place, user_path(cache).absolute(), limit, policy
+        self._cache: FileCache | None = None
+        self._root: str | None = None  # known when it is open
+        self._pins = ShardPins(lambda: self.cache)
+        self._files = self._pins
+        try:
+            folder = self.cache.folder
+            manifest = self._manifest_in(folder, root)
+            columns = manifest.columns.entries if manifest.columns else ()
+            self.cache.keep([*manifest.tables, *(column.table for column in columns)])
+            for table in manifest.tables:
+                if table.name != INDEX_NAME:  # which opening reads
+                    self.cache.keep_right(table)
+            self._open(folder_of(folder, manifest.root), labels, manifest)
+            self._root = manifest.root
+        except BaseException:
+            self._end()
+            raise
+
+    def _open(self, folder: Path, labels: str, manifest: Manifest) -> None:
+        try:
+            super().__init__(folder, labels=labels)
+        except (ManifestDamaged, OSError):
+            if (index := manifest.table(INDEX_NAME)) is None:
+                raise
+            self.cache.keep_right(index)
+            with saying_published(self._opening[0], self.cache.folder.path, index):
+                super().__init__(folder, labels=labels)
+
+    @property
+    def cache(self) -> FileCache:
+        """The cache of this dataset's files, with the tables as long as the dataset is open."""
+        if self._cache is None:
+            place, folder, limit, policy = self._opening
+            cache = FileCache(folder, limit, place, policy=policy)
+            try:
+                if self._root is not None:  # the folder may have been deleted since it was closed
+                    self._manifest_in(cache.folder, self._root)
+            except BaseException:
+                cache.close()
+                raise
+            self._cache = cache
+        return self._cache
+
+    def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
+        """Return the manifest with that root which the cache knows, else the one at the place."""
+        known = known_dataset(folder, root) if root else None
+        return known or _asked(self._opening[0], folder, root, self._opening[3])
+
+    @property
+    def location(self) -> str:
+        """The dataset's URL."""
+        return self.url
+
+    def _name_at(self, path: Path) -> str:
+        return self._opening[0].name
+
+    def close(self) -> None:
+        """Close the shards, let their files go, and end the downloads. No other thread may be reading."""
+        super().close()
+        self._end()
+
+    def _end(self) -> None:
+        cache, self._cache = self._cache, None
+        self._pins.release()
+        if cache is not None:
+            cache.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        place, folder, limit, policy = self._opening
+        return _reopened, (place, folder, limit, self.label_space, self.manifest.root, policy)
+
+
+def _reopened(
+    place: Location, cache: Path, limit: int | None, labels: str, root: str, policy: RetryPolicy
+) -> CachedDataset:
+    return CachedDataset(place, cache, limit, labels=labels, root=root, policy=policy)
+
+
+def _asked(place: Location, folder: CacheFolder, root: str | None, policy: RetryPolicy) -> Manifest:
+    """Read the manifest at the place, and make the dataset's folder in the cache."""
+    found = remote_dataset(place, policy)
+    if root not in (None, found.manifest.root):
+        raise SourceDamaged("was replaced by another dataset; open it again", path=place.url)
+    publish_folder(folder, found.manifest, found.data)
+    return found.manifest
+
+
+def found_at(place: Location, policy: RetryPolicy = PATIENT) -> dict[str, RemoteDataset]:
+    """Return the dataset at a place by the name "", or the splits there; as :func:`find_datasets` does."""
+    with LoopThread(threads=1) as loop:
+        return loop.run(find_datasets(place, policy))
+
+
+def remote_dataset(place: Location, policy: RetryPolicy) -> RemoteDataset:
+    """Return the dataset at a place. Raises UsageError for a folder of splits, and what fetching does."""
+    found = found_at(place, policy)
+    if "" not in found:
+        first = place.child(next(iter(found))).url
+        raise UsageError(
+            f"is a folder of splits ({', '.join(found)}): give one of them, as {first}", path=place.url
+        )
+    found[""].refuse_archive()
+    return found[""]

@@ -1,0 +1,555 @@
+"""Collections: several finished datasets as one, listed in a file under one root."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UnknownVersion, UsageError
+from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path
+from shardprep.formats.runtime.json_record import (
+    SHA256,
+    canonical_json,
+    has_exactly,
+    parse_canonical_json,
+    sha256_of,
+)
+from shardprep.formats.runtime.seal import Seal
+from shardprep.formats.shards.dataset import (
+    Dataset,
+    DatasetPart,
+    IndexRows,
+    RecordSet,
+    is_collection,
+    refuse_folder_of_splits,
+)
+from shardprep.formats.shards.files import Rows, published_file, read_small, table_header
+from shardprep.formats.shards.manifest import COLLECTION_NAME, ROOT, Manifest, read_manifest
+from shardprep.formats.shards.tables import INDEX_NAME, checked_index, index_dtype, index_row_of
+from shardprep.formats.storage.open import open_dataset, refuse_cache, url_of
+
+
+def differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
+    """Return the first difference between parts in what training needs, in words; empty for none.
+
+    Classes and their ids, the schemas of columns, and whether records have images must be equal.
+    """
+    for name, manifest in zip(names[1:], manifests[1:], strict=True):
+        if found := _difference(manifests[0], manifest):
+            return f"{names[0]} and {name} cannot be one collection: {found}"
+    return ""
+
+
+def _difference(one: Manifest, other: Manifest) -> str:
+    if one.labels.classes != other.labels.classes and (found := _class_difference(one, other)):
+        return found
+    if one.has_images != other.has_images:
+        return "one has images, and the other none"
+    mine, theirs = tuple(one.schema), tuple(other.schema)
+    for first, second in zip(mine, theirs, strict=False):
+        if first != second:
+            return (
+                f"the column {first.name} ({first.kind}) stands where {second.name} ({second.kind}) does"
+                + (", with other classes" if (first.name, first.kind) == (second.name, second.kind) else "")
+            )
+    if len(mine) != len(theirs):
+        return f"the column {max(mine, theirs, key=len)[min(len(mine), len(theirs))].name} is in one only"
+    return ""
+
+
+def _class_difference(one: Manifest, other: Manifest) -> str:
+    mine = [(each.name, each.ilsvrc2012_id) for each in one.labels.classes]
+    theirs = [(each.name, each.ilsvrc2012_id) for each in other.labels.classes]
+    for label, (first, second) in enumerate(zip(mine, theirs, strict=False)):
+        if first[0] != second[0]:
+            return f"label {label} is {first[0]!r} in the one and {second[0]!r} in the other"
+        if first[1] != second[1]:
+            return f"the class {first[0]!r} has the ILSVRC2012_ID {first[1]} in the one and {second[1]} in the other"
+    if len(mine) != len(theirs):
+        return f"one has {one.labels.counted}, and the other {other.labels.counted}"
+    return ""
+
+
+FORMAT_NAME = "shardprep collection"
+VERSION = 1
+MAX_COLLECTION_BYTES = 4 << 20
+MAX_PARTS = 4096
+MAX_TEXT = 4096  # characters of a name or a path: the longest path of Linux
+
+_ENTRY = {"name": str, "path": str, "root": str, "content_root": str, "records": int, "bytes": int}
+
+
+@dataclass(frozen=True)
+class PartEntry:
+    """A part as the file lists it: a finished dataset.
+
+    ``path`` leads to its folder, from that of the collection unless it is absolute. ``bytes`` are those of
+    its files, and of the archive that its images stay in.
+    """
+
+    name: str
+    path: str
+    root: str
+    content_root: str
+    records: int
+    bytes: int
+
+    @classmethod
+    def of(cls, name: str, path: str, manifest: Manifest) -> PartEntry:
+        """Return the entry of a dataset."""
+        return cls(name, path, manifest.root, manifest.content_root, manifest.records, manifest.size)
+
+    def manifest(self, collection: Path) -> Manifest:
+        """Return the part's manifest. Raises DataError, with the part's name, if it is not the listed one."""
+        folder = collection / self.path
+        try:
+            manifest = read_manifest(folder)
+        except (DatasetNotFound, ManifestDamaged) as error:
+            raise ManifestDamaged(f"the part {self.name}: {error.message}", path=folder) from error
+        if PartEntry.of(self.name, self.path, manifest) != self:
+            raise DataError(
+                f"the part {self.name} is not the dataset that was collected: its root is {manifest.root}, not "
+                f"{self.root}; put that dataset there, or repeat prep collect in another folder",
+                path=folder,
+            )
+        return manifest
+
+
+@dataclass(frozen=True)
+class CollectionFile:
+    """The contents of collection.json: its parts in order."""
+
+    parts: tuple[PartEntry, ...]
+
+    @cached_property
+    def root(self) -> str:
+        """The SHA-256 over names, roots, content roots and record counts of the parts, in order.
+
+        The parts' places do not count: a collection keeps its root where it is moved.
+        """
+        known = ("name", "root", "content_root", "records")
+        return sha256_of([[getattr(part, each) for each in known] for part in self.parts])
+
+    def to_bytes(self) -> bytes:
+        """Return the file's bytes, such that ``CollectionFile.parse(c.to_bytes()) == c``."""
+        parts = [asdict(part) for part in self.parts]
+        return canonical_json({"format": FORMAT_NAME, "version": VERSION, "parts": parts, "root": self.root})
+
+    @classmethod
+    def parse(cls, data: bytes, path: Path | None = None) -> CollectionFile:
+        """Validate ``data``, the bytes of ``path``. Raises ManifestDamaged, UnknownVersion."""
+        try:
+            value = parse_canonical_json(data)
+        except ValueError as error:
+            raise ManifestDamaged(f"{error}", path=path) from error
+        if not isinstance(value, dict) or value.get("format") != FORMAT_NAME:
+            raise ManifestDamaged("is not a collection of datasets", path=path)
+        version = value.get("version")
+        if type(version) is not int or version != VERSION:
+            raise UnknownVersion(
+                f"a collection of version {version!r}; this release knows {VERSION}", path=path
+            )
+        if issue := _issue_of(value):
+            raise ManifestDamaged(issue, path=path)
+        found = cls(tuple(PartEntry(**part) for part in value["parts"]))
+        if found.root != value["root"]:
+            raise ManifestDamaged("does not match its own root: it was changed after it was made", path=path)
+        return found
+
+
+def read_collection(folder: Path) -> CollectionFile:
+    """Return the collection in a folder. Raises DatasetNotFound, ManifestDamaged, UnknownVersion, OSError."""
+    if not folder.exists():
+        raise DatasetNotFound.at(folder)
+    path = folder / COLLECTION_NAME
+    return CollectionFile.parse(read_small(path, MAX_COLLECTION_BYTES), path)
+
+
+def _issue_of(value: dict[str, Any]) -> str:
+    if not has_exactly(value, {"format": str, "version": int, "parts": list, "root": str}):
+        return "has other parts than a collection"
+    parts = value["parts"]
+    if not 0 < len(parts) <= MAX_PARTS:
+        return f"has {len(parts)} parts; a collection has 1 to {MAX_PARTS}"
+    if not all(map(_part_ok, parts)):
+        return "has a part that is not complete"
+    return "has two parts of one name" if len({part["name"] for part in parts}) != len(parts) else ""
+
+
+def _part_ok(value: object) -> bool:
+    if not has_exactly(value, _ENTRY) or not value["records"]:
+        return False
+    if not (_is_name(value["name"]) and _is_name(value["path"])):
+        return False
+    return bool(SHA256.fullmatch(value["root"]) and ROOT.fullmatch(value["content_root"]))
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text can be a path: neither empty nor too long, with bytes in UTF-8 or of a file name."""
+    if not text or len(text) > MAX_TEXT or "\0" in text:
+        return False
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+Numbers = npt.NDArray[np.int64]
+
+
+def row_numbers(wanted: Any, count: int) -> Numbers:
+    """Return the numbers of the rows that a mask, an array or list of numbers, or one number chooses.
+
+    Negative numbers count from the end of the ``count`` rows. Raises IndexError for a number out of range,
+    and for a mask of another length; TypeError for anything else.
+
+    >>> row_numbers(np.array([True, False, True]), 3), row_numbers(-1, 3)
+    (array([0, 2]), array([2]))
+    """
+    if not isinstance(wanted, (np.ndarray, list)):
+        return _in_range(np.array([operator.index(wanted)]), count)
+    chosen = np.asarray(wanted)
+    if chosen.dtype == bool:
+        if chosen.shape != (count,):
+            raise IndexError(f"a mask of shape {chosen.shape} for {count} records")
+        return np.flatnonzero(chosen)
+    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
+        raise TypeError(f"records are chosen by whole numbers, not by {chosen.dtype}")
+    return _in_range(chosen.astype(np.int64), count)
+
+
+def _in_range(numbers: Numbers, count: int) -> Numbers:
+    wrong = numbers[(numbers < -count) | (numbers >= count)]
+    if wrong.size:
+        raise IndexError(f"record {wrong[0]} of {count}")
+    return np.where(numbers < 0, numbers + count, numbers)
+
+
+class ChainedIndex:
+    """Indexes one after the other: their rows are gathered when they are asked for.
+
+    ``shards`` are the numbers of the parts' shards. The column ``shard`` counts the shards of all parts, and
+    keys have the width of the widest.
+    """
+
+    def __init__(self, parts: Sequence[IndexRows], shards: Sequence[int]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+        self._firsts = self._ends - [len(part) for part in parts]
+        self._first_shards = np.cumsum([0, *shards[:-1]]).astype(np.uint32)
+        self._dtype = index_dtype(max(part.dtype["key"].itemsize for part in parts))
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """The columns of a row."""
+        return self._dtype
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, wanted: Any, /) -> Any:
+        if isinstance(wanted, str):
+            return self._column(wanted)
+        if isinstance(wanted, slice):
+            return self._rows(np.arange(*wanted.indices(len(self))))
+        rows = self._rows(row_numbers(wanted, len(self)))
+        return rows if isinstance(wanted, (np.ndarray, list)) else rows[0]
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        """Return a column of all rows."""
+        found = np.empty(len(self), self._dtype[name])
+        for part, start, stop, shard in zip(
+            self._parts, self._firsts, self._ends, self._first_shards, strict=True
+        ):
+            found[start:stop] = part[name]
+            if name == "shard":
+                found[start:stop] += shard
+        return found
+
+    def _rows(self, numbers: npt.NDArray[np.int64]) -> Rows:
+        """Return rows in any order: those of each part are read together."""
+        rows = np.empty(len(numbers), self._dtype)
+        parts = np.searchsorted(self._ends, numbers, side="right")
+        for part in np.unique(parts):
+            mine = np.flatnonzero(parts == part)
+            found = self._parts[part][numbers[mine] - self._firsts[part]]
+            for name in self._dtype.names or ():  # the keys' widths may differ
+                rows[name][mine] = found[name]
+            rows["shard"][mine] += self._first_shards[part]
+        return rows
+
+
+HEADER_BYTES = 4096  # at the most
+ROWS_AT_ONCE = 1 << 16
+
+
+class StoredIndex:
+    """The rows of one dataset's index, read from its file when they are asked for.
+
+    The file was verified before, as its :class:`.Seal` says, or is when this is made: it is hashed, and read
+    into memory for that time, or always with ``verify``. From then on each read is of that very file, by its
+    inode, size and times, and each row is checked to be of its record. Raises ManifestDamaged, OSError.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, *, verify: bool = False) -> None:
+        self._path = folder / INDEX_NAME
+        self._records = manifest.records
+        self._classes = len(manifest.labels)
+        self._ends = np.cumsum([shard.records for shard in manifest.shards])
+        with published_file(self._path) as descriptor:
+            status = os.fstat(descriptor)
+            if verify or not self._is_sealed(manifest, status):
+                checked_index(folder, manifest, verify=verify)
+            self._known = _identity(status)
+            self._dtype, self._start = self._form(descriptor)
+
+    def _is_sealed(self, manifest: Manifest, status: os.stat_result) -> bool:
+        entry = manifest.table(INDEX_NAME)
+        is_it = entry is not None and (entry.size, entry.records) == (status.st_size, manifest.records)
+        return is_it and Seal(status, manifest.root).holds
+
+    def _form(self, descriptor: int) -> tuple[np.dtype[np.void], int]:
+        """Return the columns of a row, and where the first one begins."""
+        begin = read_at(descriptor, HEADER_BYTES, 0)
+        start = 10 + int.from_bytes(begin[8:10], "little")
+        row = index_row_of((os.fstat(descriptor).st_size - start) // max(1, self._records))
+        if row is None or begin[:start] != table_header(row, self._records):
+            raise ManifestDamaged(f"is not an index of {self._records} rows", path=self._path)
+        return row, start
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """The columns of a row."""
+        return self._dtype
+
+    def __len__(self) -> int:
+        return self._records
+
+    def __getitem__(self, wanted: Any, /) -> Any:
+        if isinstance(wanted, str):
+            return self._column(wanted)
+        if isinstance(wanted, slice):
+            start, stop, step = wanted.indices(self._records)
+            return (
+                self._run(start, max(start, stop))[::step] if step > 0 else self[np.arange(start, stop, step)]
+            )
+        rows = self._rows(row_numbers(wanted, self._records))
+        return rows if isinstance(wanted, (np.ndarray, list)) else rows[0]
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        """Return a column of all rows; the others are not in memory together."""
+        found = np.empty(self._records, self._dtype[name])
+        for start in range(0, self._records, ROWS_AT_ONCE):
+            stop = min(start + ROWS_AT_ONCE, self._records)
+            found[start:stop] = self._run(start, stop)[name]
+        return found
+
+    def _run(self, start: int, stop: int) -> Rows:
+        """Return adjacent rows."""
+        rows = np.empty(stop - start, self._dtype)
+        with published_file(self._path) as descriptor:
+            self._fill(descriptor, rows, start)
+            self._refuse_changed(descriptor)
+        return self._checked(rows, np.arange(start, stop))
+
+    def _rows(self, numbers: npt.NDArray[np.int64]) -> Rows:
+        """Return rows in any order."""
+        rows = np.empty(len(numbers), self._dtype)
+        with published_file(self._path) as descriptor:
+            for place, number in enumerate(numbers.tolist()):
+                self._fill(descriptor, rows[place : place + 1], number)
+            self._refuse_changed(descriptor)
+        return self._checked(rows, numbers)
+
+    def _fill(self, descriptor: int, rows: Rows, first: int) -> None:
+        memory = rows.view(np.uint8).data
+        if read_into(descriptor, memory, self._start + first * self._dtype.itemsize) != len(memory):
+            raise self._changed()
+
+    def _refuse_changed(self, descriptor: int) -> None:
+        if _identity(os.fstat(descriptor)) != self._known:
+            raise self._changed()
+
+    def _checked(self, rows: Rows, numbers: npt.NDArray[np.int64]) -> Rows:
+        """Check that rows are those of their records: bytes on a disk can change without a new time."""
+        shards = np.searchsorted(self._ends, numbers, side="right")
+        ordinals = numbers - np.append(0, self._ends)[shards]
+        labels = rows["label"]
+        is_known = (labels >= UNLABELLED) & (labels < self._classes)
+        if not ((rows["shard"] == shards) & (rows["ordinal"] == ordinals) & is_known).all():
+            raise self._changed()
+        return rows
+
+    def _changed(self) -> ManifestDamaged:
+        return ManifestDamaged(
+            "changed since it was verified; prep verify says what is wrong", path=self._path
+        )
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+MOST_INDEX_BYTES = 1 << 30  # of all parts that are held in memory, 18 million records; more stay in files
+
+
+class Collection(RecordSet):
+    """An opened collection, in the folder ``path``: records are numbered over all ``parts``, in order.
+
+    Each part is a finished dataset: ``part.name``, ``part.folder``, ``part.manifest``, and the numbers of its
+    first record and shard. ``len``, ``[i]``, iteration, ``index``, ``classes``, ``schema`` and ``labels`` are
+    as for a :class:`.Dataset`; ``index`` is read by a number, a slice, an array of numbers or a column's
+    name, and its column ``shard`` counts the shards of all parts. Indexes of more than 1 GiB together stay in
+    their files, and are read by position: a whole column then takes its memory. ``verify`` is as for
+    :func:`open_dataset`.
+
+    Raises DataError for a part that is not the one that was collected, which it names; what a Dataset raises;
+    and UsageError for unknown labels.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, labels: str = "sorted_wnid0", verify: bool = False
+    ) -> None:
+        path = user_path(path)
+        self._file = read_collection(path)
+        manifests = [entry.manifest(path) for entry in self._file.parts]
+        names = [entry.name for entry in self._file.parts]
+        if found := differences(names, manifests):
+            raise ManifestDamaged(found, path=path / COLLECTION_NAME)
+        folders = [path / entry.path for entry in self._file.parts]
+        first_records = accumulate((each.records for each in manifests), initial=0)
+        first_shards = accumulate((len(each.shards) for each in manifests), initial=0)
+        parts = tuple(map(DatasetPart, names, folders, manifests, first_records, first_shards))
+        super().__init__(path, parts, _index_of(parts, verify=verify), labels=labels)
+
+    @property
+    def root(self) -> str:
+        """The root of the collection: a hash over the roots of all parts, in order."""
+        return self._file.root
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _collection_at, (self.path, self.label_space)
+
+    def __repr__(self) -> str:
+        return f"<Collection {os.fspath(self.path)!r}: {len(self):,} records in {len(self.parts):,} parts>"
+
+
+def _index_of(parts: tuple[DatasetPart, ...], *, verify: bool) -> ChainedIndex:
+    """Open the indexes of all parts. Raises ManifestDamaged, OSError."""
+    entries = [part.manifest.table(INDEX_NAME) for part in parts]
+    in_memory = sum(entry.size for entry in entries if entry) <= MOST_INDEX_BYTES
+    rows: list[IndexRows] = []
+    for part in parts:
+        if part.manifest.archive:
+            part.manifest.archive.check(part.folder)
+        rows.append(_rows_of(part.folder, part.manifest, in_memory=in_memory, verify=verify))
+    return ChainedIndex(rows, [len(part.manifest.shards) for part in parts])
+
+
+def _rows_of(folder: Path, manifest: Manifest, *, in_memory: bool, verify: bool) -> IndexRows:
+    if in_memory:
+        return checked_index(folder, manifest, verify=verify)
+    return StoredIndex(folder, manifest, verify=verify)
+
+
+def _collection_at(path: Path, labels: str) -> Collection:
+    return Collection(path, labels=labels)
+
+
+def open_collection(
+    path: str | os.PathLike[str], *, labels: str = "sorted_wnid0", verify: bool = False
+) -> Collection:
+    """Open the collection that :func:`collect` made in the folder ``path``.
+
+    ``labels`` and ``verify`` are as for :func:`open_dataset`. Raises DataError for a part that is not the one
+    that was collected, ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels.
+    """
+    return Collection(path, labels=labels, verify=verify)
+
+
+def open_records(
+    path: str | os.PathLike[str],
+    *,
+    labels: str = "sorted_wnid0",
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> Dataset | Collection:
+    """Open the collection in a folder, or the dataset there or at a URL. Raises what their opening raises."""
+    if url_of(path) is None and is_collection(path):
+        refuse_cache(path, cache, cache_limit)
+        return Collection(path, labels=labels)
+    return open_dataset(path, labels=labels, cache=cache, cache_limit=cache_limit)
+
+
+def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]) -> Collection:
+    """Make the folder ``out`` with a collection of the finished datasets ``parts``, and open it.
+
+    The folder gets one file, ``collection.json``; nothing is copied. A part is named by the end of its path,
+    of as many names as make it unique. Parts below or beside ``out`` are found by a relative path, and may be
+    moved with it; others by their absolute path. A collection that is there is replaced only by an equal one.
+
+    Raises UsageError where the parts do not agree in classes, columns, or whether they have images, for a
+    part that is given twice, for no part, and where ``out`` has another collection or a dataset; and
+    ManifestDamaged, UnknownVersion, OSError.
+    """
+    folder = user_path(out)
+    folders = [user_path(part) for part in parts]
+    found = CollectionFile(tuple(_entries(folder, folders)))
+    _refuse_another(folder, found)
+    folder.mkdir(parents=True, exist_ok=True)
+    publish_bytes(folder / COLLECTION_NAME, found.to_bytes(), folder)
+    return open_collection(folder)
+
+
+def _entries(out: Path, folders: Sequence[Path]) -> Iterable[PartEntry]:
+    if not 0 < len(folders) <= MAX_PARTS:
+        raise UsageError(f"a collection has 1 to {MAX_PARTS} parts, not {len(folders)}")
+    names, manifests = _names_of(folders), [_manifest(folder) for folder in folders]
+    roots = [manifest.root for manifest in manifests]
+    for name, root in zip(names, roots, strict=True):
+        if roots.count(root) > 1:
+            raise UsageError(f"{name} is given twice, or is equal to another part: its root is {root}")
+    if found := differences(names, manifests):
+        raise UsageError(found)
+    return map(PartEntry.of, names, (_place(folder, out) for folder in folders), manifests)
+
+
+def _manifest(folder: Path) -> Manifest:
+    if is_collection(folder):
+        raise UsageError("is a collection; give its parts", path=folder)
+    refuse_folder_of_splits(folder)
+    return read_manifest(folder)
+
+
+def _names_of(folders: Sequence[Path]) -> list[str]:
+    """Return the ends of the paths, as long as makes them unique. Raises UsageError for equal paths."""
+    whole = [folder.absolute().parts[1:] for folder in folders]
+    for count in range(1, max(map(len, whole)) + 1):
+        names = ["/".join(parts[-count:]) for parts in whole]
+        if len(set(names)) == len(names):
+            return names
+    raise UsageError("a part is given twice")
+
+
+def _place(folder: Path, out: Path) -> str:
+    """Return the path by which a part is listed: relative below or beside the collection, else absolute."""
+    part, here = folder.resolve(), out.resolve()
+    return os.path.relpath(part, here) if here.parent in part.parents else str(part)
+
+
+def _refuse_another(folder: Path, wanted: CollectionFile) -> None:
+    if (folder / "manifest.json").exists():
+        raise UsageError("has a dataset; make the collection in another folder", path=folder)
+    if is_collection(folder) and (folder / COLLECTION_NAME).read_bytes() != wanted.to_bytes():
+        raise UsageError("has another collection; name another folder, or remove it first", path=folder)

@@ -1,0 +1,134 @@
+"""The opening of a dataset, by the path of its folder or by a URL."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, SupportsIndex, overload
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.sizes import byte_count
+from shardprep.formats.shards.dataset import Dataset, TransformedDataset, splits_of
+from shardprep.formats.storage.store import Location
+
+CACHE_ADVICE = "give the folder on a local disk that its files are to be cached in, as cache= (--cache)"
+
+
+@overload
+def open_dataset(
+    path: str | os.PathLike[str],
+    *,
+    transform: None = None,
+    labels: str = "sorted_wnid0",
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    verify: bool = False,
+) -> Dataset: ...
+@overload
+def open_dataset(
+    path: str | os.PathLike[str],
+    *,
+    transform: Callable[..., Any],
+    labels: str = "sorted_wnid0",
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    verify: bool = False,
+) -> TransformedDataset: ...
+def open_dataset(
+    path: str | os.PathLike[str],
+    *,
+    transform: Callable[..., Any] | None = None,
+    labels: str = "sorted_wnid0",
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    verify: bool = False,
+) -> Dataset | TransformedDataset:
+    """Open the dataset of one converted split, in a folder or at a URL.
+
+    ``path`` is its folder, or a URL as :func:`~shardprep.formats.fetch` takes it. ``labels`` is the space of
+    the records' labels: ``sorted_wnid0`` (0 to n - 1, by sorted class names), ``ilsvrc2012_id`` (the
+    devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for background). An index of more than 16 MiB that was
+    verified before, and has the same inode, size and times, is not hashed again, unless ``verify``: a seal in
+    the user's cache folder says so. What comes from a URL is verified when it is downloaded.
+
+    With a ``transform``, a Loader's or a function of a record, the items are (transform(record), label), as a
+    :class:`TransformedDataset` for PyTorch's DataLoader.
+
+    A URL needs a ``cache``: a folder on a local disk, new or of other datasets' files, which all processes of
+    this machine share. Tables are downloaded now and held as long as the dataset is open, shards when they
+    are read. ``cache_limit`` is the most bytes that all files in the cache have together, a number or a size
+    as "200GiB"; None for as many as the disk has. Close such a dataset at the end, or use it in ``with``.
+
+    Raises ManifestDamaged, UnknownVersion, OSError; UsageError for unknown labels, for a folder of splits,
+    which it names, for a URL without a cache and a folder with one; for a URL also NothingThere,
+    RemoteMissing, RemoteDamaged, RemoteFailed, CacheBusy where another process that shares the cache stands
+    still, and CacheTooSmall where the limit is less than what is read at once.
+    """
+    dataset = _opened(path, labels, cache, cache_limit, verify=verify)
+    return dataset if transform is None else TransformedDataset(dataset, transform)
+
+
+def _opened(
+    path: str | os.PathLike[str],
+    labels: str,
+    cache: str | os.PathLike[str] | None,
+    cache_limit: int | str | None,
+    *,
+    verify: bool,
+) -> Dataset:
+    url = url_of(path)
+    if url is None:
+        refuse_cache(path, cache, cache_limit)
+        return Dataset(path, labels=labels, verify=verify)
+    place = Location.parse(url)
+    folder = cache_for(place, cache)
+    from shardprep.formats.storage.cached_dataset import CachedDataset  # start-up time: asyncio
+
+    return CachedDataset(place, folder, limit_bytes(cache_limit), labels=labels)
+
+
+def datasets_in(place: str | os.PathLike[str]) -> dict[str, Path | str]:
+    """Return the datasets in a folder of splits, or at the URL of one, by their names.
+
+    Empty for a dataset itself. Raises NothingThere, RemoteFailed, ManifestDamaged, OSError.
+    """
+    url = url_of(place)
+    if url is None:
+        return {**splits_of(place)}
+    from shardprep.formats.storage.cached_dataset import found_at  # start-up time: asyncio
+
+    where = Location.parse(url)
+    return {name: where.child(name).url for name in found_at(where) if name}
+
+
+def refuse_cache(path: str | os.PathLike[str], cache: object, cache_limit: object) -> None:
+    """Raise UsageError where a cache is given for a dataset on this machine."""
+    if cache is not None or cache_limit is not None:
+        raise UsageError("is no URL: a dataset on this machine is read in place, without a cache", path=path)
+
+
+def cache_for(place: Location, cache: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
+    """Return the cache for a place. Raises UsageError where none is given."""
+    if cache is None:
+        raise UsageError(f"is a URL: {CACHE_ADVICE}, or fetch the dataset", path=place.url)
+    return cache
+
+
+def url_of(path: str | os.PathLike[str]) -> str | None:
+    """Return the URL that was given in place of a path, None for a path."""
+    return path if isinstance(path, str) and "://" in path else None
+
+
+def limit_bytes(limit: int | str | None) -> int | None:
+    """Return the bytes of a limit. Raises UsageError."""
+    if limit is None:
+        return None
+    if isinstance(limit, SupportsIndex) and not isinstance(limit, bool):
+        found = operator.index(limit)
+    else:
+        found = byte_count(limit, of="cache_limit")
+    if found <= 0:
+        raise UsageError(f"cache_limit is more than 0 bytes, not {limit}")
+    return found

@@ -1,0 +1,577 @@
+"""Object storage and servers: places as URLs, folders read through obstore, and what can fail there."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import re
+import sys
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from configparser import ConfigParser
+from configparser import Error as ConfigError
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
+from shardprep.formats.runtime.files import redacted, user_path
+from shardprep.formats.runtime.owned import Owned
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult, ListResult, ObjectMeta
+    from obstore.store import ClientConfig, ObjectStore
+
+
+OTHER_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+KEYS = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+}
+EXPORT = 'eval "$(aws configure export-credentials --format env)" exports them'
+
+
+def profile_config() -> dict[str, str]:
+    """Return what the profile ``AWS_PROFILE``, or the default one, adds to the environment, for obstore.
+
+    Credentials in the environment come first. Raises UsageError for a profile that is named and not there, or
+    has no keys, such as one of a role or of a single sign-on; and for a file that cannot be parsed.
+    """
+    has_keys, has_region = (any(map(os.environ.get, names)) for names in (OTHER_CREDENTIALS, REGIONS))
+    if has_keys and has_region:
+        return {}
+    name = os.environ.get("AWS_PROFILE", "")
+    title = name if name in ("", "default") else f"profile {name}"
+    found = _section("AWS_CONFIG_FILE", "~/.aws/config", title or "default")
+    found |= _section("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name or "default")
+    taken = {} if has_region or "region" not in found else {"region": found["region"]}
+    if has_keys:
+        return taken
+    keys = {key: found[theirs] for theirs, key in KEYS.items() if theirs in found}
+    if name and not keys:
+        lacks = "has no keys" if found else "is not in ~/.aws"
+        raise UsageError(f"the profile {name!r}, which AWS_PROFILE names, {lacks}; {EXPORT}")
+    return taken | keys
+
+
+def _section(variable: str, path: str, name: str) -> dict[str, str]:
+    """Return a section of a file; empty where either is not there."""
+    file = os.environ.get(variable) or os.path.expanduser(path)  # noqa: PTH111 - there may be no home
+    parser = ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read(file, encoding="utf-8")
+    except (ConfigError, UnicodeDecodeError) as error:
+        # not what the parser says, which quotes the line
+        raise UsageError(f"is no file of profiles ({type(error).__name__})", path=file) from None
+    return dict(parser[name]) if parser.has_section(name) else {}
+
+
+SCHEMES = ("s3", "gs", "az", "https", "http", "file")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+_PLACE = re.compile(r"(\[[^\]/]*\]|[^/:]*)(:\d+)?(/|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A folder in object storage, on a server or on this machine: a URL without secrets and last ``/``."""
+
+    url: str
+
+    @classmethod
+    def parse(cls, url: str) -> Location:
+        """Return the place of a URL that a user gives. Raises UsageError, which shows no secret."""
+        scheme, separator, rest = url.partition("://")
+        if not separator or scheme not in SCHEMES:
+            raise UsageError(f"is not a URL with one of {', '.join(SCHEMES)}{_hint(url)}", path=redacted(url))
+        if redacted(url) != url:
+            raise UsageError(
+                "has a user, a query, a fragment or parameters; give the URL without, and credentials in the environment",
+                path=redacted(url),
+            )
+        if not rest.strip("/") or (scheme == "file") != rest.startswith("/"):
+            wanted = "file:///FOLDER" if scheme == "file" else f"{scheme}://PLACE/FOLDER"
+            raise UsageError(f"is not a URL such as {wanted}", path=url)
+        if not _PLACE.match(rest):  # what follows may be a password
+            raise UsageError("has a port that is no number", path=f"{scheme}://…")
+        return cls(url.rstrip("/"))
+
+    @property
+    def scheme(self) -> str:
+        """The URL's scheme, one of SCHEMES."""
+        return self.url.partition("://")[0]
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder on this machine, None if the place is elsewhere."""
+        return Path(unquote(urlsplit(self.url).path)) if self.scheme == "file" else None
+
+    @property
+    def name(self) -> str:
+        """The last name of the place."""
+        return self.folder.name if self.folder else self.url.rpartition("/")[2]
+
+    def child(self, name: str) -> Location:
+        """Return the folder of that name in this one."""
+        return Location(f"{self.url}/{name}")
+
+
+def path_or_place(given: str | os.PathLike[str]) -> Path | Location:
+    """Return a path as a user gives it, or the place of a URL. Raises UsageError for a URL that is none."""
+    return Location.parse(given) if isinstance(given, str) and "://" in given else user_path(given)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the host of a URL is this machine."""
+    return urlsplit(url).hostname in LOOPBACK
+
+
+def _hint(url: str) -> str:
+    return "" if "://" in url else "; a folder of this machine is file:// and its whole path"
+
+
+class RemoteMissing(DataError):
+    """A file is not in the bucket or on the server where it should be."""
+
+
+class RemoteFailed(OperationError):
+    """A bucket or a server does not answer, or refuses to."""
+
+    may_pass = False
+    """Whether the same request can succeed later."""
+
+
+class NothingThere(RemoteFailed):
+    """There is no such bucket or folder, or no dataset in it."""
+
+
+class OtherFile(RemoteFailed):
+    """A file is not the one that was there before."""
+
+
+class RemoteDenied(RemoteFailed):
+    """A bucket or a server gives no access."""
+
+
+class AnswerBroken(RemoteFailed):
+    """An answer began, and stopped or broke off before its end."""
+
+
+class RangeRefused(RemoteFailed):
+    """A server sends no part of a file, only the whole."""
+
+
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for keys in ~/.aws, or AWS_SKIP_SIGNATURE=true "
+    "for a public bucket; AWS_REGION and AWS_ENDPOINT_URL say where the bucket is",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or "
+    "AZURE_SKIP_SIGNATURE=true for a public container",
+}
+_CREDENTIAL_SIGNS = (
+    "/169.254.",
+    "//metadata.google",
+    "token request",
+    "Missing AccessKeyId",
+    "Account must be",
+)
+AGAIN = "try again; finished files are kept"
+NOWHERE = "127.0.0.1:0"  # to which nothing connects
+REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
+LOOK = "look at the URL, and at the region and the endpoint in the environment"
+_NO_RANGE = "Requested range was invalid"  # of a folder on this machine
+_REFUSED = re.compile(r": (3|4(?!08|29))")
+_STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
+_REASONS = {
+    "RequestTimeTooSkewed": "the clock of this machine differs from the server's; set it",
+    "ExpiredToken": "the credentials have expired",
+}
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_CAUSES = {
+    "TimedOut": "no bytes came for longer than the timeout",
+    "kind: Timeout": "no bytes came for longer than the timeout",
+    "dns error": "there is no host of that name",
+    "kind: Connect": "no connection",
+    "IncompleteBody": "the answer ended before its end",
+    "IncompleteMessage": "the answer ended before its end",
+    "kind: Interrupted": "the answer ended before its end",
+    "ConnectionReset": "the connection broke",
+    "builder error": "http:// without TLS, which AWS_ALLOW_HTTP=true allows",
+}
+
+
+@contextmanager
+def translated(
+    place: Location, name: str | None = None, failed: type[RemoteFailed] = RemoteFailed
+) -> Iterator[None]:
+    """Raise errors of obstore as those of this package, for the file ``name`` of a place.
+
+    Raises NothingThere, RemoteMissing, RemoteDenied, RangeRefused, and ``failed`` for anything else.
+    """
+    from obstore import exceptions  # start-up time, and the package is an extra
+
+    failure: ShardprepError
+    try:
+        yield
+        return
+    except (FileNotFoundError, exceptions.NotFoundError) as error:
+        failure = _missing(_answer(str(error)), place, name)
+    except (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        failure = _denied(_answer(str(error)), place, name)
+    except exceptions.NotSupportedError:
+        failure = RangeRefused("sends no parts of files", path=place.url, shard=name)
+    except exceptions.BaseError as error:
+        failure = _failed(str(error), place, name, failed)
+    raise failure  # outside of the handlers: what obstore says can hold parts of a signature
+
+
+def _missing(status: str, place: Location, name: str | None) -> ShardprepError:
+    if name is None or "NoSuchBucket" in status:
+        return NothingThere(f"is not there{status}; {LOOK}", path=place.url)
+    return RemoteMissing(f"is not there{status}", path=place.url, shard=name)
+
+
+def _denied(status: str, place: Location, name: str | None) -> RemoteDenied:
+    reason = next((f"; {reason}" for code, reason in _REASONS.items() if code in status), _advice(place))
+    return RemoteDenied(f"gives no access{status}{reason}", path=place.url, shard=name)
+
+
+def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFailed]) -> ShardprepError:
+    status, said = _answer(text), text.partition("\n")[0]
+    if any(sign in said for sign in _CREDENTIAL_SIGNS):
+        return RemoteDenied(f"there are no credentials for it{_advice(place)}", path=place.url, shard=name)
+    if any(code in status for code in _REASONS):  # of which some have another status than 403
+        return _denied(status, place, name)
+    if status.startswith(": 404"):  # of a listing
+        return _missing(status, place, name)
+    if NOWHERE in text:
+        return RemoteFailed(
+            f"redirects to another host; if you trust that, name it in {REDIRECT_HOSTS} (host,host or *)",
+            path=place.url,
+            shard=name,
+        )
+    if "non-partial response" in said:
+        return RangeRefused("sends no parts of files", path=place.url, shard=name)
+    if status.startswith(": 416") or _NO_RANGE in said:
+        return RangeRefused(f"has not that part of the file{status}", path=place.url, shard=name)
+    may_pass = not (_REFUSED.match(status) or "region" in said)
+    failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", path=place.url, shard=name)
+    failure.may_pass = may_pass
+    return failure
+
+
+def cause_of(text: str) -> str:
+    """Return in some words what obstore reports: the status of an answer, or what broke."""
+    if status := _answer(text):
+        return status.removeprefix(": ")
+    found = next((cause for sign, cause in _CAUSES.items() if sign in text), None)
+    return found or redacted(text.partition("\n")[0].rpartition(" - ")[2])
+
+
+def _answer(text: str) -> str:
+    """Return the status that a server answered with, and S3's name of the error; empty without an answer."""
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status is None:
+        return ""
+    return f": {status[1]}" + (f" ({code[1]})" if code else "")
+
+
+def _advice(place: Location) -> str:
+    advice = CREDENTIALS.get(place.scheme)
+    return f"; set {advice}" if advice else "; look at its permissions"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """What a store says of a file: its size in bytes, and its ETag, which another content does not have.
+
+    Where a server gives no ETag, the time of the last change is in its place.
+    """
+
+    size: int
+    e_tag: str
+
+    @classmethod
+    def of(cls, found: ObjectMeta) -> StoredFile:
+        """Return what obstore says of a file."""
+        return cls(found["size"], (found["e_tag"] or found["last_modified"].isoformat()).strip('"'))
+
+
+CHUNK_BYTES = 1 << 20  # as much is hashed and written at once
+PIECE_BYTES = 1 << 16  # as much is taken from an answer at once, as long as none breaks off
+LEAST_BYTES = 1 << 12  # of an answer that counts as progress, and in the time of two time-outs
+TRIES = 4  # without progress
+WAIT_S = 0.1  # after the first of them; longer after each
+LISTING_S = 120.0  # of a whole list of files, which a server could go on with for ever
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+FIRST_WAIT, LONGEST_WAIT = timedelta(milliseconds=100), timedelta(seconds=10)
+SETTLE_S = 0.1
+RETRY_TIME = timedelta(minutes=4)  # of one request; signatures of requests hold for 5 minutes
+
+_inherited = False
+
+
+def _note_fork() -> None:
+    """Remember in a forked process that obstore was there before: its threads were not copied."""
+    global _inherited
+    _inherited = "obstore" in sys.modules
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+@cache
+def _settle_at_exit() -> None:
+    """Let threads of obstore that hand over results leave Python before it ends, which aborts the process."""
+    atexit.register(time.sleep, SETTLE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a request that failed is sent again, and how many seconds may pass without a byte."""
+
+    retries: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        if self.retries < 0 or not self.timeout_s > 0:
+            raise UsageError("retries must be at least 0 and timeout_s more than 0")
+
+
+PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # of what is read
+
+
+class RemoteFolder(Owned):
+    """A folder that is read over the network; the same for every kind of store.
+
+    Credentials are found as the store's own tools do: in environment variables, files that these name, the
+    keys of a profile in ``~/.aws``, and the service of a cloud machine. An instance is for the process that
+    made it. Raises MissingExtra where obstore is not installed; UsageError in a process that was forked
+    after obstore was imported, which would wait forever; NothingThere for a folder of this machine that is
+    not there; RemoteFailed, RemoteDenied.
+    """
+
+    def __init__(self, place: Location, policy: RetryPolicy) -> None:
+        self.place = place
+        self._policy = policy
+        self._store = self._opened(policy.retries)
+        # obstore goes on with an answer that breaks off, too, after pauses that get longer with each
+        self._answers = self._opened(min(1, policy.retries))
+
+    def _opened(self, retries: int) -> ObjectStore:
+        refuse_forked()
+        try:
+            from obstore.store import from_url  # start-up time, and the package is an extra
+        except ImportError as error:
+            raise MissingExtra.of("access to it", "obstore", "remote", path=self.place.url) from error
+        _settle_at_exit()
+        if (folder := self.place.folder) is not None:
+            return self._local(folder)
+        with translated(self.place):
+            return from_url(
+                self.place.url,
+                config=self._config(),
+                client_options=self._client(),
+                retry_config=self._retries(retries),
+            )
+
+    def _local(self, folder: Path) -> ObjectStore:
+        from obstore.store import LocalStore  # as above
+
+        if not folder.is_dir():
+            raise NothingThere("there is no such folder", path=self.place.url)
+        return LocalStore(folder)
+
+    def _config(self) -> Any:
+        """Return what is asked of this kind of store beside what the environment says."""
+        return profile_config() if self.place.scheme == "s3" else {}
+
+    def _client(self) -> ClientConfig:
+        return {
+            **_redirects_of(self.place),
+            "allow_http": may_use_http(self.place),
+            "timeout": timedelta(days=1),  # of a whole file
+            "read_timeout": timedelta(seconds=self._policy.timeout_s),
+            "connect_timeout": timedelta(seconds=self._policy.timeout_s),
+        }
+
+    def _retries(self, retries: int) -> Any:
+        backoff = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
+        return {"max_retries": retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
+
+    async def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, only: StoredFile | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield a file from byte ``start``, to ``stop`` if given, in chunks of about CHUNK_BYTES.
+
+        The bytes are fewer where an answer says that there are no more. An answer that breaks off, or brings
+        less than LEAST_BYTES in the time of two time-outs, is asked for again from its last byte, as long as
+        one of TRIES brings LEAST_BYTES.
+
+        Raises AnswerBroken after that; RemoteMissing, RemoteDenied, and RemoteFailed for anything else, after
+        the retries; RangeRefused where a part is asked for and the server sends whole files only, or the file
+        is shorter; OtherFile if the file is not ``only`` that one.
+        """
+        fruitless, is_coarse = 0, True
+        while True:
+            begun, failure, size = start, None, 0
+            pieces: list[bytes] = []
+            try:
+                async with aclosing(self._answer(name, start, stop, only, is_coarse=is_coarse)) as answer:
+                    async for piece in answer:
+                        pieces.append(piece)
+                        start, size = start + len(piece), size + len(piece)
+                        if size >= CHUNK_BYTES:
+                            yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                            pieces, size = [], 0
+            except AnswerBroken as error:
+                failure, is_coarse = error, False
+            if pieces:
+                yield b"".join(pieces)
+            if failure is None or start == stop:
+                return
+            fruitless = 0 if start - begun >= LEAST_BYTES else fruitless + 1
+            if fruitless == TRIES:
+                raise failure
+            await asyncio.sleep(WAIT_S * fruitless)
+
+    async def _answer(
+        self, name: str, start: int, stop: int | None, only: StoredFile | None, *, is_coarse: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what one answer brings, as it arrives; ``is_coarse`` is faster, and can lose some of it."""
+        found = await self._asked_for(name, start, stop)
+        if only not in (None, StoredFile.of(found.meta)):
+            raise OtherFile("is another file than before", path=self.place.url, shard=name)
+        arrived, left_s = 0, 2 * self._policy.timeout_s
+        is_whole = is_coarse and stop is not None and stop - start <= CHUNK_BYTES
+        pieces = None if is_whole else aiter(found.stream(min_chunk_size=PIECE_BYTES if is_coarse else 1))
+        while True:
+            asked = time.monotonic()
+            try:
+                with translated(self.place, name, AnswerBroken):
+                    async with asyncio.timeout(left_s):
+                        piece: Any = await (found.bytes_async() if pieces is None else anext(pieces))
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise AnswerBroken(
+                    f"failed: {arrived:,} bytes came in {2 * self._policy.timeout_s:g} s; {AGAIN}",
+                    path=self.place.url,
+                    shard=name,
+                ) from error
+            yield piece
+            if pieces is None:
+                return
+            arrived, left_s = arrived + len(piece), left_s - (time.monotonic() - asked)
+            if arrived >= LEAST_BYTES:
+                arrived, left_s = 0, 2 * self._policy.timeout_s
+
+    async def _asked_for(self, name: str, start: int, stop: int | None) -> GetResult:
+        """Return the answer to a request, which is sent again as the policy says."""
+        import obstore  # as above
+
+        options: GetOptions | None = None
+        if stop is not None:
+            options = {"range": (start, stop)}
+        elif start:
+            options = {"range": {"offset": start}}
+        tries_left = self._policy.retries // 2  # of two requests each
+        wait = FIRST_WAIT
+        while True:
+            try:
+                with translated(self.place, name):
+                    return await obstore.get_async(self._answers, name, options=options)
+            except RemoteFailed as error:
+                if not tries_left or not error.may_pass:
+                    raise
+            tries_left -= 1
+            wait = min(LONGEST_WAIT, 4 * wait)
+            await asyncio.sleep(wait.total_seconds())
+
+    async def about(self, name: str) -> StoredFile | None:
+        """Return what the store says of a file, None if it is not there. Raises RemoteFailed."""
+        import obstore  # as above
+
+        try:
+            with translated(self.place, name):
+                return StoredFile.of(await obstore.head_async(self._store, name))
+        except RemoteMissing:
+            return None
+
+    async def files(self) -> dict[str, StoredFile]:
+        """Return what the store says of each file in this folder, without those of folders in it.
+
+        A web server lists none, and fails.
+        """
+        listed = await self._listed()
+        return {found["path"].rpartition("/")[2]: StoredFile.of(found) for found in listed["objects"]}
+
+    async def folders(self) -> list[str]:
+        """Return the names of the folders in this one; empty for a server that lists none.
+
+        Raises RemoteDenied, RemoteFailed.
+        """
+        if self.place.scheme in ("http", "https"):
+            return []
+        listed = await self._listed()
+        return [prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"]]
+
+    async def _listed(self) -> ListResult[Sequence[ObjectMeta]]:
+        import obstore  # as above
+
+        try:
+            with translated(self.place):
+                async with asyncio.timeout(LISTING_S):
+                    return await obstore.list_with_delimiter_async(self._store)
+        except TimeoutError as error:
+            raise RemoteFailed(
+                f"did not end its list of files within {LISTING_S:g} s", path=self.place.url
+            ) from error
+
+
+def refuse_forked() -> None:
+    """Raise UsageError in a process that was forked after obstore was imported: its threads are not there."""
+    if _inherited:
+        raise UsageError(
+            "obstore does not work in a process that was forked from one that had imported it; start this one by "
+            "multiprocessing's 'spawn'"
+        )
+
+
+def _redirects_of(place: Location) -> ClientConfig:
+    """Return what keeps redirects of a server from other hosts: for these there is a proxy that is not.
+
+    REDIRECT_HOSTS in the environment are hosts that may be redirected to, or ``*``. A proxy in the
+    environment decides itself. So do AWS, Google and Azure, of which other hosts give the credentials.
+    """
+    server = urlsplit(_endpoint() if place.scheme == "s3" else place.url)
+    host, allowed = server.hostname or "", os.environ.get(REDIRECT_HOSTS, "").strip()
+    is_own = server.scheme in ("http", "https") and (place.scheme != "s3" or _has_keys())
+    if not is_own or allowed == "*" or (server.scheme in getproxies() and not proxy_bypass(host)):
+        return {}
+    return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(filter(None, (host, allowed)))}
+
+
+def _has_keys() -> bool:
+    """Whether the credentials for S3 are in the environment, and no service is asked for them."""
+    return any(os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"))
+
+
+def may_use_http(place: Location) -> bool:
+    """Whether the place may be read without TLS: its URL says so, or its endpoint is this machine's."""
+    if place.scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+        return True
+    return is_loopback(_endpoint())
+
+
+def _endpoint() -> str:
+    """Return the URL of the server of S3 that the environment names; empty for AWS."""
+    return next((os.environ[name] for name in ENDPOINTS if os.environ.get(name)), "")

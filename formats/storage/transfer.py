@@ -1,0 +1,357 @@
+"""The transfer of a dataset's files from a store: each is asked for until it has the promised bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
+from shardprep.formats.runtime.files import OPEN_FLAGS, naming, publish, read_at, write_at
+from shardprep.formats.runtime.json_record import FILE_NAME
+from shardprep.formats.runtime.loop_thread import LoopThread, Running, in_thread, run_all
+from shardprep.formats.runtime.owned import Descriptor, Owned
+from shardprep.formats.runtime.progress import Progress, tell_shards
+from shardprep.formats.shards.dataset import USUAL_ORDER
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from shardprep.formats.storage.store import (
+    LEAST_BYTES,
+    TRIES,
+    WAIT_S,
+    Location,
+    NothingThere,
+    RangeRefused,
+    RemoteDenied,
+    RemoteFolder,
+    RemoteMissing,
+    RetryPolicy,
+)
+
+SLICE_BYTES = 4 << 20
+
+
+class HashedFile(Owned):
+    """A file that is hashed slice by slice. ``size`` is the number of bytes that are hashed.
+
+    Not thread-safe. Raises OSError with the file's name.
+    """
+
+    _opened: ClassVar[type[Descriptor]] = Descriptor
+
+    def __init__(self, path: Path, flags: int = OPEN_FLAGS) -> None:
+        self.path = path
+        self.size, self._digest = 0, hashlib.sha256()
+        self._descriptor = self._opened(os.open(path, flags, 0o644))
+
+    @property
+    def size_on_disk(self) -> int:
+        """The file's size in bytes; -1 if it is not a regular file."""
+        status = os.fstat(self._descriptor.fileno())
+        return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the bytes that are hashed."""
+        return f"sha256:{self._digest.hexdigest()}"
+
+    def hash_next(self) -> int:
+        """Hash the next slice of the file; return its bytes, 0 at the end."""
+        with naming(self.path):
+            data = read_at(self._descriptor.fileno(), SLICE_BYTES, self.size)
+        self._digest.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._descriptor.close()
+
+
+class PartFile(HashedFile):
+    """The first bytes of a file, under another name until it is complete; a killed run leaves them.
+
+    ``room`` bytes of the file stay its own, whatever is dropped.
+    """
+
+    room = 0
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def append(self, data: bytes) -> None:
+        """Write and hash bytes at the end of what is hashed."""
+        with naming(self.path):
+            write_at(self._descriptor.fileno(), data, self.size)
+        self._digest.update(data)
+        self.size += len(data)
+
+    def clear(self) -> None:
+        """Drop all bytes."""
+        with naming(self.path):
+            os.ftruncate(self._descriptor.fileno(), self.room)
+        self.size, self._digest = 0, hashlib.sha256()
+
+    def publish(self, final: Path) -> None:
+        """Flush the file and give it its name, in place of any other file of that name."""
+        with naming(self.path):
+            os.fsync(self._descriptor.fileno())
+        publish(self.path, final)
+
+
+class RemoteDamaged(DataError):
+    """What a bucket or a server sends is not the file that the manifest lists."""
+
+
+@dataclass
+class Transfer:
+    """The receiving of one file into a part. ``done`` are its bytes that are there.
+
+    ``arrived`` is called with the number of bytes of each piece, also of those that are not kept.
+    """
+
+    remote: RemoteFolder
+    entry: FileEntry
+    done: int = field(default=0, kw_only=True)
+    arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
+
+    async def fill(self, part: PartFile) -> None:
+        """Download what is missing, until the part is the whole file; TRIES times without more of it.
+
+        Raises RemoteDamaged if it is never right, RemoteMissing, RemoteFailed, and OSError.
+        """
+        most = fruitless = 0
+        while (failure := await self._failure(part)) is not None:
+            fruitless += part.size < most + LEAST_BYTES
+            most = max(most, part.size)
+            if fruitless == TRIES:
+                raise failure
+            await asyncio.sleep(WAIT_S * fruitless)
+
+    async def _failure(self, part: PartFile) -> ShardprepError | None:
+        """Download what is missing, and return what is wrong; bytes that may be right are kept."""
+        if part.size > self.entry.size:
+            await self._drop(part)
+        for is_last in (False, True):
+            try:
+                await self._append_from(part)
+                break
+            except RangeRefused as error:
+                if self._is_whole(part):  # and the answer had said that it is longer
+                    return None
+                if not part.size:
+                    raise
+                await self._drop(part)
+                if is_last:
+                    return error
+        return None if self._is_whole(part) else await self._damage(part)
+
+    def _is_whole(self, part: PartFile) -> bool:
+        return part.size == self.entry.size and part.sha256 == self.entry.sha256
+
+    async def _damage(self, part: PartFile) -> RemoteDamaged:
+        size, wanted = part.size, self.entry.size
+        if size < wanted:
+            cause = f"ends after {size:,} of {wanted:,} bytes"
+        else:
+            cause = f"has more than {wanted:,} bytes" if size > wanted else "has another SHA-256"
+            await self._drop(part)
+        return RemoteDamaged(
+            f"is not the file that the manifest lists: it {cause}; publish it there again",
+            path=self.remote.place.url,
+            shard=self.entry.name,
+        )
+
+    async def _append_from(self, part: PartFile) -> None:
+        """Append what the server sends, to one byte beyond the size at most."""
+        if part.size == self.entry.size:
+            return
+        async with aclosing(self.remote.read(self.entry.name, part.size)) as chunks:
+            async for chunk in chunks:
+                self.arrived(len(chunk))
+                await in_thread(part.append, chunk[: self.entry.size + 1 - part.size])
+                self.done = min(part.size, self.entry.size)
+                if part.size > self.entry.size:
+                    return
+
+    async def _drop(self, part: PartFile) -> None:
+        await in_thread(part.clear)
+        self.done = 0
+
+
+@dataclass
+class Download(Transfer):
+    """The copy of one file. ``is_kept`` says that it was there before.
+
+    ``part`` is the file's path until it is complete and right, and ``final`` the one afterwards.
+    """
+
+    final: Path
+    part: Path
+    is_kept: bool = field(default=False, kw_only=True)
+    is_done: bool = field(default=False, kw_only=True)
+
+    async def run(self) -> None:
+        """Keep the file that is there if it is right, else download it. Raises what :meth:`fill` does."""
+        self.is_kept = await self._is_right()
+        if not self.is_kept:
+            with closing(PartFile(self.part)) as part:
+                await self._hash(part)
+                await self.fill(part)
+                await in_thread(part.publish, self.final)
+        self.is_done = True
+
+    async def _is_right(self) -> bool:
+        """Whether a file of that name is there, with the size and the digest that the manifest lists."""
+        if self.final.is_symlink():  # a dataset has none, and the file behind it is not the dataset's
+            return False
+        try:
+            found = HashedFile(self.final)
+        except FileNotFoundError:
+            return False
+        with closing(found):
+            if found.size_on_disk == self.entry.size:
+                await self._hash(found)
+                return found.sha256 == self.entry.sha256
+            return False
+
+    async def _hash(self, file: HashedFile) -> None:
+        while await in_thread(file.hash_next):
+            self.done = min(file.size, self.entry.size)
+
+
+@dataclass(frozen=True)
+class RemoteDataset:
+    """A dataset that can be fetched: its folder, and the bytes of its manifest."""
+
+    folder: RemoteFolder
+    data: bytes
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest, validated as any other."""
+        return Manifest.parse(self.data)
+
+    def refuse_archive(self) -> None:
+        """Raise UsageError for a dataset that has its images elsewhere."""
+        if self.manifest.archive:
+            raise UsageError(
+                "has its images in an archive: download that, and prep index makes the same dataset of it",
+                path=self.folder.place.url,
+            )
+
+
+async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, RemoteDataset]:
+    """Return the dataset at a place by the name "", or each split in that folder by its own.
+
+    A server that lists no folders is asked for train, val and test. Raises NothingThere, ManifestDamaged,
+    UnknownVersion, RemoteFailed.
+    """
+    folder = RemoteFolder(place, policy)
+    try:
+        return {"": await _dataset_in(folder)}
+    except (RemoteMissing, RemoteDenied) as error:  # S3 denies what is missing where listing is not allowed
+        if found := await _splits_in(folder, policy):
+            return found
+        if isinstance(error, RemoteDenied):
+            raise
+        raise _unpublished(error) from error
+
+
+def _unpublished(error: RemoteMissing) -> NothingThere:
+    return NothingThere(
+        f"{error.message}; look at the URL: there is no dataset, or it is not published yet",
+        path=error.path,
+        shard=error.shard,
+    )
+
+
+async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, RemoteDataset]:
+    """Return the splits in a folder. Raises NothingThere for a listed train, val or test without one."""
+    listed = await _listed_in(folder)
+    usual = [name for name in USUAL_ORDER if name in listed or not listed]
+    found: dict[str, RemoteDataset] = {}
+    for name in (*usual, *sorted(listed - set(usual))):
+        try:
+            found[name] = await _dataset_in(RemoteFolder(folder.place.child(name), policy))
+        except RemoteMissing as error:
+            if name in listed and name in USUAL_ORDER:
+                raise _unpublished(error) from error
+        except RemoteDenied:
+            if listed:
+                raise
+    return found
+
+
+async def _listed_in(folder: RemoteFolder) -> set[str]:
+    """Return the names that splits may have of the folders in this one; empty if they are not listed."""
+    try:
+        return {name for name in await folder.folders() if FILE_NAME.fullmatch(name)}
+    except (RemoteDenied, RemoteMissing):
+        return set()
+
+
+async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
+    """Return the dataset in a folder; a damaged manifest is read again, at most TRIES times."""
+    for tried in range(1, TRIES + 1):
+        try:
+            found = RemoteDataset(folder, await _manifest_bytes(folder))
+            _ = found.manifest
+        except ManifestDamaged as error:
+            failure = error
+        else:
+            return found
+        if tried == TRIES:
+            failure.path = folder.place.url
+            failure.shard = MANIFEST_NAME
+    raise failure
+
+
+async def _manifest_bytes(folder: RemoteFolder) -> bytes:
+    data = bytearray()
+    async with aclosing(folder.read(MANIFEST_NAME)) as chunks:
+        async for chunk in chunks:
+            data += chunk
+            if len(data) > MAX_MANIFEST_BYTES:
+                raise ManifestDamaged(f"has more than the {MAX_MANIFEST_BYTES} bytes that any manifest has")
+    return bytes(data)
+
+
+class FileTransfer(Running, Protocol):
+    """A file on its way: ``done`` bytes are there; ``is_done`` once all are, and right."""
+
+    entry: FileEntry
+    done: int
+    is_done: bool
+
+
+@dataclass(frozen=True)
+class TransferRun:
+    """How transfers run: ``at_once`` of them at the same time, in an event loop."""
+
+    loop: LoopThread
+    at_once: int
+    progress: Progress
+
+    def run(self, verb: str, manifest: Manifest, transfers: Sequence[FileTransfer]) -> None:
+        """Run the transfers of a dataset's files. The first failure cancels the others, and is raised."""
+        names = {shard.name for shard in manifest.shards}
+        shards, told = [each for each in transfers if each.entry.name in names], 0
+
+        def tick() -> None:
+            nonlocal told
+            self.progress.at(0, sum(each.done for each in transfers))
+            if (done := sum(each.is_done for each in shards)) > told:
+                told = done
+                tell_shards(self.progress, done, len(shards))
+
+        size = sum(each.entry.size for each in transfers)
+        with self.progress.task(f"{verb} {manifest.split}", records=0, size=size):
+            self.loop.run(run_all(transfers, self.at_once), tick)

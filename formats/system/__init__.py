@@ -1,1 +1,0 @@
-"""Files and descriptors, and the base of objects that own one."""

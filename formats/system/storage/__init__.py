@@ -1,1 +1,0 @@
-"""Object storage and servers of files: places there, and their client."""

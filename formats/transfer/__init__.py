@@ -1,0 +1,1 @@
+"""Whole datasets from and to object storage: fetched, published, converted there, repaired."""

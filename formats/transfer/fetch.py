@@ -1,0 +1,243 @@
+"""Verified copies of published datasets, from object storage or a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.conversion.prepare import check_output, check_room
+from shardprep.formats.conversion.work_folder import WorkFolder, noting_kept, refuse_busy, refuse_other_plan
+from shardprep.formats.errors import PlanMismatch, UsageError
+from shardprep.formats.runtime.files import publish_bytes, user_path
+from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.shards.files import FileEntry, read_small
+from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
+from shardprep.formats.storage.transfer import Download, RemoteDataset, TransferRun, find_datasets
+
+
+@dataclass(frozen=True)
+class FetchedDataset:
+    """One fetched dataset.
+
+    ``path`` is its folder, ``url`` the place that it was fetched from, and ``manifest`` its manifest.
+    ``fetched`` are the names of the files that were downloaded, and ``kept`` of those that were there and
+    right. ``complete`` is whether all files of the dataset are there, and the manifest with them.
+    """
+
+    path: Path
+    url: str
+    manifest: Manifest
+    fetched: tuple[str, ...]
+    kept: tuple[str, ...]
+    complete: bool
+
+
+WORK = "a fetch"
+
+
+@dataclass(frozen=True)
+class LocalCopy:
+    """A remote dataset and the folder for it; ``shards`` are the numbers of those to fetch, None for all."""
+
+    remote: RemoteDataset
+    output: Path
+    shards: Sequence[int] | None
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.remote.manifest
+
+    @property
+    def guard(self) -> dict[str, Any]:
+        """What an unfinished copy must have been begun with."""
+        return {"dataset": self.manifest.root}
+
+    @property
+    def url(self) -> str:
+        return self.remote.folder.place.url
+
+    def check(self) -> None:
+        """Raise UsageError for another output than an empty one or this dataset's; OutputBusy; OSError."""
+        self.remote.refuse_archive()
+        self._check_shards()
+        refuse_busy(self.output)
+        if not (self.output / MANIFEST_NAME).exists():
+            check_output(self.output, work=WORK)
+            refuse_other_plan(self.output, self.guard, work="fetch")
+        elif read_small(self.output / MANIFEST_NAME, MAX_MANIFEST_BYTES) != self.remote.data:
+            raise PlanMismatch(
+                "holds another dataset than is there now, or a damaged manifest.json; choose another folder, or "
+                "remove this one",
+                path=self.output,
+            )
+
+    def _check_shards(self) -> None:
+        count = len(self.manifest.shards)
+        if wrong := [number for number in self.shards or () if not 0 <= number < count]:
+            raise UsageError(f"has the shards 0 to {count - 1}, and not {wrong[0]}", path=self.url)
+        if self.shards is not None and not len(self.shards):
+            raise UsageError("no shard is asked for", path=self.url)
+
+    @property
+    def wanted(self) -> tuple[FileEntry, ...]:
+        """The files to fetch: tables first; all where the others are there, since they end the copy."""
+        chosen = self._chosen()
+        names = {file.name for file in chosen}
+        others = [file for file in self.manifest.files if file.name not in names]
+        return chosen if any(self._is_missing(file) for file in others) else (*chosen, *others)
+
+    def _chosen(self) -> tuple[FileEntry, ...]:
+        manifest = self.manifest
+        numbers = range(len(manifest.shards)) if self.shards is None else sorted(set(self.shards))
+        columns = manifest.columns.entries if manifest.columns else ()
+        tables = [*manifest.tables, *(column.table for column in columns)]
+        sharded = [manifest.shards, *(column.shards for column in columns if column.shards)]
+        return (*tables, *(shards[number] for number in numbers for shards in sharded))
+
+    def _is_missing(self, file: FileEntry) -> bool:
+        try:
+            return (self.output / file.name).lstat().st_size != file.size
+        except FileNotFoundError:
+            return True
+
+    def bytes_to_write(self) -> int:
+        """Return about how many bytes are still to be written."""
+        return sum(file.size - self._part_bytes(file) for file in self.wanted if self._is_missing(file))
+
+    def _part_bytes(self, file: FileEntry) -> int:
+        try:
+            return min(self.part_of(file).stat().st_size, file.size)
+        except FileNotFoundError:
+            return 0
+
+    def part_of(self, file: FileEntry) -> Path:
+        """Return the path of a file that is not complete: named by its digest, which is what it will have."""
+        return self.output / WORK_FOLDER_NAME / f"{file.sha256.removeprefix('sha256:')}-{file.name}.part"
+
+    def downloads(self) -> list[Download]:
+        """Return the downloads of the files to fetch."""
+        folder = self.remote.folder
+        return [Download(folder, file, self.output / file.name, self.part_of(file)) for file in self.wanted]
+
+    def kept(self) -> str:
+        """Return how many files are there, of how many; empty if none is."""
+        done = sum(not self._is_missing(file) for file in self.manifest.files)
+        return f"{done} of {len(self.manifest.files)} files are fetched" if done else ""
+
+    def finish(self, work_folder: WorkFolder, fetched: Sequence[Download]) -> bool:
+        """Publish the manifest if all files are there and right; return whether they are."""
+        if len(fetched) < len(self.manifest.files):
+            return False
+        if not (self.output / MANIFEST_NAME).exists():
+            publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
+        work_folder.remove()
+        return True
+
+
+def fetched_copies(
+    place: Location,
+    target: Path,
+    shards: Sequence[int] | None,
+    policy: RetryPolicy,
+    *,
+    at_once: int,
+    progress: Progress,
+) -> list[FetchedDataset]:
+    """Copy what is at a place, as :func:`~.fetch.fetch` does."""
+    with LoopThread(threads=at_once) as loop:
+        copies = _copies(loop.run(find_datasets(place, policy)), target, shards, place)
+        for copy in copies:
+            copy.check()
+        check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})
+        work = _Fetching(TransferRun(loop, at_once, progress), progress)
+        return [work.fetched(copy) for copy in copies]
+
+
+def _copies(
+    found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
+) -> list[LocalCopy]:
+    if "" not in found:
+        _check_splits(found, target, shards, place)
+    return [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
+
+
+def _check_splits(
+    found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
+) -> None:
+    if shards is not None:
+        first = place.child(next(iter(found))).url
+        raise UsageError(
+            f"is a folder of splits ({', '.join(found)}): give one of them to choose shards, as {first}",
+            path=place.url,
+        )
+    if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
+        raise UsageError(
+            f"holds one dataset, and {', '.join(found)} would lie in it; choose another folder", path=target
+        )
+
+
+@dataclass(frozen=True)
+class _Fetching:
+    """What is the same for all datasets."""
+
+    transfers: TransferRun
+    progress: Progress
+
+    def fetched(self, copy: LocalCopy) -> FetchedDataset:
+        with noting_kept(copy.kept), WorkFolder(copy.output) as work_folder:
+            work_folder.claim(copy.guard, work="fetch")
+            if kept := copy.kept():
+                self.progress.note(f"{copy.output}: {kept} already; they are checked")
+            downloads = copy.downloads()
+            self.transfers.run("fetch", copy.manifest, downloads)
+            complete = copy.finish(work_folder, downloads)
+        names = {is_kept: _names(downloads, is_kept=is_kept) for is_kept in (True, False)}
+        return FetchedDataset(copy.output, copy.url, copy.manifest, names[False], names[True], complete)
+
+
+def _names(downloads: Sequence[Download], *, is_kept: bool) -> tuple[str, ...]:
+    return tuple(each.entry.name for each in downloads if each.is_kept == is_kept)
+
+
+AT_ONCE = 8
+
+
+def fetch(
+    url: str,
+    folder: str | os.PathLike[str],
+    *,
+    shards: Sequence[int] | None = None,
+    at_once: int = AT_ONCE,
+    retries: int = PATIENT.retries,
+    timeout_s: float = PATIENT.timeout_s,
+    progress: Progress | None = None,
+) -> list[FetchedDataset]:
+    """Copy a published dataset into a folder, each byte verified. After a kill, the same call goes on.
+
+    A file has its name only when its size and SHA-256 are those in the manifest; the manifest comes last. A
+    file that is there is kept if it is right, which its SHA-256 is computed for, and is fetched anew
+    otherwise; so the same call also repairs a copy. What was downloaded of a file before a kill is kept, too.
+
+    ``url`` is the place of a dataset, or of a folder of splits, of which each is fetched into
+    ``folder/<split>``: ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``. It has no
+    user and no query; credentials are found in the environment. ``folder`` is new or empty, or one that the
+    same call began or finished. ``shards`` are the numbers of the shards to fetch, None for all; the manifest
+    is published once all are there. ``at_once`` is the number of files that are downloaded at the same time,
+    ``retries`` how often a request that failed is sent again, and ``timeout_s`` after how many seconds
+    without a byte it has failed. ``progress`` receives the progress, in bytes; None shows a bar in
+    a notebook.
+
+    Raises UsageError (PlanMismatch for a folder with anything else); NothingThere where there is no dataset,
+    ManifestDamaged and UnknownVersion; RemoteDamaged or RemoteMissing for a file that is not as the manifest
+    lists it, after several downloads; OperationError (RemoteFailed, OutputBusy, NoSpace); OSError.
+    """
+    if at_once < 1:
+        raise UsageError("at_once must be at least 1")
+    place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
+
+    return fetched_copies(place, user_path(folder), shards, policy, at_once=at_once, progress=shown(progress))

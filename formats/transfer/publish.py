@@ -1,0 +1,484 @@
+"""The publishing of finished datasets in object storage: uploaded, proven there, and completed last."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shardprep.formats.conversion.work_folder import OUTPUT_FILES
+from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
+from shardprep.formats.runtime.files import publish_bytes, read_at, user_path
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.shards.dataset import splits_of
+from shardprep.formats.shards.files import FileEntry, published_file
+from shardprep.formats.shards.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    PROVENANCE_NAME,
+    WORK_FOLDER_NAME,
+    Manifest,
+    read_manifest,
+)
+from shardprep.formats.storage.store import (
+    TRIES,
+    WAIT_S,
+    AnswerBroken,
+    Location,
+    RemoteFailed,
+    RemoteMissing,
+    RetryPolicy,
+    StoredFile,
+)
+from shardprep.formats.storage.transfer import RemoteDamaged, TransferRun
+from shardprep.formats.storage.writable import WritableFolder, part_bytes
+
+
+async def created(remote: WritableFolder, name: str, data: bytes) -> bool:
+    """Write a file if there is none of that name, and read it back; return whether this call wrote it.
+
+    Raises RemoteDamaged if it is not right after several writes, RemoteFailed.
+    """
+    if not await remote.create(name, data):
+        return False
+    for _ in range(TRIES):
+        if await remote.content(name, len(data) + 1) == data:
+            return True
+        await remote.write(name, _whole(data), len(data))
+    raise RemoteDamaged(
+        f"has not the bytes that were sent, each of {TRIES} times", path=remote.place.url, shard=name
+    )
+
+
+async def _whole(data: bytes) -> AsyncGenerator[bytes, None]:
+    yield data
+
+
+CLAIM_NAME = f"{WORK_FOLDER_NAME}/upload.json"
+JSON_FILES = (MANIFEST_NAME, "upload.json")
+MOST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A small file in the store that says what is uploaded there, in ``data``; equal work has equal bytes.
+
+    Several processes may do the same work: each brings the same bytes.
+    """
+
+    remote: WritableFolder
+    data: bytes
+
+    async def is_held(self) -> bool:
+        """Whether this work was begun there before. Raises PlanMismatch for other work; RemoteFailed."""
+        found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
+        if found not in (None, self.data):
+            raise self._mismatch()
+        return found is not None
+
+    async def take(self) -> None:
+        """Begin this work there, or go on with it. Raises PlanMismatch for other work; RemoteFailed."""
+        if not await created(self.remote, CLAIM_NAME, self.data):
+            await self.check()
+
+    async def check(self) -> None:
+        """Raise PlanMismatch if the place is not claimed for this work any more; RemoteFailed."""
+        if not await self.is_held():
+            raise self._mismatch()
+
+    async def drop(self) -> None:
+        """Remove the claim after the manifest is there. Where that is not allowed, it stays."""
+        with suppress(RemoteFailed):
+            await self.remote.remove(CLAIM_NAME)
+        self._remove_unfinished()
+
+    async def drop_leftover(self) -> None:
+        """Remove the claim that this work left when it ended before :meth:`drop`. Raises RemoteFailed."""
+        with suppress(PlanMismatch):  # that of other work, which will be refused
+            if await self.is_held():
+                await self.drop()
+            self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """Remove what a killed process left in a local folder, where obstore writes to ``NAME#1``."""
+        if (folder := self.remote.place.folder) is None:
+            return
+        work = folder / WORK_FOLDER_NAME
+        for path in (*folder.glob("*#*"), *work.glob("*#*")):
+            name, _, number = path.name.rpartition("#")
+            if number.isdecimal() and (OUTPUT_FILES.fullmatch(name) or name in JSON_FILES):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or not empty
+            work.rmdir()
+
+    def _mismatch(self) -> PlanMismatch:
+        return PlanMismatch(
+            f"another dataset is being uploaded there: finish that, or remove {CLAIM_NAME} there and the files "
+            "beside it, or choose another place",
+            path=self.remote.place.url,
+        )
+
+
+class Fingerprint:
+    """The SHA-256 of a file, and the ETags that stores give to these bytes, from its parts in order.
+
+    S3, and most stores with its interface, give the MD5 of the file, or of a file that came in parts the MD5
+    of the MD5s of these and their number. Others, and buckets with keys of KMS, give something else.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._sha256 = hashlib.sha256()
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._md5_of_parts = hashlib.md5(usedforsecurity=False)
+        self._parts = 0
+
+    def add(self, part: bytes) -> None:
+        """Add the next part."""
+        self.size += len(part)
+        self._parts += 1
+        self._sha256.update(part)
+        self._md5.update(part)
+        self._md5_of_parts.update(hashlib.md5(part, usedforsecurity=False).digest())
+
+    @property
+    def sha256(self) -> str:
+        """The digest of all parts."""
+        return f"sha256:{self._sha256.hexdigest()}"
+
+    @property
+    def e_tags(self) -> tuple[str, str]:
+        """The ETags that show these bytes: of the file as a whole, and in these parts."""
+        return self._md5.hexdigest(), f"{self._md5_of_parts.hexdigest()}-{self._parts}"
+
+
+@dataclass(frozen=True)
+class PublishedDataset:
+    """One published dataset.
+
+    ``url`` is its place, and ``manifest`` its manifest. ``uploaded`` are the names of the files that were
+    uploaded, and ``kept`` of those that were there and right. ``already_complete`` is whether the manifest
+    was there before.
+    """
+
+    url: str
+    manifest: Manifest
+    uploaded: tuple[str, ...]
+    kept: tuple[str, ...]
+    already_complete: bool
+
+
+AT_ONCE = 4
+RETRIES = 10
+TIMEOUT_S = 120.0  # a part of 8 MiB is sent within, on a line of 0.6 MB/s
+
+
+def publish(
+    folder: str | os.PathLike[str],
+    url: str,
+    *,
+    at_once: int = AT_ONCE,
+    retries: int = RETRIES,
+    timeout_s: float = TIMEOUT_S,
+    progress: Progress | None = None,
+) -> list[PublishedDataset]:
+    """Copy a finished dataset to object storage, each byte verified. After a kill, the same call goes on.
+
+    A file is uploaded only if its SHA-256 is that in the manifest, and it is proven to be in the store: its
+    ETag there is the MD5 of the local file; where a store's ETags are no MD5, it is read back. What is there
+    and right is kept. The manifest comes last, only if there is none, after all files were
+    looked at once more. So a place never holds parts of two datasets: of two that are uploaded to one
+    place, one gets an error.
+
+    ``folder`` is a dataset, or a folder of splits, of which each is published in ``url/<split>``. ``url`` is
+    a new or empty place, or one where the same call began or finished: ``s3://``, ``gs://``, ``az://`` or
+    ``file://``. It has no user and no query; credentials are found in the environment. ``at_once`` is the
+    number of files that are uploaded at the same time, ``retries`` how often a request that failed is sent
+    again, and ``timeout_s`` after how many seconds without an answer it has failed. ``progress`` receives
+    the progress, in bytes; None shows a bar in a notebook.
+
+    Raises UsageError (PlanMismatch for a place with another dataset); ManifestDamaged and ShardDamaged for a
+    local dataset that is not finished or not intact; RemoteDamaged for what is not right in the store, after
+    several uploads; OperationError (RemoteFailed, RemoteDenied); OSError. Needs obstore.
+    """
+    if at_once < 1:
+        raise UsageError("at_once must be at least 1")
+    place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
+    local = _datasets(user_path(folder))
+
+    targets = {place.child(split) if split else place: one for split, one in local.items()}
+    return published_datasets(targets, policy, at_once=at_once, progress=shown(progress))
+
+
+def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:
+    """Return the dataset in a folder by the name "", or each split by its own; all are finished."""
+    folders = splits_of(path) or {"": path}
+    found = {split: (folder, read_manifest(folder)) for split, folder in folders.items()}
+    for folder, manifest in found.values():
+        if manifest.archive:
+            raise UsageError(
+                f"has its images in an archive, beside {MANIFEST_NAME}: copy the archive, and prep index makes "
+                "the same dataset of it",
+                path=folder,
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Receipts:
+    """The receipts in the work folder of a conversion, one for each file, bound to its SHA-256."""
+
+    work_folder: Path
+
+    def of(self, file: FileEntry) -> StoredFile | None:
+        """Return what the store said of that file; None if it is not proven to be there."""
+        try:
+            found = parse_canonical_json(self._path(file).read_bytes())
+            stored = StoredFile(**found["stored"])
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None
+        return stored if found.get("sha256") == file.sha256 and stored.size == file.size else None
+
+    def write(self, file: FileEntry, stored: StoredFile, run: Path) -> None:
+        """Store a receipt, durably; ``run`` is the folder of unfinished files."""
+        content = {"sha256": file.sha256, "stored": asdict(stored)}
+        publish_bytes(self._path(file), canonical_json(content), run)
+
+    def _path(self, file: FileEntry) -> Path:
+        return self.work_folder / f"{file.name}.stored"
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """A folder in a store, and the claim of the work that fills it."""
+
+    remote: WritableFolder
+    claim: Claim
+
+    async def published(self) -> Manifest | None:
+        """Return the manifest that is there, None without one. Raises ManifestDamaged, UnknownVersion."""
+        data = await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
+        if data is None:
+            return None
+        try:
+            return Manifest.parse(data)
+        except ManifestDamaged as error:
+            error.path, error.shard = self.remote.place.url, MANIFEST_NAME
+            raise
+
+    async def begin(self, names: Collection[str]) -> None:
+        """Claim the place. ``names`` are those of files that may lie there already.
+
+        Raises PlanMismatch for a place where another dataset is uploaded, UsageError for one with other
+        files, RemoteFailed.
+        """
+        if not await self.claim.is_held():
+            others = (await self.remote.files()).keys() - {*names, MANIFEST_NAME, PROVENANCE_NAME}
+            if others:
+                raise UsageError(
+                    f"is not empty: {min(others)} is no file of this dataset; choose another place",
+                    path=self.remote.place.url,
+                )
+        await self.claim.take()
+        if await self.published() is not None:  # another process has finished since: the caller looks again
+            await self.claim.drop()
+
+    async def _check(self, proven: Mapping[str, StoredFile]) -> None:
+        """Raise RemoteDamaged unless all that was proven is still there; PlanMismatch without the claim."""
+        await self.claim.check()
+        files = await self.remote.files()
+        for name, stored in proven.items():
+            if files.get(name) != stored and await self.remote.about(name) != stored:
+                raise RemoteDamaged(
+                    "was changed or removed after it was uploaded; try again",
+                    path=self.remote.place.url,
+                    shard=name,
+                )
+
+    async def finish(self, data: bytes, proven: Mapping[str, StoredFile]) -> None:
+        """Publish the manifest if there is none and all files are as they were ``proven``; drop the claim.
+
+        Raises PlanMismatch for another manifest or claim, RemoteDamaged for a changed file, RemoteFailed.
+        """
+        try:
+            await self._check(proven)
+        except PlanMismatch:
+            if await self._manifest_bytes() == data:  # the same work ended in another process
+                return
+            raise
+        if not await created(self.remote, MANIFEST_NAME, data) and await self._manifest_bytes() != data:
+            raise self.taken()
+        await self.claim.drop()
+
+    async def check_sizes(self, manifest: Manifest) -> None:
+        """Raise RemoteDamaged unless each file of a published dataset is there, with its size."""
+        files = await self.remote.files()
+        for file in manifest.files:
+            if (stored := files.get(file.name)) is None or stored.size != file.size:
+                raise RemoteDamaged(
+                    "is not as the manifest lists it; publish an intact copy there, or remove what is there",
+                    path=self.remote.place.url,
+                    shard=file.name,
+                )
+
+    def taken(self) -> PlanMismatch:
+        """Return the error for a place with another dataset."""
+        return PlanMismatch("holds another dataset; choose another place", path=self.remote.place.url)
+
+    async def _manifest_bytes(self) -> bytes | None:
+        return await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
+
+
+@dataclass
+class Upload:
+    """The copy of the local file ``path`` in a store.
+
+    ``done`` are its bytes that are sent; ``is_kept`` says that it was there before, and ``stored`` what the
+    store says of the file that is proven to be right.
+    """
+
+    remote: WritableFolder
+    entry: FileEntry
+    path: Path
+    done: int = 0
+    is_kept: bool = False
+    is_done: bool = False
+    stored: StoredFile | None = None
+
+    async def run(self) -> None:
+        """Keep the file that is there if it is right; otherwise upload it, anew at most TRIES times.
+
+        It is right if its ETag is the MD5 of the local file, of which the SHA-256 is that in the manifest;
+        where an ETag is no MD5, it is read back, and has the SHA-256. Raises ShardDamaged for a local file
+        that is not the one in the manifest, RemoteDamaged if the stored one is never right, RemoteFailed,
+        OSError.
+        """
+        local = await self._local_fingerprint()
+        self.is_kept = await self._is_right(local)
+        for tried in range(TRIES):
+            if self.stored is not None:
+                break
+            await asyncio.sleep(WAIT_S * tried)
+            self.done = 0
+            await self.remote.write(self.entry.name, self._sent(), self.entry.size)
+            await self._is_right(local)
+        if self.stored is None:
+            raise RemoteDamaged(
+                f"has not the bytes that were sent, each of {TRIES} times; look at what lies between here and "
+                "the store",
+                path=self.remote.place.url,
+                shard=self.entry.name,
+            )
+        self.done, self.is_done = self.entry.size, True
+
+    async def _local_fingerprint(self) -> Fingerprint:
+        found = Fingerprint()
+        async with aclosing(self._parts()) as parts:
+            async for part in parts:
+                await in_thread(found.add, part)
+        if (found.size, found.sha256) != (self.entry.size, self.entry.sha256):
+            raise ShardDamaged("is not the file that was published; prep repair rebuilds it", path=self.path)
+        return found
+
+    async def _parts(self) -> AsyncGenerator[bytes, None]:
+        """Yield the local file, of which a changed length is found by the digest."""
+        size, offset = min(part_bytes(self.entry.size), self.entry.size + 1), 0
+        with published_file(self.path) as descriptor:
+            while part := await in_thread(read_at, descriptor, size, offset):
+                yield part
+                offset += len(part)
+
+    async def _sent(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._parts()) as parts:
+            async for part in parts:
+                yield part
+                self.done += len(part)
+
+    async def _is_right(self, local: Fingerprint) -> bool:
+        """Whether the store has the file; ``stored`` is set if it has."""
+        found = await self.remote.about(self.entry.name)
+        if found is None or found.size != self.entry.size:
+            return False
+        if found.e_tag not in local.e_tags and await self._sha256_there() != self.entry.sha256:
+            return False
+        self.stored = found
+        return True
+
+    async def _sha256_there(self) -> str:
+        """Return the digest of the file that the store sends; empty where it breaks off or is gone."""
+        digest = hashlib.sha256()
+        try:
+            async with aclosing(self.remote.read(self.entry.name)) as chunks:
+                async for chunk in chunks:
+                    await in_thread(digest.update, chunk)
+        except (AnswerBroken, RemoteMissing):
+            return ""
+        return f"sha256:{digest.hexdigest()}"
+
+
+def published_datasets(
+    local: Mapping[Location, tuple[Path, Manifest]],
+    policy: RetryPolicy,
+    *,
+    at_once: int,
+    progress: Progress,
+) -> list[PublishedDataset]:
+    """Publish each dataset at its place, as :func:`~.publish.publish` does."""
+    with LoopThread(threads=at_once) as loop:
+        transfers = TransferRun(loop, at_once, progress)
+        works = [_Publishing(place, policy, *one, transfers) for place, one in local.items()]
+        for work in works:
+            work.begin()
+        return [work.published() for work in works]
+
+
+@dataclass(frozen=True)
+class _Publishing:
+    """The publishing of one dataset in a folder."""
+
+    where: Location
+    policy: RetryPolicy
+    folder: Path
+    manifest: Manifest
+    transfers: TransferRun
+
+    @property
+    def place(self) -> StorePlace:
+        remote = WritableFolder(self.where, self.policy)
+        return StorePlace(remote, Claim(remote, canonical_json({"dataset": self.manifest.root})))
+
+    def begin(self) -> None:
+        """Claim the place, unless the dataset is published there."""
+        place, run = self.place, self.transfers.loop.run
+        if not self._is_published(place):
+            run(place.begin([file.name for file in self.manifest.files]))
+
+    def published(self) -> PublishedDataset:
+        """Upload what is missing, and publish the manifest."""
+        place, run = self.place, self.transfers.loop.run
+        already = self._is_published(place)
+        files = sorted(self.manifest.files, key=lambda file: file in self.manifest.tables)  # these last
+        uploads = [Upload(place.remote, file, self.folder / file.name) for file in files]
+        self.transfers.run("publish", self.manifest, uploads)
+        if already:
+            run(place.claim.drop_leftover())
+        else:
+            proven = {each.entry.name: each.stored for each in uploads if each.stored}
+            run(place.finish(self.manifest.to_bytes(), proven))
+        names = {
+            kept: tuple(each.entry.name for each in uploads if each.is_kept == kept) for kept in (True, False)
+        }
+        return PublishedDataset(self.where.url, self.manifest, names[False], names[True], already)
+
+    def _is_published(self, place: StorePlace) -> bool:
+        """Whether this dataset has its manifest there. Raises PlanMismatch for another one."""
+        found = self.transfers.loop.run(place.published())
+        if found is not None and found.root != self.manifest.root:
+            raise place.taken()
+        return found is not None

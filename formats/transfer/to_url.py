@@ -1,0 +1,289 @@
+"""Conversion of a source to a dataset in object storage, through a scratch folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of
+from shardprep.formats.conversion.finish import SkippedImages, gather, sum_up
+from shardprep.formats.conversion.jobs import run_jobs
+from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
+from shardprep.formats.conversion.prepare import ConvertOptions, Prepared, Request, note_untrained, prepare
+from shardprep.formats.conversion.shard import BuiltShard, ShardJob, committed
+from shardprep.formats.conversion.work_folder import ProgressCounters, WorkFolder, noting_kept
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.json_record import canonical_json, sha256_of
+from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.manifest import WORK_FOLDER_NAME, Manifest
+from shardprep.formats.shards.read import IN_PLACE
+from shardprep.formats.sources.source import Problems, SourceOptions
+from shardprep.formats.storage.store import Location, RetryPolicy, StoredFile
+from shardprep.formats.storage.transfer import TransferRun
+from shardprep.formats.storage.writable import WritableFolder, refuse_server
+from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, Claim, Receipts, StorePlace, Upload
+
+
+@dataclass(frozen=True)
+class ConvertedTo:
+    """One split that was converted into object storage.
+
+    ``url`` is its place; ``manifest``, ``already_complete``, ``skipped``, ``ignored``, ``notes`` and
+    ``has_labels`` are as in :class:`Converted`.
+    """
+
+    url: str
+    manifest: Manifest
+    already_complete: bool
+    skipped: SkippedImages = field(default_factory=SkippedImages)
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    has_labels: bool = True
+
+
+def convert_to_url(
+    source: str | os.PathLike[str],
+    url: str,
+    *,
+    scratch: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+    plan_options: PlanOptions | None = None,
+    options: ConvertOptions | None = None,
+    source_options: SourceOptions | None = None,
+    workers: int | None = None,
+    retries: int = RETRIES,
+    timeout_s: float = TIMEOUT_S,
+    progress: Progress | None = None,
+) -> list[ConvertedTo]:
+    """Convert a source to shards in object storage. After a kill at any point, the same call finishes it.
+
+    The result has the bytes, and the root, of a local conversion. Each shard is built in ``scratch``,
+    uploaded, proven to be in the store as :func:`~.publish.publish` does, and removed here: ``scratch`` has
+    room for one shard more than there are workers, and for the tables. The tables and, only if there is none,
+    the manifest come last. Of two different conversions to one place, one gets an error.
+
+    ``source`` is as in :func:`~.convert.convert`. ``url`` is the place of the dataset if ``split`` is given;
+    otherwise every split found is converted into ``url/<split>``. It is ``s3://``, ``gs://``, ``az://`` or
+    ``file://``. ``scratch`` is a folder here that keeps the state of the work until it ends, so the
+    call that goes on is given the same; None is one in the user's folder of caches, named by the URL.
+    ``plan_options``, ``options``, ``source_options``, ``workers`` and ``progress`` are those of
+    :func:`~.convert.convert`, ``retries`` and ``timeout_s`` those of :func:`~.publish.publish`.
+
+    Raises what these two raise. Needs obstore.
+    """
+    progress, place = shown(progress), Location.parse(url)
+    folder = default_scratch(place) if scratch is None else scratch
+    request = replace(
+        Request.of(source, folder, split, plan_options, options, source_options),
+        kept_shards=1 + max(1, usable_cpus() if workers is None else workers),
+    )
+    if request.plan_options.container == IN_PLACE:
+        raise UsageError(
+            "images that stay in their archive are not uploaded; index them in a folder", path=url
+        )
+    refuse_server(place)
+
+    storing = Storing(request.output, RetryPolicy(retries, timeout_s), request.options, workers, progress)
+    recognised = request.recognised()
+    progress.note(f"source: {recognised.description}")
+    request.check_outputs(recognised)
+    problems = Problems()
+    prepared = prepare(recognised, request, problems)
+    problems.raise_all()
+    note_untrained(prepared, progress)
+    places = {one.output: place if split else place.child(one.planned.split) for one in prepared}
+    with noting_kept(
+        lambda: kept_of(prepared, of_split=len(prepared) > 1), restarted=request.options.restart
+    ):
+        return [storing.converted(one, places[one.output]) for one in prepared]
+
+
+def default_scratch(place: Location) -> Path:
+    """Return the scratch folder of conversions to a place: in the user's folder of caches."""
+    caches = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return caches / "shardprep" / "scratch" / hashlib.sha256(place.url.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class StoredShardJob:
+    """A shard's ``job``, and the ``place`` that its files are brought to. Picklable.
+
+    A file is removed here when it is proven there, after a receipt of that. A shard of which the rows and the
+    receipts are here, and the files as these say there, is neither built nor uploaded again.
+    """
+
+    job: ShardJob
+    place: Location
+    policy: RetryPolicy
+
+    @property
+    def output(self) -> Path:
+        return self.job.output
+
+    @property
+    def shard(self) -> PlannedShard:
+        return self.job.shard
+
+    @property
+    def decodes(self) -> bool:
+        return self.job.decodes
+
+    def key_at(self, place: int) -> str:
+        """Return the key of the entry at that place, or of the last one."""
+        return self.job.key_at(place)
+
+    def decode(self, place: int) -> None:
+        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
+        self.job.decode(place)
+
+    def crashed(self, place: int, signal: str) -> StoredShardJob:
+        """Return the job with an image that crashes the decoder by that signal."""
+        return replace(self, job=self.job.crashed(place, signal))
+
+    def build(self) -> BuiltShard:
+        """Build the shard if its files are not there, and bring them there. Safe to kill and repeat.
+
+        Raises what :meth:`.ShardJob.build` and :meth:`.Upload.run` raise.
+        """
+        with LoopThread(threads=1) as loop:
+            remote = WritableFolder(self.place, self.policy)
+            commit = committed(self.job)
+            missing = (
+                [file for file in commit.files if not loop.run(self._is_stored(remote, file))]
+                if commit
+                else []
+            )
+            if commit is None or not all(file.is_in(self.output) for file in missing):
+                commit = self.job.build()
+                missing = [file for file in commit.files if not loop.run(self._is_stored(remote, file))]
+            for file in missing:
+                upload = Upload(remote, file, self.output / file.name)
+                loop.run(upload.run())
+                if upload.stored:
+                    self._receipts.write(file, upload.stored, self.job.run)
+        for file in commit.files:
+            with suppress(FileNotFoundError):
+                (self.output / file.name).unlink()
+        return commit
+
+    @property
+    def _receipts(self) -> Receipts:
+        return Receipts(self.job.work_folder)
+
+    async def _is_stored(self, remote: WritableFolder, file: FileEntry) -> bool:
+        receipt = self._receipts.of(file)
+        return receipt is not None and await remote.about(file.name) == receipt
+
+
+TABLES_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Storing:
+    """What is the same for every split. ``scratch`` has the folders in which splits are built, or is one."""
+
+    scratch: Path
+    policy: RetryPolicy
+    options: ConvertOptions
+    workers: int | None
+    progress: Progress
+
+    def converted(self, prepared: Prepared, where: Location) -> ConvertedTo:
+        """Convert a split, unless it is there already."""
+        remote = WritableFolder(where, self.policy)
+        claim = Claim(remote, canonical_json({"plan": sha256_of(prepared.guard())}))
+        with LoopThread(threads=TABLES_AT_ONCE) as loop:
+            work = _StoredSplit(self, prepared, StorePlace(remote, claim), loop)
+            return work.converted()
+
+
+@dataclass(frozen=True)
+class _StoredSplit:
+    """One split, and the place for it."""
+
+    storing: Storing
+    prepared: Prepared
+    place: StorePlace
+    loop: LoopThread
+
+    @property
+    def _url(self) -> str:
+        return self.place.remote.place.url
+
+    def converted(self) -> ConvertedTo:
+        if (found := self.loop.run(self.place.published())) is not None:
+            return self._already_there(found)
+        with WorkFolder(self.prepared.output) as work_folder:
+            if self.storing.options.restart:
+                work_folder.discard()
+            work_folder.claim(self.prepared.guard())
+            self.loop.run(self.place.begin(()))
+            if (found := self.loop.run(self.place.published())) is None:
+                return self._converted(work_folder)
+        return self._already_there(found)
+
+    def _converted(self, work_folder: WorkFolder) -> ConvertedTo:
+        prepared, progress = self.prepared, self.storing.progress
+        built = build_shards(prepared, work_folder, self._run, progress)
+        manifest = gather(work_folder, prepared.planned, prepared.listing, built, prepared.boxes)
+        proven = self._stored(work_folder, built) | self._with_tables(manifest, built)
+        self.loop.run(self.place.finish(manifest.to_bytes(), proven))
+        work_folder.discard()
+        work_folder.remove()
+        self._remove_scratch()
+        images = [image for shard in built for image in shard.skipped]
+        skipped = sum_up(images, prepared.planned.entries, prepared.listing.labels)
+        return self._done(manifest, notes_of(prepared, built), already_complete=False, skipped=skipped)
+
+    def _run(self, jobs: Iterable[ShardJob], counters: ProgressCounters) -> list[BuiltShard]:
+        where, policy = self.place.remote.place, self.storing.policy
+        stored = (StoredShardJob(job, where, policy) for job in jobs)
+        return run_jobs(stored, counters, workers=self.storing.workers, progress=self.storing.progress)
+
+    def _stored(self, work_folder: WorkFolder, built: Sequence[BuiltShard]) -> dict[str, StoredFile]:
+        receipts = Receipts(work_folder.folder)
+        files = [file for shard in built for file in shard.files]
+        return {file.name: stored for file in files if (stored := receipts.of(file))}
+
+    def _with_tables(self, manifest: Manifest, built: Sequence[BuiltShard]) -> dict[str, StoredFile]:
+        """Upload what is no shard's; return what the store says of it."""
+        sharded = {file.name for shard in built for file in shard.files}
+        remote, folder = self.place.remote, self.prepared.output
+        uploads = [
+            Upload(remote, each, folder / each.name) for each in manifest.files if each.name not in sharded
+        ]
+        TransferRun(self.loop, TABLES_AT_ONCE, self.storing.progress).run("publish", manifest, uploads)
+        return {each.entry.name: each.stored for each in uploads if each.stored}
+
+    def _already_there(self, manifest: Manifest) -> ConvertedTo:
+        """Return the finished dataset. Raises PlanMismatch for another plan, RemoteDamaged."""
+        self.prepared.refuse_other(manifest, self._url)
+        self.storing.progress.note(f"{self._url} is complete already")
+        self.loop.run(self.place.check_sizes(manifest))
+        self.loop.run(self.place.claim.drop_leftover())
+        if (self.prepared.output / WORK_FOLDER_NAME).exists():
+            with WorkFolder(self.prepared.output) as work_folder:
+                work_folder.discard()
+                work_folder.remove()
+        self._remove_scratch()
+        notes = self.prepared.listing.notes
+        return self._done(manifest, notes, already_complete=True, skipped=SkippedImages())
+
+    def _done(
+        self, manifest: Manifest, notes: tuple[str, ...], *, already_complete: bool, skipped: SkippedImages
+    ) -> ConvertedTo:
+        ignored, has_labels = self.prepared.listing.ignored, self.prepared.planned.has_labels
+        return ConvertedTo(self._url, manifest, already_complete, skipped, ignored, notes, has_labels)
+
+    def _remove_scratch(self) -> None:
+        with suppress(OSError):  # it is not empty, or never was
+            for folder in dict.fromkeys((self.prepared.output, self.storing.scratch)):
+                folder.rmdir()

@@ -1,0 +1,1 @@
+"""Verification: that a dataset is complete and intact, at four levels."""

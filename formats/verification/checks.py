@@ -1,0 +1,405 @@
+"""The checks of one file of a dataset: every record of a shard, every value of a column, and the claims.
+
+They run in a process of their own, since a damaged file may crash a library.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import BadImage, CorruptRecord, ManifestDamaged, OperationError, ShardDamaged
+from shardprep.formats.images.crop_ready import marked
+from shardprep.formats.images.decode import check_decodes
+from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.info import NO_IMAGE, ImageFlag
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.labels import OFFICIAL_IMAGES, UNLABELLED
+from shardprep.formats.records.record import (
+    MAX_SEED,
+    ORDERS,
+    content_digest,
+    is_class_sorted,
+    permutation,
+    record_crc,
+)
+from shardprep.formats.records.schema import Field
+from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
+from shardprep.formats.runtime.json_record import has_exactly, parse_canonical_json
+from shardprep.formats.shards.columns import column_row
+from shardprep.formats.shards.container import ShardReader, Stored
+from shardprep.formats.shards.files import Rows, ShardFile, read_small, table_header
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, changed_in, hash_region
+from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest
+from shardprep.formats.shards.read import IN_PLACE, container
+from shardprep.formats.shards.tables import index_row, kinds_in
+
+NO_MEMORY = "there is not enough memory for this; work with fewer workers"
+
+
+@dataclass
+class Checked:
+    """The findings: ``problems`` as (key or None, message), ``notes`` of the decoder, and content digests.
+
+    ``unread`` are the system's errors at which the check ended. ``changed`` says that the region of the
+    archive is not what was indexed; empty if it is.
+    """
+
+    problems: list[tuple[str | None, str]] = field(default_factory=list)
+    notes: list[tuple[str | None, str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    digests: bytes = b""
+    changed: str = ""
+
+    @property
+    def found_nothing(self) -> bool:
+        """Whether all was read, and nothing is wrong or remarkable."""
+        return not (self.problems or self.notes or self.unread or self.changed)
+
+    def add(self, other: Checked) -> None:
+        """Add the findings of another check of the same file."""
+        self.problems += other.problems
+        self.notes += other.notes
+        self.unread += other.unread
+
+
+@dataclass(frozen=True, eq=False)
+class Check(ABC):
+    """What to check of a file at ``path``, of so many ``records`` and this ``sha256``. Picklable.
+
+    A damaged container may crash the library that opens it, and a damaged image the decoder: the methods are
+    called in separate processes. With ``decode`` the values are decoded, too.
+    """
+
+    path: Path
+    records: int
+    sha256: str
+    decode: bool
+
+    @abstractmethod
+    def found(self) -> Checked:
+        """Return the findings of the whole check."""
+
+    @abstractmethod
+    def decoded(self, ordinals: range) -> Checked:
+        """Decode the intact records at these ordinals, and check nothing else."""
+
+    @abstractmethod
+    def key_of(self, ordinal: int) -> str:
+        """Return the key of a record. Raises ShardDamaged."""
+
+
+@contextmanager
+def hashed_file(check: Check, found: Checked) -> Iterator[Path]:
+    """Hash the file, and yield a path to the same file, whatever its name becomes.
+
+    An error in the context ends it, and is added to ``found``; earlier findings stay.
+    """
+    descriptor = os.open(check.path, OPEN_FLAGS | os.O_NOFOLLOW)
+    try:
+        if hash_descriptor(descriptor) != check.sha256:
+            found.problems.append((None, "its SHA-256 is not the manifest's"))
+        same = Path(f"/proc/self/fd/{descriptor}")
+        yield same if same.exists() else check.path
+    except ShardDamaged as error:
+        found.problems.append((None, error.message))
+    except OperationError as error:
+        found.unread.append(error.message)
+    except OSError as error:
+        found.unread.append(error.strerror or str(error))
+    except MemoryError:
+        found.unread.append(NO_MEMORY)
+    finally:
+        os.close(descriptor)
+
+
+def check_decoding(key: bytes, image: bytes, found: Checked) -> None:
+    """Decode a record's image. A crash of the decoder ends the process."""
+    with tempfile.TemporaryFile() as said:
+        try:
+            with stderr_in(said):
+                check_decodes(image)
+        except BadImage as error:
+            found.problems.append((_text(key), error.message))
+            return
+        said.seek(0)
+        first = _text(said.read(4096)).split("\n")[0].strip()
+    if first:
+        found.notes.append((_text(key), f"the decoder says: {first}"))
+
+
+@contextmanager
+def stderr_in(file: IO[bytes]) -> Iterator[None]:
+    """Put into a file what a C library writes to descriptor 2, in a process that does nothing else."""
+    before = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def _text(key: bytes) -> str:
+    """Return a key as text, whatever its bytes are."""
+    return key.decode("utf-8", "replace")
+
+
+ROWS_BYTES = 1 << 20  # of a table, read at a time
+
+Value = tuple[bytes, bytes]
+"""A record's key, and its value in the column, encoded."""
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnCheck(Check):
+    """What to check of a file of the column ``field``; ``keys`` are its records', None if unknown."""
+
+    field: Field
+    keys: npt.NDArray[np.bytes_] | None
+
+    @abstractmethod
+    def _values(self, path: Path, found: Checked, ordinals: range) -> Iterator[Value]:
+        """Yield the intact values at these ordinals; what is wrong with the others is added to ``found``."""
+
+    def found(self) -> Checked:
+        found, digests = Checked(), []
+        with hashed_file(self, found) as path:
+            for key, value in self._values(path, found, range(self.records)):
+                digests.append(content_digest(key, UNLABELLED, value))
+                if self.decode:
+                    self._decode(key, value, found)
+        found.digests = b"".join(digests)
+        return found
+
+    def decoded(self, ordinals: range) -> Checked:
+        found = Checked()
+        with suppress(ShardDamaged):
+            for key, value in self._values(self.path, Checked(), ordinals):
+                self._decode(key, value, found)
+        return found
+
+    def _decode(self, key: bytes, value: bytes, found: Checked) -> None:
+        if self.field.kind == "image":
+            check_decoding(key, value, found)
+            return
+        try:
+            self.field.codec.decode(value)
+        except BadValue as error:
+            found.problems.append((_text(key), error.message))
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnShardCheck(ColumnCheck):
+    """What to check of a column's shard; ``rows`` are its rows of the table, None if that is damaged."""
+
+    container: str
+    rows: Rows | None
+
+    def key_of(self, ordinal: int) -> str:
+        with container(self.container).read(self.path) as reader:
+            return _text(reader.stored(ordinal).key)
+
+    def _values(self, path: Path, found: Checked, ordinals: range) -> Iterator[Value]:
+        with container(self.container).read(path) as reader:
+            if len(reader) != self.records:
+                found.problems.append((None, f"has {len(reader)} records, not {self.records}"))
+            stop = ordinals.stop if self.keys is not None else min(ordinals.stop, len(reader))
+            for ordinal in range(ordinals.start, stop):
+                wanted = None if self.keys is None else self.keys[ordinal]
+                named = None if wanted is None else _text(wanted)
+                try:
+                    stored = reader.checked(ordinal)
+                except (CorruptRecord, ShardDamaged) as error:
+                    found.problems.append((named or error.key, error.message))
+                    continue
+                row = None if self.rows is None else self.rows[ordinal].item()
+                if (
+                    wanted in (None, stored.key)
+                    and stored.label == UNLABELLED
+                    and row in (None, (len(stored.image), stored.crc32c))
+                ):
+                    yield stored.key, stored.image
+                else:
+                    problem = f"value {ordinal} differs from the table: its key is {_text(stored.key)}"
+                    found.problems.append((named, problem))
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnTableCheck(ColumnCheck):
+    """What to check of a column's table of values of one size; without keys no checksum can be."""
+
+    def key_of(self, ordinal: int) -> str:
+        return "" if self.keys is None else _text(self.keys[ordinal])
+
+    def _values(self, path: Path, found: Checked, ordinals: range) -> Iterator[Value]:
+        if self.keys is None:
+            return
+        rows = self._rows(path, ordinals)
+        for ordinal, row in zip(ordinals, rows, strict=False):
+            key, value = self.keys[ordinal], row[:-4]
+            if record_crc(key, UNLABELLED, value) == int.from_bytes(row[-4:], "little"):
+                yield key, value
+            else:
+                found.problems.append((self.key_of(ordinal), f"row {ordinal} does not match its CRC-32C"))
+
+    def _rows(self, path: Path, ordinals: range) -> Iterator[bytes]:
+        """Yield the bytes of each row. Raises ShardDamaged if the file ends before the last."""
+        row = column_row(self.field)
+        start, size = len(table_header(row, self.records)), row.itemsize
+        file, left = ShardFile(path), iter(ordinals)
+        try:
+            while some := list(islice(left, max(1, ROWS_BYTES // size))):
+                data = file.read_at(len(some) * size, start + some[0] * size)
+                if len(data) < len(some) * size:
+                    raise ShardDamaged("ends before its last row", path=self.path)
+                yield from (data[at : at + size] for at in range(0, len(data), size))
+        finally:
+            file.close()
+
+
+@dataclass(frozen=True, eq=False)
+class ShardCheck(Check):
+    """What to check of a shard; ``rows`` are its rows of the index, None if that is damaged.
+
+    ``region`` is where the images are in the archive, None where the shard has them.
+    """
+
+    number: int
+    container: str
+    rows: Rows | None
+    has_images: bool = True
+    region: Region | None = None
+
+    def found(self) -> Checked:
+        """Hash the file, then read it through the same descriptor, so that both read the same file."""
+        found = Checked()
+        with hashed_file(self, found) as path:
+            archive = self.path.with_name(ARCHIVE_NAME)
+            if self.region and hash_region(archive, self.region) != self.region.sha256:
+                found.changed = changed_in(archive, self.region)
+            named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
+            with container(self.container).read(named) as reader:
+                self._check_records(reader, found)
+        return found
+
+    def decoded(self, ordinals: range) -> Checked:
+        found = Checked()
+        with container(self.container).read(self.path) as reader:
+            for ordinal in ordinals:
+                with suppress(CorruptRecord, ShardDamaged):
+                    stored = reader.checked(ordinal)
+                    check_decoding(stored.key, stored.image, found)
+        return found
+
+    def key_of(self, ordinal: int) -> str:
+        with container(self.container).read(self.path) as reader:
+            return _text(reader.stored(ordinal).key)
+
+    def _check_records(self, reader: ShardReader, found: Checked) -> None:
+        if len(reader) != self.records:
+            found.problems.append((None, f"has {len(reader)} records, not {self.records}"))
+        digests = []
+        # the manifest's number if the index names each record; else no more than the shard has
+        for ordinal in range(self.records if self.rows is not None else min(self.records, len(reader))):
+            row = None if self.rows is None else self.rows[ordinal]
+            try:
+                stored = reader.checked(ordinal)
+            except (CorruptRecord, ShardDamaged) as error:
+                key = error.key if row is None else _text(row["key"]) or error.key
+                found.problems.append((key, error.message))
+                continue
+            if row is not None:
+                self._compare(stored, row, ordinal, found)
+            digests.append(content_digest(stored.key, stored.label, stored.image))
+            if self.decode and self.has_images:
+                check_decoding(stored.key, stored.image, found)
+        found.digests = b"".join(digests)
+
+    def _compare(self, stored: Stored, row: np.void, ordinal: int, found: Checked) -> None:
+        image, key = stored.image, _text(row["key"])
+        try:
+            info = marked(image, read_image_header(image)) if self.has_images else NO_IMAGE
+            expected = index_row(stored, info, self.number, ordinal)
+        except BadImage as error:
+            found.problems.append((key, error.message))
+            return
+        if row["flags"] & ~info.flags & ImageFlag.CROP_READY:
+            found.problems.append(
+                (key, f"record {ordinal} has a table of segments that is not that of its bytes")
+            )
+        elif row.item() != expected:
+            problem = f"record {ordinal} differs from the index: its key is {_text(stored.key)}"
+            found.problems.append((key, problem))
+
+
+MAX_QUARANTINE_BYTES = 64 << 20
+
+
+def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
+    """Yield what the manifest says and the index does not.
+
+    That is of unique keys, the plan's order, ``kinds``, ``crop_ready``, ``class_sorted`` and ``partial``. If
+    images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked for
+    the official classes only.
+    """
+    if not _order_ok(manifest, index):
+        yield f"its order is not the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"
+    keys = np.sort(index["key"])
+    if (keys[:-1] == keys[1:]).any():
+        yield "two records have the same key"
+    if (kinds := kinds_in(index["flags"])) != manifest.kinds:
+        yield f"its kinds are {', '.join(manifest.kinds) or 'none'}, and the records' {', '.join(kinds) or 'none'}"
+    if (ready := int(np.count_nonzero(index["flags"] & ImageFlag.CROP_READY))) != manifest.crop_ready:
+        yield f"{manifest.crop_ready} of its images are crop-ready, and {ready} of the records"
+    is_sorted = is_class_sorted(index["label"])
+    if is_sorted != manifest.class_sorted and not manifest.skipped:
+        yield f"its class_sorted is {manifest.class_sorted}, and the records' order is {is_sorted}"
+    wanted = OFFICIAL_IMAGES.get(manifest.split) if manifest.labels.is_official else None
+    is_partial = manifest.records + manifest.skipped != wanted
+    if wanted is not None and is_partial != manifest.partial:
+        yield f"its partial is {manifest.partial}, with {manifest.records + manifest.skipped} images of {wanted}"
+
+
+def check_quarantine(dataset: Path, manifest: Manifest) -> None:
+    """Check the number of skipped images against the quarantine list. Raises ManifestDamaged, OSError."""
+    entry, path = manifest.table(QUARANTINE_NAME), dataset / QUARANTINE_NAME
+    listed = len(quarantined(dataset)) if entry else 0
+    if not manifest.skipped == listed == (entry.records if entry else 0):
+        raise ManifestDamaged(f"lists {listed} images, and {manifest.skipped} were skipped", path=path)
+
+
+def quarantined(dataset: Path) -> list[dict[str, str]]:
+    """Return the quarantine list: key, where and reason of each image. Raises ManifestDamaged, OSError."""
+    path = dataset / QUARANTINE_NAME
+    try:
+        listed = parse_canonical_json(read_small(path, MAX_QUARANTINE_BYTES))
+    except ValueError as error:
+        raise ManifestDamaged(str(error), path=path) from error
+    kinds: dict[str, type] = {"key": str, "where": str, "reason": str}
+    if not isinstance(listed, list) or not all(has_exactly(each, kinds) for each in listed):
+        raise ManifestDamaged("is not a list of images with key, where and reason", path=path)
+    return listed
+
+
+def _order_ok(manifest: Manifest, index: Rows) -> bool:
+    order, seed, keys = manifest.plan["order"], manifest.plan["seed"], index["key"]
+    if manifest.skipped or order not in ORDERS:  # a later release may have more orders
+        return True
+    if order == "shuffled":
+        if not 0 <= seed <= MAX_SEED:
+            return False
+        by_key = np.empty_like(keys)
+        by_key[permutation(len(keys), seed)] = keys
+        keys = by_key
+    return bool((keys[:-1] <= keys[1:]).all())

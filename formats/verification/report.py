@@ -1,0 +1,122 @@
+"""The report of a verification: its findings."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.errors import DataError, OperationError, printable
+from shardprep.formats.shards.columns import unlisted_columns
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong that a verification found.
+
+    ``file`` is the file's name in the dataset, ``problem`` what is wrong, and ``key`` the record's key, None
+    if no record is concerned. The attributes may hold any text from a file; ``str`` is printable.
+    """
+
+    file: str
+    problem: str
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return ": ".join(printable(part) for part in (self.file, self.key, self.problem) if part)
+
+
+@dataclass
+class Report:
+    """The result of a verification.
+
+    ``dataset`` is the folder, ``url`` that of a dataset which was read through a cache, and ``location`` the
+    one of them that the dataset was given by. ``level`` is the level checked, and ``manifest`` the
+    :class:`Manifest`, None if it is damaged. ``findings`` are damage, ``unchecked`` is what could not be
+    read, and ``notes`` are remarks that are no damage, such as messages of the decoder. ``rebuilt`` are the
+    names of the files that a repair replaced before, and empty for a verification alone.
+    """
+
+    dataset: Path
+    level: str
+    manifest: Manifest | None = None
+    findings: list[Finding] = field(default_factory=list)
+    unchecked: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    rebuilt: tuple[str, ...] = ()
+    url: str | None = None
+
+    @property
+    def location(self) -> str:
+        """The dataset's URL, or the path of its folder."""
+        return self.url or os.fspath(self.dataset)
+
+    def __repr__(self) -> str:
+        found = (
+            f"{len(self.findings):,} findings, {len(self.unchecked):,} unchecked, {len(self.notes):,} notes"
+        )
+        return f"<Report on {self.location!r} ({self.level}): {found}>"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code: 0 intact, 1 damaged or incomplete, 3 not all could be checked."""
+        return 1 if self.findings else 3 if self.unchecked else 0
+
+    def raise_for_findings(self) -> None:
+        """Raise DataError or OperationError unless the dataset is intact."""
+        if self.findings:
+            more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
+            mends = "" if self.findings[0].file == ARCHIVE_NAME else "; prep repair rebuilds it"
+            raise DataError(f"{self.findings[0]}{more}{mends}", path=self.location)
+        if self.unchecked:
+            raise OperationError(f"could not check {self.unchecked[0]}", path=self.location)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        lists = {"findings": self.findings, "unchecked": self.unchecked, "notes": self.notes}
+        return {
+            "dataset": self.location,
+            "level": self.level,
+            "ok": self.exit_code == 0,
+            "root": self.manifest.root if self.manifest else None,
+            "content_root": self.manifest.content_root if self.manifest else None,
+            "records": self.manifest.records if self.manifest else None,
+            **{
+                name: [{"file": f.file, "key": f.key, "problem": f.problem} for f in found]
+                for name, found in lists.items()
+            },
+        }
+
+
+def unlisted(dataset: Path, manifest: Manifest) -> list[Finding]:
+    """Return findings for the files in the folder that do not belong to the dataset."""
+    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
+    known |= {path.name for path in unfinished(dataset, manifest)}  # these are noted
+    if manifest.archive:
+        known.add(ARCHIVE_NAME)
+    if stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
+        known.add(WORK_FOLDER_NAME)  # of a conversion killed after its manifest was published
+    return [
+        Finding(name, "does not belong to the dataset")
+        for name in sorted(path.name for path in dataset.iterdir())
+        if name not in known
+    ]
+
+
+def unfinished(dataset: Path, manifest: Manifest) -> list[Path]:
+    """Return the files of columns that do not belong to the dataset, while work on it is not finished."""
+    if not stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
+        return []
+    return unlisted_columns(dataset, {file.name for file in manifest.files})
+
+
+def _mode(path: Path) -> int:
+    """Return a path's type and mode, without following links; 0 if it does not exist."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0

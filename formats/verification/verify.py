@@ -1,0 +1,170 @@
+"""Verification of a dataset, in a folder, or at a URL through a cache."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardprep.formats.errors import ShardprepError, UsageError
+from shardprep.formats.runtime.loop_thread import LoopThread, run_all
+from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.storage.cache import FileCache
+from shardprep.formats.storage.cache_folder import hex_of
+from shardprep.formats.storage.cached_dataset import folder_of, publish_folder, remote_dataset
+from shardprep.formats.storage.downloads import AT_ONCE
+from shardprep.formats.storage.open import cache_for, limit_bytes, refuse_cache, url_of
+from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
+from shardprep.formats.verification.levels import check_level, verify_files, verify_folder
+from shardprep.formats.verification.report import Finding, Report
+from shardprep.formats.verification.running import MISSING, DatasetFiles, wrong_size
+
+
+def verify(
+    dataset: str | os.PathLike[str],
+    *,
+    level: str = "full",
+    workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> Report:
+    """Check a dataset, and return every finding. Never changes the dataset, and does not crash on damage.
+
+    ``dataset`` is its folder, or its URL. ``workers`` is the number of parallel reads; None or 0 is one per
+    usable CPU. An ``executor`` of :mod:`concurrent.futures`, of this machine or of many, reads the shards of
+    a folder instead, and is left open: at most ``workers`` at a time, None or 0 is 256. The report is that of
+    this machine alone. ``progress`` receives the progress; None shows a bar in a notebook. Each ``level``
+    includes the one before:
+
+    ``quick``: the manifest matches its ``root``; its files exist with their sizes, and there are no others.
+
+    ``full``: every SHA-256 matches. The index and the table of boxes fit the manifest: rows, shards, lengths
+    (``image_bytes``), labels, boxes' records. So do the columns' tables. So the dataset can be opened.
+
+    ``records``: every record matches its checksum and its row of the index, every value of a column its
+    checksum, its record's key and its row of the table, and all match ``content_root``.
+    Keys are unique; the order is the plan's; ``skipped`` and ``class_sorted`` are true, and so is ``partial``
+    for the official classes (for others it depends on the source). If images were skipped, the plan's order
+    and ``class_sorted`` cannot be checked. Each shard is read in a separate process.
+
+    ``decode``: every image decodes, and every value of a column is one of its kind.
+
+    The files at a URL pass through the cache in the folder ``cache``, of at most ``cache_limit`` bytes (a
+    number, or a size as "200GiB"; None for what the disk has), which can be less than the dataset has. A
+    damaged copy in the cache is replaced. Files that do not belong to the dataset are not looked for at a
+    URL.
+
+    No level compares with the source: ``source``, ``writer``, the classes' words and the boxes' coordinates
+    are only protected by a pinned ``root``. Raises UnknownVersion, UsageError, OSError if the manifest cannot
+    be read, and OperationError if the system allows no further thread; with an ``executor`` ExecutorFailed,
+    and OtherMachine, which names a machine that sees another dataset, or none.
+    """
+    url = url_of(dataset)
+    if url is None:
+        refuse_cache(dataset, cache, cache_limit)
+        return verify_folder(dataset, level=level, workers=workers, executor=executor, progress=progress)
+    place = Location.parse(url)
+    if executor is not None:
+        raise UsageError(
+            "is a URL, and an executor checks what lies in a folder; leave the executor out", path=place.url
+        )
+    check_level(level)
+    folder = cache_for(place, cache)
+
+    return verify_cached(place, folder, limit_bytes(cache_limit), level, workers=workers, progress=progress)
+
+
+def verify_cached(
+    place: Location,
+    cache: str | os.PathLike[str],
+    limit: int | None,
+    level: str,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    policy: RetryPolicy = PATIENT,
+) -> Report:
+    """Check the dataset at a place through a cache, as :func:`~shardprep.formats.verify` does."""
+    with FileCache(cache, limit, place, policy=policy) as files:
+        return verify_files(CachedFiles(files, policy), level, workers, None, progress)
+
+
+class CachedFiles(DatasetFiles):
+    """The files of a dataset that come into a cache when they are read. Not picklable."""
+
+    def __init__(self, cache: FileCache, policy: RetryPolicy) -> None:
+        super().__init__(cache.folder.datasets)
+        self.url = cache.place.url
+        self._cache, self._policy = cache, policy
+        self._looks: dict[str, _Look] = {}
+        self._room_bytes = self._bytes_at_hand = 0
+        self._let_go = threading.Condition()
+
+    def manifest(self) -> Manifest:
+        found = remote_dataset(self._cache.place, self._policy)
+        publish_folder(self._cache.folder, found.manifest, found.data)
+        self.folder = folder_of(self._cache.folder, found.manifest.root)
+        return found.manifest
+
+    def look(self, entries: Sequence[FileEntry], level: str) -> None:
+        if level != "quick":  # then the files come, which shows more
+            self._cache.check_fits(entries)
+            self._room_bytes = self._cache.room_bytes
+            return
+        remote = RemoteFolder(self._cache.place, self._policy)
+        self._looks = {entry.name: _Look(remote, entry) for entry in entries}
+        with LoopThread(threads=1) as loop:
+            loop.run(run_all([*self._looks.values()], AT_ONCE))
+
+    def issue(self, entry: FileEntry) -> str:
+        if (look := self._looks.get(entry.name)) is None:
+            return ""
+        if look.failure is not None:
+            raise look.failure
+        return look.issue
+
+    @contextmanager
+    def at_hand(self, entry: FileEntry) -> Iterator[Path]:
+        """Wait for other threads of this process, however long they check what has the room."""
+        with self._let_go:
+            self._let_go.wait_for(
+                lambda: not self._bytes_at_hand or self._bytes_at_hand + entry.size <= self._room_bytes
+            )
+            self._bytes_at_hand += entry.size
+        try:
+            with self._cache.hold_right(entry):
+                yield self._cache.folder.path_of(hex_of(entry))
+        finally:
+            with self._let_go:
+                self._bytes_at_hand -= entry.size
+                self._let_go.notify_all()
+
+    def others(self, manifest: Manifest) -> Iterator[tuple[Finding, bool]]:
+        return iter(())
+
+
+@dataclass
+class _Look:
+    """A look at the size of a remote file."""
+
+    remote: RemoteFolder
+    entry: FileEntry
+    issue: str = ""
+    failure: ShardprepError | None = None
+
+    async def run(self) -> None:
+        """Ask what the store says of the file."""
+        try:
+            found = await self.remote.about(self.entry.name)
+        except ShardprepError as error:
+            self.failure = error
+        else:
+            self.issue = wrong_size(self.entry, found.size) if found else MISSING

@@ -1,0 +1,1 @@
+"""Memory that batches are made in, and records stacked to them."""

@@ -1,0 +1,158 @@
+"""A source of batches, as one pass after the other, and hints on how to feed it to a framework."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from shardprep.formats.errors import UsageError
+
+Source = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+class Passes:
+    """The passes over ``source``: a Loader, another iterable, or a function that returns an iterable.
+
+    An iterator (a generator, for example) has one pass; beginning another raises UsageError instead of
+    silently giving an empty epoch. Not thread-safe.
+    """
+
+    def __init__(self, source: Source) -> None:
+        if isinstance(source, str | bytes | bytearray | Mapping) or not (
+            isinstance(source, Iterable) or callable(source)
+        ):
+            raise UsageError(f"batches come from an iterable, or a function that returns one, not {source!r}")
+        self.source = source
+        self._peeked: tuple[Any, Iterator[Any]] | None = None
+        self._spent = False
+
+    def begin(self) -> Iterator[Any]:
+        """Begin the next pass, with the batch that was peeked at, if any."""
+        if self._peeked is None:
+            return self._fresh()
+        (first, rest), self._peeked = self._peeked, None
+        return _Pass(rest, first)
+
+    def peek(self) -> Any:
+        """Return the next pass's first batch without taking it. Raises UsageError for an empty source."""
+        if self._peeked is None:
+            batches = self._fresh()
+            for first in batches:
+                self._peeked = first, batches
+                break
+            else:
+                raise UsageError(
+                    "the source is empty, so the form of its batches is unknown; give a signature"
+                )
+        return self._peeked[0]
+
+    def _fresh(self) -> Iterator[Any]:
+        if isinstance(self.source, Iterator):
+            if self._spent:
+                raise UsageError(
+                    "an iterator has one pass; give a list, a Loader or a function that returns a new iterator"
+                )
+            self._spent = True
+        return _Pass(iter(self.source if isinstance(self.source, Iterable) else self.source()))
+
+    def __len__(self) -> int:
+        """Number of batches of the next pass. Raises TypeError where it is unknown."""
+        return len(self.source)  # type: ignore[arg-type]
+
+    def state(self) -> Any:
+        """Return the source's state; None for a source without ``state_dict``."""
+        for name in ("state_or_none", "state_dict"):
+            if callable(method := getattr(self.source, name, None)):
+                return method()
+        return None
+
+    def load_state(self, state: Any, **options: Any) -> None:
+        """Make the next pass begin where the state was taken. Raises UsageError if there is none."""
+        load_state_dict = getattr(self.source, "load_state_dict", None)
+        if not callable(load_state_dict):
+            raise UsageError("the source of this input has no state to load; give it a Loader or a Flow")
+        self.close()
+        load_state_dict(state, **options)
+
+    def close(self) -> None:
+        """End a pass that was peeked at and not begun. Idempotent."""
+        if self._peeked is not None:
+            (_, rest), self._peeked = self._peeked, None
+            end(rest)
+
+    @property
+    def batches_never_change(self) -> bool:
+        """Whether the source never changes a batch that it has delivered, so that it need not be copied."""
+        return bool(getattr(self.source, "batches_never_change", False))
+
+    @property
+    def steady_length(self) -> int | None:
+        """Number of batches of every pass; None where it is unknown or differs between passes."""
+        try:
+            length = len(self)
+        except TypeError:
+            return None
+        return length if getattr(self.source, "batches_per_epoch", length) == length else None
+
+
+def end(batches: Iterator[Any]) -> None:
+    """Close a pass that is not finished; generators clean up at once."""
+    close = getattr(batches, "close", None)
+    if callable(close):
+        close()
+
+
+class _Pass(Iterator[Any]):
+    """The batches of one pass: ``first``, then those of an iterator, on which ``iter`` is not called again.
+
+    Some iterators begin again on that call. A batch is not kept once it is delivered: a batch that is held
+    keeps its slot. Closing ends the iterator, also before the first batch, which a generator would not do.
+    """
+
+    def __init__(self, batches: Iterator[Any], *first: Any) -> None:
+        self._batches = batches
+        self._first = list(first)
+
+    def __next__(self) -> Any:
+        if self._first:
+            return self._first.pop()
+        try:
+            return next(self._batches)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._first.clear()
+        end(self._batches)
+
+
+class FrameworkHint:
+    """Base of iterables over batches.
+
+    Where Keras is imported, ``str`` names what ``model.fit`` takes: Keras accepts no other iterables than its
+    own, and its error contains the text of what it was given.
+    """
+
+    for_keras: ClassVar[str] = "shardprep.loaders.frameworks.tf_inputs() of it"
+
+    def __str__(self) -> str:
+        return f"{self!r}; Keras takes {self.for_keras}" if "keras" in sys.modules else repr(self)
+
+    def _refuse_sampler(self) -> None:
+        """Raise UsageError where the caller's caller is a sampler of PyTorch, which picks items by number.
+
+        A DataLoader makes one for whatever is not its own IterableDataset, and asks nothing else before its
+        workers fail.
+        """
+        if (
+            sys._getframe(2)
+            .f_globals.get("__name__", "")
+            .startswith(("torch.utils.data.", "torchdata.stateful"))
+        ):
+            raise UsageError(
+                f"a {type(self).__name__} is iterated, and has workers of its own: write "
+                "DataLoader(to_torch(it), batch_size=None), with to_torch from shardprep.loaders.torch_data, "
+                "or iterate it without a DataLoader"
+            )

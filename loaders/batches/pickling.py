@@ -1,0 +1,254 @@
+"""Picklable values in one piece of memory, and memory for arrays.
+
+Picklable values in one piece of memory, their arrays beside the pickle, each copied once each way. A piece is
+the number of buffers, the pickle's size, each buffer's start and size, as 8 bytes each; then the pickle; then
+the buffers, each at a multiple of 64 bytes. Only for a process and its own children.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGNMENT = 64  # bytes, so that TensorFlow takes an array without a copy; it aborts on a smaller alignment
+CGROUPS = Path("/sys/fs/cgroup")
+MAX_IDLE_PIECES = 8  # pieces of memory that are kept while no array uses them
+MIN_RECYCLED_BYTES = 1 << 20  # malloc keeps smaller pieces itself
+
+
+def aligned(size: int) -> npt.NDArray[np.uint8]:
+    """Return new, uninitialised bytes that start at a multiple of ALIGNMENT."""
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def is_usable(memory: npt.NDArray[np.uint8]) -> bool:
+    """Whether arrays may be views of ``memory``: it is aligned and writable."""
+    return bool(memory.ctypes.data % ALIGNMENT == 0 and memory.flags.writeable)
+
+
+def anonymous_file() -> int:
+    """Return a descriptor of an empty file without a name, freed with its last descriptor and map."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("shardprep")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def available() -> int | None:
+    """Available bytes: the least of MemAvailable and the limits of this process's control groups.
+
+    None where neither is known. A group's limit counts in full, without subtracting its use, because most of
+    that is page cache, which the kernel frees.
+    """
+    return min([*_meminfo("/proc/meminfo"), *_group_limits("/proc/self/cgroup")], default=None)
+
+
+def _meminfo(path: str) -> Iterator[int]:
+    for line in _lines(Path(path)):
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            yield int(rest.split()[0]) << 10
+
+
+def _group_limits(path: str) -> Iterator[int]:
+    for line in _lines(Path(path)):
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            yield from _limits_upwards(CGROUPS, group, "memory.max")
+        elif "memory" in controllers.split(","):
+            yield from _limits_upwards(CGROUPS / "memory", group, "memory.limit_in_bytes")
+
+
+def _limits_upwards(root: Path, group: str, name: str) -> Iterator[int]:
+    inner = root / group.lstrip("/")
+    for folder in (inner, *inner.parents):
+        yield from (int(line) for line in _lines(folder / name) if line.isdecimal())  # not "max"
+        if folder == root:
+            return
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+class Recycled:
+    """Function of a size that returns :func:`aligned` memory, reused if a piece of this size is idle.
+
+    The system gives new memory of a batch's size page by page, which takes as long as filling it. A piece is
+    idle again when it and every view of it are dropped, in any thread. Only one thread may call it.
+    """
+
+    def __init__(self) -> None:
+        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=MAX_IDLE_PIECES)
+
+    def __call__(self, size: int) -> npt.NDArray[np.uint8]:
+        if size < MIN_RECYCLED_BYTES:
+            return aligned(size)
+        owner = self._found(size)
+        lent = np.frombuffer(owner.data, np.uint8)  # views of it keep it, and not its owner
+        weakref.finalize(lent, self._idle.append, owner).atexit = False
+        return lent
+
+    def _found(self, size: int) -> npt.NDArray[np.uint8]:
+        for _ in range(len(self._idle)):
+            memory = self._idle.popleft()
+            if memory.size == size:
+                return memory
+            self._idle.append(memory)
+        return aligned(size)
+
+
+Buffers = list[pickle.PickleBuffer]
+
+INSTALL_CLOUDPICKLE = "pip install 'shardprep[cloudpickle]'"
+
+
+def dumps(value: object) -> bytes:
+    """Pickle a value. Raises whatever its class raises when it cannot be pickled."""
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def dumps_beside(value: object) -> tuple[bytes, Buffers]:
+    """Return a pickle, and the memory of arrays beside it.
+
+    What the main module defines is pickled by value where cloudpickle is installed, because other processes
+    may not have that module. Raises as :func:`dumps` does.
+    """
+    beside: Buffers = []
+    try:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=beside.append)
+    except Exception:
+        if not can_dump_by_value():
+            raise
+    else:
+        if b"__main__" not in data or not can_dump_by_value():
+            return data, beside
+    beside = []
+    return dumps_by_value(value, beside), beside
+
+
+def can_dump_by_value() -> bool:
+    """Whether cloudpickle is installed."""
+    try:
+        # Imported here because it is optional, and takes start-up time.
+        import cloudpickle  # type: ignore[import-untyped]  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def dumps_by_value(value: object, beside: Buffers | None = None) -> bytes:
+    """Return a pickle with the code of lambdas, closures and the main module's names. Needs cloudpickle."""
+    import cloudpickle  # here because it is optional, and takes start-up time
+
+    keep = None if beside is None else beside.append
+    return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep))
+
+
+def dumps_noting_main(value: object) -> tuple[bytes, bool]:
+    """Return a pickle, and whether it refers to names that the main module defines."""
+    file = io.BytesIO()
+    pickler = _MainNoted(file, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dump(value)
+    return file.getvalue(), pickler.noted
+
+
+class _MainNoted(pickle.Pickler):
+    noted = False
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            self.noted = True
+        return NotImplemented
+
+
+def loads(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
+    """Unpickle a value. Never for data of a file or a network: unpickling runs code that the data names."""
+    return pickle.loads(data, buffers=buffers)  # noqa: S301
+
+
+Memory = npt.NDArray[np.uint8]
+
+_HEAD = struct.Struct("<QQ")
+_NUMBER = np.dtype("<u8")
+
+
+@dataclass(frozen=True, eq=False)
+class Pickled:
+    """A pickled value of ``size`` bytes. Its arrays are copied only by :meth:`write`."""
+
+    head: bytes
+    stream: bytes
+    buffers: list[tuple[int, memoryview]]
+    size: int
+
+    @classmethod
+    def of(cls, value: object, *, copied: bool = False) -> Pickled:
+        """Pickle a value; unless its arrays are ``copied`` now, it must not change until it is written.
+
+        Raises whatever the value's class raises when it cannot be pickled.
+        """
+        stream, beside = dumps_beside(value)
+        if not beside:
+            return cls(_HEAD.pack(0, len(stream)), stream, [], _HEAD.size + len(stream))
+        raw = [memoryview(bytes(buffer.raw())) if copied else buffer.raw() for buffer in beside]
+        end = _HEAD.size + 2 * _NUMBER.itemsize * len(raw) + len(stream)
+        buffers: list[tuple[int, memoryview]] = []
+        for view in raw:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            buffers.append((start, view))
+            end = start + view.nbytes
+        table = np.array([(start, view.nbytes) for start, view in buffers], _NUMBER).tobytes()
+        return cls(_HEAD.pack(len(raw), len(stream)) + table, stream, buffers, end)
+
+    def write(self, memory: Memory) -> None:
+        """Write the value to the start of ``memory``."""
+        whole = memory.data
+        pieces: list[tuple[int, bytes | memoryview]] = [
+            (0, self.head),
+            (len(self.head), self.stream),
+            *self.buffers,
+        ]
+        for start, piece in pieces:
+            whole[start : start + len(piece)] = piece
+
+
+def unpickled(memory: Memory, *, copied: bool) -> Any:
+    """Return the value that was written to ``memory``. Its arrays are writable.
+
+    They are views of that memory, or are ``copied``, also where the memory is not usable for arrays.
+    """
+    count, length = _HEAD.unpack_from(memory.data)
+    if not count:
+        return loads(memory[_HEAD.size : _HEAD.size + length].data)
+    copied = copied or not is_usable(memory)
+    table = memory[_HEAD.size : _HEAD.size + 2 * _NUMBER.itemsize * count].view(_NUMBER).reshape(-1, 2)
+    start = _HEAD.size + table.nbytes
+    stream = memory[start : start + length].data
+    return loads(stream, [_view(memory[a : a + size], copied) for a, size in table.tolist()])
+
+
+def _view(memory: Memory, copied: bool) -> Memory:
+    if not copied:
+        return memory
+    fresh = aligned(memory.size)
+    fresh[:] = memory
+    return fresh

@@ -1,0 +1,338 @@
+"""Slots: equal pieces of memory, shared with the workers, each for one batch of a found form."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.owned import Descriptor, Inheritable
+from shardprep.loaders.batches.pickling import ALIGNMENT, Pickled, aligned, anonymous_file, available
+
+Memory = npt.NDArray[np.uint8]
+Arrays = dict[str, npt.NDArray[Any]]
+
+RESERVE = 2  # slots that the consumer may not keep: one that is being filled, and the next
+INPUTS = "(inputs)"  # the name of a slot's input area among the arrays that a worker is given
+MIN_SLOTS = 3  # a loop holds one batch while it asks for the next, and another is being filled
+
+
+class SlotsHeld(UserWarning):
+    """Warning: the consumer holds so many batches that others are copied, which takes time and memory."""
+
+
+@dataclass(frozen=True)
+class SlotField:
+    """One array of a batch; ``shape`` is that of one row."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __init__(self, name: str, shape: Iterable[int], dtype: npt.DTypeLike) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "shape", tuple(shape))
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+        if self.dtype.hasobject:
+            raise UsageError(f"field {name} has dtype {self.dtype}; objects cannot be in shared memory")
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Layout of a slot of ``rows`` rows: each field's array at a multiple of 64 bytes, then the spare bytes.
+
+    ``spare`` bytes per row are for what a worker returns in varying size; what does not fit there is sent
+    through the worker's socket, which takes about six times as long. ``inputs`` bytes of each slot are for
+    what the workers are given beside their items. A ``sparse`` slot takes memory only where it was written.
+    """
+
+    rows: int
+    fields: tuple[SlotField, ...]
+    spare: int = 0
+    inputs: int = 0
+    sparse: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or min(self.spare, self.inputs) < 0:
+            raise UsageError(
+                f"a slot cannot have {self.rows} rows, {self.spare} spare bytes and {self.inputs} input bytes"
+            )
+        if len({field.name for field in self.fields}) < len(self.fields):
+            raise UsageError("two fields of a slot have the same name")
+
+    def offsets(self) -> tuple[int, ...]:
+        """Return where each field starts, and, last, where the spare bytes start."""
+        ends = [0]
+        for field in self.fields:
+            ends.append(_round_up(ends[-1] + self.rows * field.row_bytes, ALIGNMENT))
+        return tuple(ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a slot: a whole number of pages, and at least one."""
+        return _round_up(max(1, self._inputs_start + self.inputs), mmap.PAGESIZE)
+
+    def arrays(self, memory: Memory, rows: int) -> Arrays:
+        """Return the first ``rows`` rows of each field, as views of a slot's memory."""
+        return {
+            field.name: memory[start : start + rows * field.row_bytes]
+            .view(field.dtype)
+            .reshape(rows, *field.shape)
+            for field, start in zip(self.fields, self.offsets(), strict=False)
+        }
+
+    @property
+    def _inputs_start(self) -> int:
+        return _round_up(self.offsets()[-1] + self.rows * self.spare, ALIGNMENT)
+
+    def input_area(self, memory: Memory) -> Memory:
+        """Return the input area of a slot's memory."""
+        return memory[self._inputs_start : self._inputs_start + self.inputs]
+
+    def copied_arrays(self, memory: Memory, rows: int) -> Arrays:
+        """Return the same as :meth:`arrays`, in new memory."""
+        fresh = aligned(self.offsets()[-1])
+        fresh[:] = memory[: fresh.size]
+        return self.arrays(fresh, rows)
+
+    def spare_bytes(self, memory: Memory, first: int, count: int) -> Memory:
+        """Return the spare bytes of ``count`` rows from ``first`` on."""
+        start = self.offsets()[-1]
+        return memory[start + first * self.spare : start + (first + count) * self.spare]
+
+
+@dataclass(frozen=True)
+class InputAreaArrays:
+    """Arrays of a batch in its slot's input area, from ``at`` on, with a ``layout`` of their own."""
+
+    layout: SlotLayout
+    at: int
+
+    def arrays(self, area: Memory) -> Arrays:
+        return self.layout.arrays(area[self.at :], self.layout.rows)
+
+    def copied(self, area: Memory) -> Arrays:
+        return self.layout.copied_arrays(area[self.at :], self.layout.rows)
+
+
+class SlotRing(Inheritable):
+    """``slots`` slots in one piece of anonymous shared memory.
+
+    It is allocated and mapped in full at the start, or, if the layout is sparse, as it is used. It has no
+    name, so nothing is left however its processes end; it is picklable only to a child that is being started.
+    The memory is freed when :meth:`close` was called *and* the last array on it is dropped. Raises
+    OperationError where there is not enough memory.
+    """
+
+    _file = Descriptor(-1)
+
+    def __init__(self, layout: SlotLayout, slots: int) -> None:
+        self._attach(layout, slots, _allocate(layout, slots))
+
+    def _attach(self, layout: SlotLayout, slots: int, fd: int) -> None:
+        self.layout = layout
+        self.slots = slots
+        self.returned: deque[int] = deque()
+        self.copied = 0
+        self._held: set[int] = set()
+        self._file = Descriptor(fd)
+        flags = mmap.MAP_SHARED | (0 if layout.sparse else _POPULATE)
+        try:
+            self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))
+        except OSError as error:
+            raise _too_little(layout, slots, str(error.strerror)) from error
+
+    def memory(self, slot: int) -> Memory:
+        """Return a slot's bytes, on a page boundary, without lending the slot."""
+        size = self.layout.nbytes
+        return np.frombuffer(self._map, np.uint8, count=size, offset=slot * size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the slots take; of a sparse layout, those that were written to until now."""
+        if not self.layout.sparse:
+            return self.slots * self.layout.nbytes
+        return os.fstat(self._file.fileno()).st_blocks * 512 if self._map else 0
+
+    def load(self, slot: int, inputs: Iterable[tuple[int, Pickled]]) -> None:
+        """Write the slot's inputs: offsets in its input area, and values."""
+        room = self.layout.input_area(self.memory(slot))
+        for start, piece in inputs:
+            piece.write(room[start : start + piece.size])
+
+    def lend(self, slot: int, on_return: Callable[[], None]) -> Memory:
+        """Return a slot's bytes; the slot is returned when they and every view of them are dropped.
+
+        Then the slot's number is appended to ``returned`` and ``on_return`` is called, in the thread that
+        drops the last view, possibly in a garbage collection: it must not take a lock.
+        """
+        memory = self.memory(slot)
+        weakref.finalize(memory, self._take_back, slot, on_return).atexit = False
+        return memory
+
+    def _take_back(self, slot: int, on_return: Callable[[], None]) -> None:
+        self._held.discard(slot)
+        self.returned.append(slot)
+        on_return()
+
+    @property
+    def most_held(self) -> int:
+        """Number of slots that the consumer may keep at a time."""
+        return max(self.slots - RESERVE, MIN_SLOTS - 1)
+
+    def may_keep(self, slot: int) -> bool:
+        """Whether the consumer may keep a lent slot; if not, its batch has to be copied."""
+        if len(self._held) < self.most_held:
+            self._held.add(slot)
+            return True
+        if not (self.copied or self.layout.sparse):
+            warnings.warn(
+                f"{len(self._held)} batches are held, the most that {self.slots} slots allow: further batches are "
+                "copied until some are dropped. To hold more, raise `slots`.",
+                SlotsHeld,
+                stacklevel=2,
+            )
+        self.copied += 1
+        return False
+
+    def close(self) -> None:
+        """Release the memory; arrays on it stay valid until they are dropped. Idempotent."""
+        self._map = memoryview(b"")
+        self._file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (self.layout, self.slots, reduction.DupFd(self._file.fileno()))
+
+
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # with page faults in the workers a ring runs at 80 %
+
+
+def _attached(layout: SlotLayout, slots: int, handle: Any) -> SlotRing:
+    ring = SlotRing.__new__(SlotRing)
+    ring._attach(layout, slots, handle.detach())
+    return ring
+
+
+def _allocate(layout: SlotLayout, slots: int) -> int:
+    need, free = slots * layout.nbytes, available()
+    if not layout.sparse and free is not None and need > free:
+        raise _too_little(layout, slots, f"{free / 2**20:,.0f} MiB are available")
+    fd = anonymous_file()
+    try:
+        os.truncate(fd, need) if layout.sparse else _reserve(fd, need)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise _too_little(layout, slots, str(error.strerror)) from error
+        raise
+    return fd
+
+
+def _reserve(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.truncate(fd, size)
+
+
+def _too_little(layout: SlotLayout, slots: int, why: str) -> OperationError:
+    if layout.sparse:
+        return OperationError(
+            f"{slots * layout.nbytes / 2**30:,.0f} GiB of addresses are to be shared with worker processes, of which "
+            f"only those that are written to take memory, but: {why}. Raise the limits (`ulimit -v unlimited -f "
+            "unlimited`), or use threads"
+        )
+    return OperationError(
+        f"{slots} slots of {layout.nbytes / 2**20:,.1f} MiB need {slots * layout.nbytes / 2**20:,.0f} MiB of "
+        f"memory, but {why}; choose a smaller batch_size ({layout.rows}) or fewer slots ({slots})"
+    )
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+Kind = Literal["array", "tuple", "list", "dict"]
+
+NUMBERS = "biufc"  # kinds of dtype that a batch can have
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """The kind of a result (an array, or a tuple, list or dict of arrays or numbers), its shapes and dtypes.
+
+    Picklable, equal by value.
+    """
+
+    kind: Kind
+    fields: tuple[SlotField, ...]
+
+    @classmethod
+    def of(cls, result: Any) -> Self | None:
+        """Return the form of a result; None for a result with anything but plain arrays and numbers."""
+        kind, parts = _parts(result)
+        if not parts or any(array is None or array.dtype.kind not in NUMBERS for array in parts.values()):
+            return None
+        fields = (
+            SlotField(name, array.shape, array.dtype) for name, array in parts.items() if array is not None
+        )
+        return cls(kind, tuple(fields))
+
+    def arrays_of(self, result: Any) -> list[npt.NDArray[Any]] | None:
+        """Return the result's arrays; None if it has another form."""
+        kind, parts = _parts(result)
+        if kind != self.kind or list(parts) != [field.name for field in self.fields]:
+            return None
+        arrays = list(parts.values())
+        for array, field in zip(arrays, self.fields, strict=True):
+            if array is None or array.shape != field.shape or array.dtype != field.dtype:
+                return None
+        return arrays  # type: ignore[return-value]
+
+    def no_rows(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of a batch without rows, by name."""
+        return {field.name: np.empty((0, *field.shape), field.dtype) for field in self.fields}
+
+    def made_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Return a batch's arrays, given by the fields' names, in this form: of a list, as a tuple."""
+        if self.kind == "dict":
+            return {field.name: arrays[field.name] for field in self.fields}
+        found = tuple(arrays[field.name] for field in self.fields)
+        return found[0] if self.kind == "array" else found
+
+    def row_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Return one result's arrays in this form, so that it does not pass for one of another form."""
+        row = self.made_of(arrays)
+        return list(row) if self.kind == "list" else row
+
+
+def _parts(result: Any) -> tuple[Kind, dict[str, npt.NDArray[Any] | None]]:
+    if type(result) is dict and all(type(name) is str for name in result):
+        return "dict", {name: array_of(part) for name, part in result.items()}
+    if type(result) in (tuple, list):
+        kind: Kind = "tuple" if type(result) is tuple else "list"
+        return kind, {str(place): array_of(part) for place, part in enumerate(result)}
+    return "array", {"": array_of(result)}
+
+
+def array_of(part: Any) -> npt.NDArray[Any] | None:
+    """Return an array as it is and a number as an array without axes; None for anything else."""
+    if type(part) is np.ndarray:
+        return part
+    return np.asarray(part) if isinstance(part, bool | int | float | complex | np.generic) else None

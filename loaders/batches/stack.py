@@ -1,0 +1,363 @@
+"""Stacking records of equal form to a batch, its spec, its rows, and its parts converted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, repeat
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.records.codecs import is_masked
+from shardprep.loaders.batches.passes import Passes, Source, end
+from shardprep.loaders.batches.pickling import aligned
+from shardprep.loaders.batches.slots import NUMBERS as ROW_FORM_NUMBERS
+from shardprep.loaders.batches.slots import array_of
+from shardprep.loaders.transforms.contract import ArraySpec
+
+
+def stack(records: Sequence[Any]) -> Any:
+    """Stack records along a new first axis. Raises UsageError where they differ in form.
+
+    Python's own numbers become bool, int64, float64 or complex128; strings and bytes are refused.
+    """
+    if any(isinstance(record, Mapping | tuple | list) for record in records):
+        _same({type(record) for record in records}, "forms")
+        return _in_columns(stack, records)
+    return _stacked(list(map(unmasked, records)))
+
+
+def unmasked(part: Any) -> npt.NDArray[Any]:
+    """Return a part of a record as an array. Raises UsageError for a masked one, whose mask would be lost."""
+    if is_masked(part):
+        raise UsageError(
+            "a masked array would lose its mask in a batch: give its filled(value), and np.ma.getmaskarray() of it "
+            "as another part"
+        )
+    return np.asarray(part)
+
+
+def gathered(records: Sequence[Any]) -> Any:
+    """Stack records part by part: a tuple or dict of parts, or one part where they are neither.
+
+    A part that differs in shape or dtype between records, or is neither an array nor a number, becomes a list
+    with one element per record. Raises UsageError where records differ in form.
+    """
+    if any(isinstance(record, Mapping | tuple) for record in records):
+        _same({type(record) for record in records}, "forms")
+        return _in_columns(gathered, records)
+    arrays = [array_of(record) for record in records]
+    forms = {None if array is None else (array.shape, array.dtype.str) for array in arrays}
+    if len(forms) == 1 and (first := arrays[0]) is not None and first.dtype.kind in ROW_FORM_NUMBERS:
+        return _stacked(arrays)  # type: ignore[arg-type]
+    return [record if array is None else array for record, array in zip(records, arrays, strict=True)]
+
+
+def listed(records: Sequence[Any]) -> Any:
+    """Return records as a tuple or dict of lists, one for each part; as one list where they have no parts."""
+    if any(isinstance(record, Mapping | tuple | list) for record in records):
+        _same({type(record) for record in records}, "forms")
+        return _in_columns(list, records)
+    return list(records)
+
+
+def _in_columns(made_of: Callable[[Sequence[Any]], Any], records: Sequence[Any]) -> Any:
+    first = records[0]
+    if isinstance(first, Mapping):
+        _same({tuple(record) for record in records}, "names")
+        return {name: made_of([record[name] for record in records]) for name in first}
+    _same({len(record) for record in records}, "numbers of parts")
+    return tuple(map(made_of, zip(*records, strict=True)))
+
+
+def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    _same({row.shape for row in rows}, "shapes")
+    _same({row.dtype.str for row in rows}, "dtypes")
+    dtype = rows[0].dtype
+    if dtype.kind not in ROW_FORM_NUMBERS:
+        raise UsageError(
+            f"records of dtype {dtype} cannot be stacked; convert them to numbers, or keep lists of them (as_list=True)"
+        )
+    return np.stack(rows, out=_fresh((len(rows), *rows[0].shape), dtype))
+
+
+def _fresh(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A new, uninitialised array that starts at a multiple of 64 bytes."""
+    return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+
+
+def row_count(batch: Any) -> int:
+    """Number of rows of all arrays and lists of a batch. Raises UsageError where they differ."""
+    counts = set(_row_counts(batch))
+    if len(counts) != 1:
+        raise UsageError(
+            f"the parts of a batch must have the same number of rows; these have {sorted(counts) or 'none'}"
+        )
+    return counts.pop()
+
+
+def _row_counts(part: Any) -> Iterator[int]:
+    if isinstance(part, Mapping | tuple):
+        for inner in part.values() if isinstance(part, Mapping) else part:
+            yield from _row_counts(inner)
+    elif isinstance(part, list) or (isinstance(part, np.ndarray) and part.ndim):
+        yield len(part)
+    else:
+        raise UsageError(f"a batch consists of arrays and lists with rows, not of {type(part).__name__}")
+
+
+def padded(batch: Any, size: int) -> Any:
+    """Pad a batch of arrays with rows of zeros to ``size``, and add a mask, bool [size], True for real rows.
+
+    The mask is the last part of a tuple, to which a single array is converted, or is named "mask" in a dict.
+    Raises UsageError where a dict has that name already.
+    """
+    mask, rows = _fresh((size,), np.bool_), row_count(batch)
+    mask[:] = np.arange(size) < rows
+    full = _filled(batch, size)
+    if not isinstance(full, dict):
+        return (*full, mask) if isinstance(full, tuple) else (full, mask)
+    if "mask" in full:
+        raise UsageError("a padded batch gets a part named mask, which this batch already has; rename it")
+    return full | {"mask": mask}
+
+
+def _filled(part: Any, size: int) -> Any:
+    if isinstance(part, Mapping):
+        return {name: _filled(inner, size) for name, inner in part.items()}
+    if isinstance(part, tuple):
+        return tuple(_filled(inner, size) for inner in part)
+    if len(part) == size:
+        return part
+    full = _fresh((size, *part.shape[1:]), part.dtype)
+    full[: len(part)], full[len(part) :] = part, 0
+    return full
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A function of a batch of lists that makes an array of each list of arrays. See :meth:`.Flow.pad`."""
+
+    value: complex
+
+    def __call__(self, part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {name: self(inner) for name, inner in part.items()}
+        if isinstance(part, tuple):
+            return tuple(map(self, part))
+        if not isinstance(part, list):
+            raise UsageError(
+                f"pad() is for batches of lists, not of {type(part).__name__}; add as_list=True to batch()"
+            )
+        arrays = [array for record in part if (array := array_of(record)) is not None]
+        if len(arrays) < len(part) or any(array.dtype.kind not in ROW_FORM_NUMBERS for array in arrays):
+            return part
+        _same({array.ndim for array in arrays}, "numbers of dimensions")
+        _same({array.dtype.str for array in arrays}, "dtypes")
+        return self._padded(arrays)
+
+    def _padded(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        if len(shapes := {array.shape for array in arrays}) == 1:
+            return _stacked(arrays)
+        full = _fresh((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
+        full[...] = self._as(full.dtype)
+        for number, array in enumerate(arrays):
+            inside: tuple[slice, ...] = tuple(slice(side) for side in array.shape)
+            full[number][inside] = array
+        return full
+
+    def _as(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        try:
+            made = np.array(self.value, dtype)
+        except (OverflowError, TypeError, ValueError):
+            made = None
+        if made is None or not np.isclose(made, self.value, equal_nan=True):
+            raise UsageError(f"pad({self.value!r}): {dtype} does not hold that value")
+        return made
+
+
+def _same(found: set[Any], what: str) -> None:
+    if len(found) > 1:
+        raise UsageError(f"records of one batch have different {what}: {sorted(map(_name, found))}")
+
+
+def _name(found: Any) -> str:
+    return str(getattr(found, "__name__", found))
+
+
+def rows_of(batch: Any) -> Iterator[Any]:
+    """Return a batch's rows: views of its arrays, elements of its lists. Raises UsageError without rows."""
+    row_count(batch)
+    return _rows(batch)
+
+
+def _rows(part: Any) -> Iterator[Any]:
+    if isinstance(part, Mapping):
+        return map(lambda *values: dict(zip(part, values, strict=True)), *map(_rows, part.values()))
+    if isinstance(part, tuple):
+        return map(lambda *values: values, *map(_rows, part))
+    return iter(part)
+
+
+def shapes_of(record: Any) -> Any:
+    """The shapes of a record's arrays, in the record's form; hashable, and equal within a batch."""
+    if isinstance(record, Mapping):
+        return tuple((name, shapes_of(part)) for name, part in record.items())
+    if isinstance(record, tuple | list):
+        return tuple(map(shapes_of, record))
+    return np.shape(record)
+
+
+Remainder = Literal["keep", "drop"]
+
+
+class Batches:
+    """Batches of ``batch_size`` records each, stacked.
+
+    Records are arrays, or tuples or dicts of arrays or numbers.
+
+    Every array is new, contiguous and starts at a multiple of 64 bytes. ``remainder`` says whether a last
+    batch that is not full is kept or dropped. Raises UsageError where records differ in shape, dtype or form.
+    """
+
+    batches_never_change = True
+
+    def __init__(self, records: Source, batch_size: int, *, remainder: Remainder = "keep") -> None:
+        if batch_size < 1 or remainder not in ("keep", "drop"):
+            raise UsageError(
+                f"batch_size={batch_size}, remainder={remainder!r}: give at least 1, and 'keep' or 'drop'"
+            )
+        self._records = Passes(records)
+        self._batch_size = batch_size
+        self._remainder = remainder
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self._records), self._batch_size)
+        return full + (rest > 0 and self._remainder == "keep")
+
+    def __iter__(self) -> Iterator[Any]:
+        records = self._records.begin()
+        try:
+            least = self._batch_size if self._remainder == "drop" else 1
+            yield from map(stack, grouped(records, repeat(self._batch_size), least=least))
+        finally:
+            end(records)
+
+
+def grouped(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> Iterator[list[Any]]:
+    """Yield lists of records, until the records end or a list would have fewer than ``least``.
+
+    A list's size is drawn after its first record. No reference to a list is kept.
+    """
+
+    def group() -> list[Any]:
+        rows = list(islice(records, 1))
+        if rows:
+            rows += islice(records, next(sizes) - 1)
+        return rows if len(rows) >= least else []
+
+    return iter(group, [])
+
+
+def grouped_by_shape(records: Iterator[Any], size: int, *, with_rest: bool) -> Iterator[list[Any]]:
+    """Yield lists of ``size`` records of the same shapes as they fill, then the rest, oldest first.
+
+    No reference to a list is kept.
+    """
+    waiting: dict[Any, list[Any]] = {}
+
+    def group_with(record: Any) -> list[Any]:
+        shapes = shapes_of(record)
+        group = waiting.setdefault(shapes, [])
+        group.append(record)
+        return waiting.pop(shapes) if len(group) == size else []
+
+    yield from filter(None, map(group_with, records))
+    while waiting and with_rest:
+        yield waiting.pop(next(iter(waiting)))
+
+
+class JsonValues(list[Any]):
+    """A list of one JSON value for each record. Frames carry it as it is, unlike lists of arrays."""
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """One part of a batch: its ``name``, its ``shape`` [rows, …] and its ``dtype``.
+
+    The number of rows is None if it varies. A ``dtype`` of None stands for a list of bytes.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any] | None
+
+
+def loader_specs(
+    outputs: Sequence[ArraySpec] | None, *, rows: int | None, with_numbers: bool
+) -> tuple[BatchSpec, ...]:
+    """Return the parts of a loader's batches; without ``outputs``, encoded bytes."""
+    made = (
+        [BatchSpec("image", (rows,), None)]
+        if outputs is None
+        else [BatchSpec(spec.name, (rows, *spec.shape), np.dtype(spec.dtype)) for spec in outputs]
+    )
+    names = ("label", "number") if with_numbers else ("label",)
+    return (*made, *(BatchSpec(name, (rows,), np.dtype(np.int64)) for name in names))
+
+
+def full_batch_bytes(specs: Sequence[BatchSpec], rows: int) -> int:
+    """Bytes of a batch of ``rows`` rows. Raises UsageError where a part has no fixed size."""
+    size = 0
+    for spec in specs:
+        if spec.dtype is None or None in spec.shape[1:]:
+            raise UsageError(f"a capacity in bytes needs rows of fixed size, and those of {spec.name} vary")
+        size += rows * math.prod(spec.shape[1:]) * spec.dtype.itemsize  # type: ignore[arg-type]
+    return size
+
+
+NUMBERS = "biufc"  # kinds of dtype: what a framework has tensors of
+
+Convert = Callable[[Any], Any]
+
+
+class Conversion:
+    """The batches of ``source``, one epoch per iteration, each part converted by ``convert``.
+
+    Tuples, named tuples, lists and dicts are kept; everything else is a part. Errors are raised unchanged. An
+    epoch that is left early is not continued. Not thread-safe.
+    """
+
+    def __init__(self, source: Source, convert: Convert) -> None:
+        self._passes = Passes(source)
+        self._convert = convert
+
+    def __len__(self) -> int:
+        """Number of batches of the next iteration. Raises TypeError where the source has no length."""
+        return len(self._passes)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._run(self._passes.begin())
+
+    def _run(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            # `map`, because a loop variable would hold a batch while the next is made
+            yield from map(partial(converted, convert=self._convert), batches)
+        finally:
+            end(batches)
+
+
+def converted(batch: Any, convert: Convert) -> Any:
+    """Return the batch in the same form, with its parts converted."""
+    if isinstance(batch, Mapping):
+        return {name: converted(part, convert) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(converted(part, convert) for part in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(converted(part, convert) for part in batch)
+    return convert(batch)

@@ -1,1 +1,0 @@
-"""Memory that batches are made in."""

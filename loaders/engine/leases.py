@@ -1,0 +1,278 @@
+"""The leases of workers on the rows of slots, and the messages that carry them.
+
+The leases are pure bookkeeping, without processes, clocks or memory. A batch is opened on a free slot and cut
+into leases. A worker holds a few leases at a time; when it dies they go to the next worker that asks. Batches
+are due in the order in which they were opened, each once. A slot is free again when the consumer has released
+its batch, or its batch was abandoned and no worker writes to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+import numpy as np
+
+from shardprep.loaders.batches.slots import InputAreaArrays
+from shardprep.loaders.engine.messages import Items, LeaseOutcomes, skipped_row
+
+LEASES_PER_WORKER = 2  # leases of a worker: one to fill, one to go on with; more would wait behind a slow row
+MAX_ROW_FAILURES = 3  # workers that end at a row before it fails
+
+
+@dataclass(frozen=True, eq=False)
+class Lease:
+    """Rows ``first`` to ``first + len(items)`` of ``slot``, for ``batch`` of ``run``."""
+
+    id: int
+    run: int
+    batch: int
+    slot: int
+    first: int
+    items: Items
+
+
+@dataclass(frozen=True)
+class RowFailure:
+    """The reason why a row has no outcome: a packed exception, or what ended its workers."""
+
+    row: int
+    error: bytes = b""
+    cause: str = ""
+
+
+@dataclass
+class LeasedBatch:
+    """A batch in progress: finished when no row is missing, undeliverable when it has a failure."""
+
+    number: int
+    slot: int
+    items: Items
+    missing: int
+    written: InputAreaArrays | None = None
+    filled: Callable[[], object] | None = None
+    outcomes: list[LeaseOutcomes] = field(default_factory=list)
+    failure: RowFailure | None = None
+
+
+def _no_reason(cause: str) -> None:
+    return None
+
+
+class Leases:
+    """The leases of one engine. Not thread-safe.
+
+    ``chunk`` is the greatest number of rows of a lease. Unless ``ordered``, a batch is due as soon as it is
+    finished. ``reason_to_skip(cause)`` is the reason why a row at which MAX_ROW_FAILURES workers ended by
+    such causes is left out of its batch; None if the batch fails.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        workers: int,
+        chunk: int,
+        ordered: bool = True,
+        reason_to_skip: Callable[[str], str | None] = _no_reason,
+    ) -> None:
+        self.run = 0
+        self._ordered = ordered
+        self._reason_to_skip = reason_to_skip
+        self._chunk = chunk
+        self._free = deque(range(slots))
+        self._held: list[dict[int, Lease]] = [{} for _ in range(workers)]
+        self._ids = itertools.count(1)
+        self._abandoned: set[int] = set()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._opened = 0
+        self._due = 0
+        self._batches: dict[int, LeasedBatch] = {}
+        self._waiting: deque[Lease] = deque()
+        self._failures: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+
+    def begin(self, run: int) -> None:
+        """Abandon every batch of the run before. Its slots become free as its leases return."""
+        slots = [batch.slot for batch in self._batches.values()]
+        self._forget()
+        self.run = run
+        self._abandoned.update(slots)
+        for slot in slots:
+            self._free_if_abandoned(slot)
+
+    @property
+    def wants_batch(self) -> bool:
+        """Whether fewer leases wait than there are workers."""
+        return len(self._waiting) < len(self._held)
+
+    @property
+    def has_lease(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def has_slot(self) -> bool:
+        return bool(self._free)
+
+    def open(
+        self,
+        items: Items,
+        written: InputAreaArrays | None = None,
+        filled: Callable[[], object] | None = None,
+    ) -> int:
+        """Start the next batch on a free slot and return the slot; :meth:`take` gives out its leases."""
+        batch = LeasedBatch(self._opened, self._free.popleft(), items, len(items), written, filled)
+        self._opened += 1
+        self._batches[batch.number] = batch
+        rows = lease_rows(len(items), workers=len(self._held), chunk=self._chunk)
+        for first in range(0, len(items), rows):
+            part = items[first : first + rows]
+            self._waiting.append(Lease(next(self._ids), self.run, batch.number, batch.slot, first, part))
+        return batch.slot
+
+    def held(self, worker: int) -> int:
+        """Number of leases that the worker holds."""
+        return len(self._held[worker])
+
+    def take(self, worker: int) -> Lease | None:
+        """Give the worker the most urgent lease that no worker holds, unless it holds enough.
+
+        The last ones are for idle workers only: behind another lease they could wait for a slow row.
+        """
+        enough = 1 if self.wants_batch else LEASES_PER_WORKER
+        if not self._waiting or self.held(worker) >= enough:
+            return None
+        lease = self._waiting.popleft()
+        self._held[worker][lease.id] = lease
+        return lease
+
+    def finish(self, worker: int, lease_id: int, message: memoryview) -> None:
+        """Note that the worker has written the lease's rows; ``message`` holds their outcomes."""
+        lease = self._give_back(worker, lease_id)
+        if batch := self._batch_of(lease):
+            batch.outcomes.append(LeaseOutcomes(lease.first, len(lease.items), message))
+            batch.missing -= len(lease.items)
+
+    def fail(self, worker: int, lease_id: int, row: int, error: bytes) -> None:
+        """Note that a row of the worker's lease raised ``error``."""
+        lease = self._give_back(worker, lease_id)
+        self._fail(lease, RowFailure(_row_of_batch(lease, row), error=error))
+
+    def lose(self, worker: int, lease_id: int, row: int, cause: str) -> None:
+        """Reassign the leases of a worker that has ended at ``row`` of the lease, or at none it holds."""
+        lost = list(self._held[worker].values())
+        for lease in lost:
+            self._give_back(worker, lease.id)
+        self._waiting.extendleft(lease for lease in reversed(lost) if self._batch_of(lease))
+        for lease in lost:
+            if lease.id == lease_id and self._batch_of(lease):
+                self._count_failure(lease, row, cause)
+
+    def deliver(self) -> LeasedBatch | None:
+        """Return the batch that is due, if it is finished or has failed; its slot is then the receiver's."""
+        due = [self._batches[self._due]] if self._due in self._batches else []
+        for batch in due if self._ordered else self._batches.values():
+            if batch.failure or not batch.missing:
+                self._due += 1
+                return self._batches.pop(batch.number)
+        return None
+
+    def release(self, slot: int) -> None:
+        """Free the slot of a delivered batch, which its receiver has dropped or never took."""
+        self._abandoned.add(slot)
+        self._free_if_abandoned(slot)
+
+    def _count_failure(self, lease: Lease, row: int, cause: str) -> None:
+        row = _row_of_batch(lease, row)
+        causes = self._failures[lease.batch, row]
+        causes.append(cause)
+        if len(causes) >= MAX_ROW_FAILURES:
+            reasons = [self._reason_to_skip(cause) for cause in causes]
+            if reason := None if None in reasons else reasons[-1]:
+                self._leave_out(lease, row, reason)
+            else:
+                self._fail(lease, RowFailure(row, cause=cause))
+
+    def _leave_out(self, lease: Lease, row: int, reason: str) -> None:
+        """Give the row its outcome, and replace the lost lease by two of the rows around it."""
+        if batch := self._batch_of(lease):
+            batch.outcomes.append(skipped_row(row, reason))
+            batch.missing -= 1
+            first = lease.first
+            around = [(first, lease.items[: row - first]), (row + 1, lease.items[row + 1 - first :])]
+            self._waiting.remove(lease)
+            self._waiting.extendleft(
+                replace(lease, id=next(self._ids), first=start, items=items)
+                for start, items in reversed(around)
+                if len(items)
+            )
+
+    def _fail(self, lease: Lease, failure: RowFailure) -> None:
+        if batch := self._batch_of(lease):
+            batch.failure = batch.failure or failure
+            self._waiting = deque(other for other in self._waiting if other.batch != lease.batch)
+
+    def _batch_of(self, lease: Lease) -> LeasedBatch | None:
+        return self._batches.get(lease.batch) if lease.run == self.run else None
+
+    def _give_back(self, worker: int, lease_id: int) -> Lease:
+        lease = self._held[worker].pop(lease_id)
+        self._free_if_abandoned(lease.slot)
+        return lease
+
+    def _free_if_abandoned(self, slot: int) -> None:
+        written = any(lease.slot == slot for held in self._held for lease in held.values())
+        if slot in self._abandoned and not written:
+            self._abandoned.remove(slot)
+            self._free.append(slot)
+
+
+def _row_of_batch(lease: Lease, row: int) -> int:
+    """The row's number in its batch; what happens after the last row of a lease counts as that row's."""
+    return lease.first + min(row, len(lease.items) - 1)
+
+
+def lease_rows(rows: int, *, workers: int, chunk: int) -> int:
+    """Rows of a lease: a worker's share of the batch, or half, so that a fast worker can take a third."""
+    share = -(-rows // workers)
+    return max(1, min(chunk, share if share <= 8 else -(-share // 2)))
+
+
+_LEASE = struct.Struct("<QQII")
+_ANSWER = struct.Struct("<BQI")
+
+MAX_LEASE_BYTES = 1 << 15  # all leases of a worker fit its socket: sending to a stopped worker does not wait
+
+
+class Answer(IntEnum):
+    """The kind of a worker's message."""
+
+    READY = 0  # the work is open
+    DONE = 1  # a lease is finished, its outcomes follow; or its run is over and it was not begun
+    FAILED = 2  # a row of a lease raised, or, before READY, opening did; the packed exception follows
+
+
+def pack_lease(lease: Lease) -> tuple[bytes, bytes]:
+    return _LEASE.pack(lease.id, lease.run, lease.slot, lease.first), lease.items.tobytes()
+
+
+def unpack_lease(message: bytes, dtype: np.dtype[np.void]) -> Lease:
+    """Return the lease that was sent, without the number of its batch, which a worker does not need."""
+    lease_id, run, slot, first = _LEASE.unpack_from(message)
+    items: Items = np.frombuffer(message, dtype, offset=_LEASE.size)
+    return Lease(lease_id, run, -1, slot, first, items)
+
+
+def pack_answer(answer: Answer, lease_id: int = 0, row: int = 0) -> bytes:
+    return _ANSWER.pack(answer, lease_id, row)
+
+
+def unpack_answer(message: bytes) -> tuple[Answer, int, int, memoryview]:
+    """Return the answer, the lease, the row of the lease, and the rest of the message."""
+    answer, lease_id, row = _ANSWER.unpack_from(message)
+    return Answer(answer), lease_id, row, memoryview(message)[_ANSWER.size :]

@@ -1,0 +1,521 @@
+"""What an engine and its workers tell each other: tasks, outcomes, errors and a table of states."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from operator import attrgetter
+from time import thread_time
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import OperationError, ShardprepError, UsageError
+from shardprep.formats.records.codecs import is_masked
+from shardprep.formats.runtime.owned import Descriptor, Inheritable, Owned
+from shardprep.formats.shards.container import Room
+from shardprep.loaders.batches.pickling import ALIGNMENT, Pickled, aligned, dumps, is_usable, loads, unpickled
+from shardprep.loaders.batches.slots import (
+    Arrays,
+    InputAreaArrays,
+    Memory,
+    RowForm,
+    SlotField,
+    SlotLayout,
+    SlotRing,
+)
+
+Items = npt.NDArray[Any]
+Clock = npt.NDArray[np.float64]
+Fill = Callable[[Items, Arrays, Room], Iterable[object]]
+"""Function of (items, arrays, room) that fills one array row per item and yields each row's outcome.
+
+``arrays`` are views of the items' rows, which must not be kept; INPUTS among them is the slot's input area,
+if its layout has one. An outcome is None (the row is written), :class:`Skipped` (it is not), or a payload
+that has no fixed size: bytes or an array, delivered as a memoryview or an aligned array, or any picklable
+object, with aligned arrays. AsObject marks a payload as such an object even if it is bytes; Pickled is an
+object that is pickled already. A payload is copied when it is yielded: its buffer may be used again.
+
+``room(size)`` returns uint8 [size] to make the row's payload in. If that same array is yielded for that row,
+it is delivered as bytes, usually without a copy. It is valid until the row's outcome is yielded or room is
+called again; memory that is not yielded is not used up.
+"""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The outcome of a row that was left out; the contents of its arrays are undefined."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class AsObject:
+    """An outcome that is delivered unchanged: bytes, or an instance of a subclass of ndarray."""
+
+    value: object
+
+
+class RowTask(Protocol):
+    """The work of an engine: picklable, opened once in each worker.
+
+    An item is a numpy value of fixed size, at most 32 KiB. ``stages`` names what the work times: it adds
+    seconds to ``clock[i]`` for ``stages[i]``. Limit the threads of libraries when the work is opened
+    (``cv2.setNumThreads(0)``): the engine does not.
+    """
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def stages(self) -> tuple[str, ...]: ...
+
+    def open(self, clock: Clock) -> AbstractContextManager[Fill]:
+        """Prepare the process that does the work; leaving the context cleans up."""
+
+
+_NOTHING = object()
+
+
+def outcomes(fill: Fill, items: Items, arrays: Arrays, allocate: Room) -> Iterator[object]:
+    """Yield one outcome per item. Raises UsageError where ``fill`` yields fewer or more."""
+    yielded = iter(fill(items, arrays, allocate))
+    for row in range(len(items)):
+        outcome = next(yielded, _NOTHING)
+        if outcome is _NOTHING:
+            raise UsageError(f"fill yielded {row} outcomes for {len(items)} rows; yield one for each")
+        yield outcome
+    if next(yielded, _NOTHING) is not _NOTHING:
+        raise UsageError(
+            f"fill yielded more outcomes than the {len(items)} rows it was given; yield one for each"
+        )
+
+
+class PayloadKind(IntEnum):
+    """The kind of an entry's body; only OBJECT is pickled."""
+
+    SKIPPED = 0
+    BYTES = 1
+    ARRAY = 2
+    OBJECT = 3
+
+
+_KINDS = tuple(PayloadKind)
+
+# `at` counts from the start of the lease's spare bytes if `in_slot`, else from the start of the bodies.
+_ENTRY = np.dtype(
+    [("row", "<u4"), ("kind", "u1"), ("in_slot", "?"), ("at", "<u8"), ("size", "<u8"), ("form", "S40")]
+)
+
+
+class OutcomeWriter:
+    """Writer of a lease's outcomes, ``rows`` so far; bodies go to ``spare`` while there is room."""
+
+    def __init__(self, spare: Memory) -> None:
+        self.rows = 0
+        self._spare = spare
+        self._used = 0
+        self._room: Memory | None = None
+        self._entries: list[tuple[int, PayloadKind, bool, int, int, bytes]] = []
+        self._bodies: list[bytes] = []
+        self._size = 0
+
+    def add(self, outcome: object) -> None:
+        """Add the outcome of the next row."""
+        if self._room is not None and outcome is self._room:
+            self._put(PayloadKind.BYTES, b"", self._room)
+        elif outcome is not None:
+            self._put(*_encode(outcome))
+        self._room = None
+        self.rows += 1
+
+    def room(self, size: int) -> Memory:
+        """Return memory for the body of the next row's outcome; it is freed if that is another object."""
+        end = self._used + size
+        self._room = self._spare[self._used : end] if end <= self._spare.size else np.empty(size, np.uint8)
+        return self._room
+
+    def _put(self, kind: PayloadKind, form: bytes, body: Memory | Pickled) -> None:
+        end = self._used + body.size
+        if fits := end <= self._spare.size:
+            if body is not self._room:
+                _lay(body, self._spare[self._used : end])
+            at, self._used = self._used, -(-end // ALIGNMENT) * ALIGNMENT
+        else:
+            memory = np.empty(body.size, np.uint8)
+            _lay(body, memory)
+            self._bodies.append(memory.tobytes())
+            at, self._size = self._size, self._size + body.size
+        self._entries.append((self.rows, kind, fits, at, body.size, form))
+
+    def parts(self) -> tuple[bytes, ...]:
+        """Return the number of entries, the entries and the bodies; joined, a LeaseOutcomes' ``message``."""
+        table = np.array(self._entries, _ENTRY).tobytes()
+        return len(self._entries).to_bytes(4, "little"), table, *self._bodies
+
+
+@dataclass(frozen=True)
+class LeaseOutcomes:
+    """The outcomes of one lease, of ``count`` rows from ``first`` on, as they arrived."""
+
+    first: int
+    count: int
+    message: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its payloads, in the message and in the slot."""
+        return int(self._entries["size"].sum(dtype=np.int64))
+
+    @property
+    def _entries(self) -> npt.NDArray[Any]:
+        return np.frombuffer(self.message, _ENTRY, int.from_bytes(self.message[:4], "little"), 4)
+
+    def unpack(self, spare: Memory, *, copied: bool = False) -> Iterator[tuple[int, object]]:
+        """Yield the rows of the batch that have a payload or were Skipped; ``spare`` is the writer's.
+
+        Payloads lie in it, unless they are ``copied``.
+        """
+        if self.message[:4] == bytes(4):
+            return
+        entries = self._entries
+        bodies = np.frombuffer(self.message, np.uint8, offset=4 + entries.nbytes)
+        for row, kind, in_slot, at, size, form in entries.tolist():
+            body = (spare if in_slot else bodies)[at : at + size]
+            yield self.first + row, _decode(_KINDS[kind], form, body, copied=copied)
+
+
+def skipped_row(row: int, reason: str) -> LeaseOutcomes:
+    """Return the outcome of one row that no worker finished."""
+    packer = OutcomeWriter(np.empty(0, np.uint8))
+    packer.add(Skipped(reason))
+    return LeaseOutcomes(row, 1, memoryview(b"".join(packer.parts())))
+
+
+def _lay(body: Memory | Pickled, memory: Memory) -> None:
+    if isinstance(body, Pickled):
+        body.write(memory)
+    else:
+        memory[:] = body
+
+
+def _encode(outcome: object) -> tuple[PayloadKind, bytes, Memory | Pickled]:
+    if isinstance(outcome, Pickled):
+        return PayloadKind.OBJECT, b"", outcome
+    if isinstance(outcome, AsObject):
+        return PayloadKind.OBJECT, b"", Pickled.of(outcome.value)
+    if isinstance(outcome, Skipped):
+        return PayloadKind.SKIPPED, b"", _bytes_of(outcome.reason.encode())
+    if isinstance(outcome, bytes | bytearray | memoryview):
+        return PayloadKind.BYTES, b"", _bytes_of(outcome)
+    if (
+        isinstance(outcome, np.ndarray)
+        and not is_masked(outcome)  # only its pickle has the mask
+        and len(form := _form(outcome)) <= _ENTRY["form"].itemsize
+    ):
+        return PayloadKind.ARRAY, form, np.ascontiguousarray(outcome).reshape(-1).view(np.uint8)
+    return PayloadKind.OBJECT, b"", Pickled.of(outcome)
+
+
+def _decode(kind: PayloadKind, form: bytes, body: Memory, *, copied: bool) -> object:
+    match kind:
+        case PayloadKind.SKIPPED:
+            return Skipped(body.tobytes().decode())
+        case PayloadKind.BYTES:
+            return memoryview(body.tobytes()) if copied else body.data
+        case PayloadKind.ARRAY:
+            dtype, _, shape = form.decode().partition(":")
+            sides = [int(side) for side in shape.split(",") if side]
+            return _usable(body, copied).view(dtype).reshape(sides)
+        case PayloadKind.OBJECT:
+            return unpickled(body, copied=copied)
+
+
+def _form(array: npt.NDArray[Any]) -> bytes:
+    """``<f4:3,224,224``; for arrays that only pickle can describe, a value too long to be used."""
+    dtype = array.dtype
+    if dtype.hasobject or dtype.fields is not None or not dtype.itemsize or type(array) is not np.ndarray:
+        return bytes(_ENTRY["form"].itemsize + 1)
+    return f"{dtype.str}:{','.join(map(str, array.shape))}".encode()
+
+
+def _usable(body: Memory, copied: bool) -> Memory:
+    if not copied and is_usable(body):
+        return body
+    fresh = aligned(body.size)
+    fresh[:] = body
+    return fresh
+
+
+def _bytes_of(data: bytes | bytearray | memoryview) -> Memory:
+    return np.frombuffer(data, np.uint8)
+
+
+class Bell(Owned):
+    """A pipe that wakes a thread that waits for it in a selector.
+
+    It may be rung in any thread and in a garbage collection: ringing takes no lock, never waits, and does
+    nothing in a forked copy of the process. It has no close: an object that may still ring it keeps it open,
+    so that no byte goes to a reused descriptor number.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = map(Descriptor, os.pipe())
+        os.set_blocking(self.fileno(), False)
+        os.set_blocking(self._write_end.fileno(), False)
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._read_end.fileno()
+
+    def ring(self) -> None:
+        """Wake the thread, now or when it next waits."""
+        if self.made_here:
+            with suppress(OSError):  # the pipe is full, or was finalized in the same garbage collection
+                os.write(self._write_end.fileno(), b"\0")
+
+    def silence(self) -> None:
+        """Empty the pipe, so that the thread can wait again."""
+        with suppress(BlockingIOError):
+            os.read(self.fileno(), 1 << 12)
+
+
+Reported = TypeVar("Reported", bound=ShardprepError)
+
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # a line of a traceback that is neither code nor a note
+
+
+class WorkFailed(OperationError):
+    """A worker raised an exception that cannot be pickled; a note has its traceback."""
+
+
+def pack(error: BaseException) -> bytes:
+    """Pack the exception and its traceback as text; only the text where the exception cannot be pickled.
+
+    The same for an exit or an interruption: raised again, it would silently end the process that trains.
+    """
+    text = "".join(traceback.format_exception(error)).rstrip()
+    if not isinstance(error, Exception):
+        return dumps((None, text))
+    try:
+        data = dumps((error, text))
+        loads(data)
+    except Exception:  # any class may raise anything here; `error` is what has to be reported
+        return dumps((None, text))
+    return data
+
+
+def unpack(data: bytes, where: str) -> BaseException:
+    """Return the exception with ``where`` and the worker's traceback as a note, or else a WorkFailed."""
+    error, text = loads(data)
+    if error is None:
+        return reported(WorkFailed, f"in a worker, {where}", text)
+    error.add_note(f"In a worker, {where}:\n{text}")
+    return cast("BaseException", error)
+
+
+def reported(kind: type[Reported], what: str, report: str) -> Reported:
+    """Return an error of ``kind`` with the exception that a report, such as a traceback, names last.
+
+    A note has the whole report.
+    """
+    lines = report.splitlines() or [""]
+    error = kind(f"{what}: {next(filter(_EXCEPTION.match, reversed(lines)), lines[-1])}")
+    error.add_note(report)
+    return error
+
+
+# Columns of an item: its row of the batch's rows, and the position of their form, behind which they lie.
+ROW_COLUMNS = [("row", "<u4"), ("rows", "<u4"), ("form_at", "<u8"), ("form_size", "<u8")]
+
+
+class WrittenRows(NamedTuple):
+    """The form of a batch's rows as an input ``at`` an offset of the input area, and the rows' arrays."""
+
+    at: int
+    form: Pickled
+    arrays: InputAreaArrays
+
+
+def written_rows(form: RowForm, items: Items, *, at: int, room: int) -> WrittenRows | None:
+    """Return the rows of a batch of ``items``, and name them in the items' columns.
+
+    They lie from ``at`` on in an input area of ``room`` bytes; None if they do not fit.
+    """
+    piece = Pickled.of(form)
+    arrays = _rows_behind(form, at + piece.size, len(items))
+    if arrays.at + arrays.layout.nbytes > room:
+        return None
+    items["row"], items["rows"] = range(len(items)), len(items)
+    items["form_at"], items["form_size"] = at, piece.size
+    return WrittenRows(at, piece, arrays)
+
+
+class RowWriter:
+    """The rows that a worker writes the results of a lease to, in the ``inputs`` area of its slot."""
+
+    def __init__(self, items: Items, inputs: Memory | None) -> None:
+        self._form: RowForm | None = None
+        if inputs is not None and len(items) and items[0]["form_size"]:
+            at, size, rows = (int(items[0][name]) for name in ("form_at", "form_size", "rows"))
+            form = self._form = unpickled(inputs[at : at + size], copied=True)
+            self._arrays = list(_rows_behind(form, at + size, rows).arrays(inputs).values())
+
+    def write(self, result: Any, row: int) -> bool:
+        """Write a result to this row of the batch. False if the rows have no form, or another one."""
+        parts = self._form.arrays_of(result) if self._form else None
+        if parts is None:
+            return False
+        for array, part in zip(self._arrays, parts, strict=True):
+            array[row] = part
+        return True
+
+
+def _rows_behind(form: RowForm, end: int, rows: int) -> InputAreaArrays:
+    """The arrays of so many rows, behind what ends at ``end``."""
+    return InputAreaArrays(SlotLayout(rows, form.fields), -(-end // ALIGNMENT) * ALIGNMENT)
+
+
+IDLE = 0  # no lease has this number
+
+SCHEDSTAT = "/proc/thread-self/schedstat"  # nanoseconds on a CPU, and runnable without one
+
+
+class StatusTable(Inheritable):
+    """Columns with one cell per worker. Picklable to a child that is being started.
+
+    The engine writes ``run``: a worker does not begin leases of other runs. The worker writes the rest:
+    ``lease`` and ``row`` are what it was at when it died; ``filling`` and ``waiting`` are the seconds of all
+    workers that had this number, ``clock`` those of each stage of the work, ``cpu`` what a :class:`CpuClock`
+    reads while filling.
+    """
+
+    def __init__(self, workers: int, stages: int) -> None:
+        counters = [SlotField(name, (), np.int64) for name in ("run", "lease", "row")]
+        seconds = [SlotField(name, (), np.float64) for name in ("filling", "waiting")]
+        pairs = [SlotField("cpu", (2,), np.float64), SlotField("clock", (stages,), np.float64)]
+        layout = SlotLayout(workers, (*counters, *seconds, *pairs))
+        self._attach(SlotRing(layout, slots=1))
+
+    def _attach(self, ring: SlotRing) -> None:
+        columns = ring.layout.arrays(ring.memory(0), ring.layout.rows)
+        self._ring = ring
+        self.run: npt.NDArray[np.int64] = columns["run"]
+        self.lease: npt.NDArray[np.int64] = columns["lease"]
+        self.row: npt.NDArray[np.int64] = columns["row"]
+        self.filling: npt.NDArray[np.float64] = columns["filling"]
+        self.waiting: npt.NDArray[np.float64] = columns["waiting"]
+        self.cpu: npt.NDArray[np.float64] = columns["cpu"]
+        self.clock: npt.NDArray[np.float64] = columns["clock"]
+
+    def place(self, worker: int) -> tuple[int, int]:
+        """The worker's current lease and the row in it; (IDLE, 0) between leases."""
+        return int(self.lease[worker]), int(self.row[worker])
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (self._ring,)
+
+
+def _attached(ring: SlotRing) -> StatusTable:
+    status_table = StatusTable.__new__(StatusTable)
+    status_table._attach(ring)
+    return status_table
+
+
+class CpuClock(Owned):
+    """Seconds of the thread that makes it, since then: [on a CPU, runnable but not on one].
+
+    The second is 0 except on Linux. A reading takes a microsecond.
+    """
+
+    def __init__(self) -> None:
+        self._file = Descriptor(-1)
+        with suppress(OSError):
+            self._file = Descriptor(os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
+
+    def read(self) -> npt.NDArray[np.float64]:
+        on_cpu = (
+            thread_time()
+        )  # schedstat's first field is updated by ticks, which are longer than many leases
+        file = self._file.fileno()
+        if file < 0:
+            return np.array((on_cpu, 0.0))
+        _, queued, _ = os.pread(file, 64, 0).split()
+        return np.array((on_cpu, int(queued) * 1e-9))
+
+
+@dataclass(frozen=True, eq=False)
+class EngineBatch:
+    """The ``number``-th batch of a run: its ``items`` as they were planned, and their outcomes.
+
+    Each array of ``arrays`` has one row per item, is writable, starts at a multiple of 64 bytes and does not
+    change while a view of it is held. ``skipped`` maps rows that were left out to the reason; their contents
+    are undefined. ``payloads`` maps rows to what they returned beside their arrays: memoryviews and arrays
+    lie in the same memory, and keep it. Both dictionaries are in the order of rows.
+    """
+
+    number: int
+    items: Items
+    arrays: Arrays
+    payloads: dict[int, object]
+    skipped: dict[int, str]
+    payload_bytes: int = 0
+
+    @classmethod
+    def assemble(
+        cls,
+        number: int,
+        items: Items,
+        *,
+        layout: SlotLayout,
+        memory: Memory,
+        lease_outcomes: Sequence[LeaseOutcomes],
+        written: InputAreaArrays | None = None,
+        copied: bool = False,
+    ) -> Self:
+        """Return the batch that lies in ``memory``, or one ``copied`` out of it."""
+        payloads: dict[int, object] = {}
+        skipped: dict[int, str] = {}
+        for part in sorted(lease_outcomes, key=attrgetter("first")):
+            for row, outcome in part.unpack(
+                layout.spare_bytes(memory, part.first, part.count), copied=copied
+            ):
+                if isinstance(outcome, Skipped):
+                    skipped[row] = outcome.reason
+                else:
+                    payloads[row] = outcome
+        arrays = (layout.copied_arrays if copied else layout.arrays)(memory, len(items))
+        if written is not None:
+            arrays |= (written.copied if copied else written.arrays)(layout.input_area(memory))
+        return cls(number, items, arrays, payloads, skipped, sum(part.nbytes for part in lease_outcomes))
+
+
+Where = Callable[[int, int, Any], str]  # row, number of its batch, item
+
+
+def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, where: Where) -> EngineBatch:
+    """Fill a batch in new memory; an exception of the work gets a note that says ``where``."""
+    memory, rows = aligned(layout.nbytes), len(items)
+    packer = OutcomeWriter(layout.spare_bytes(memory, 0, rows))
+    try:
+        _pack(packer, fill, items, layout.arrays(memory, rows))
+    except Exception as error:
+        row = min(packer.rows, rows - 1)
+        error.add_note(f"In the calling thread, {where(row, number, items[row])}")
+        raise
+    part = LeaseOutcomes(0, rows, memoryview(b"".join(packer.parts())))
+    return EngineBatch.assemble(number, items, layout=layout, memory=memory, lease_outcomes=[part])
+
+
+def _pack(packer: OutcomeWriter, fill: Fill, items: Items, arrays: Arrays) -> None:
+    for outcome in outcomes(fill, items, arrays, packer.room):
+        packer.add(outcome)

@@ -1,1 +1,0 @@
-"""The messages and the shared state between a loader and its workers."""

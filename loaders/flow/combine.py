@@ -1,0 +1,259 @@
+"""Steps that combine several flows: one after the other, side by side, or mixed at random."""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import accumulate, chain, islice
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow.node import UNKNOWN, Length, Node, seed_of, within
+from shardprep.loaders.flow.passes import PassContext
+
+
+class SharedNumbers:
+    """The same numbers for several sources, which may draw them in any threads, each at its own rate.
+
+    A number is drawn when the first source asks for it, and kept until the last source has drawn it.
+    """
+
+    def __init__(self, numbers: Iterable[int], sources: int) -> None:
+        self._numbers = iter(numbers)
+        self._lock = threading.Lock()
+        self._waiting: list[deque[int]] = [deque() for _ in range(sources)]
+
+    def of(self, source: int) -> Iterator[int]:
+        """Yield the numbers for this source."""
+        while True:
+            with self._lock:
+                number = self._next(source)
+            if number is None:
+                return
+            yield number
+
+    def _next(self, source: int) -> int | None:
+        waiting = self._waiting[source]
+        if not waiting:
+            for number in islice(self._numbers, 1):
+                for others in self._waiting:
+                    others.append(number)
+        return waiting.popleft() if waiting else None
+
+
+@dataclass(frozen=True)
+class Combined(Node):
+    """A step over several flows."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        return self.nodes
+
+    @property
+    def length(self) -> Length:
+        return reduce(Length.then, (node.length for node in self.nodes))
+
+    @property
+    def never_change(self) -> bool:
+        return all(node.never_change for node in self.nodes)
+
+    def begun(self, now: PassContext) -> list[Iterator[Any]]:
+        """Begin a pass of each source."""
+        return [node.run(now.of(self, n)) for n, node in enumerate(self.nodes)]
+
+
+@contextmanager
+def ended(passes: list[Iterator[Any]]) -> Iterator[None]:
+    """A context that ends all passes."""
+    with ExitStack() as opened:
+        for items in passes:
+            opened.callback(end, items)
+        yield
+
+
+@dataclass(frozen=True)
+class Concat(Combined):
+    """The items of one flow after the other."""
+
+    def __post_init__(self) -> None:
+        if any(node.length.is_infinite for node in self.nodes[:-1]):
+            raise UsageError(
+                "a flow after an infinite flow is never reached; use take(n) on the infinite one, or mix()"
+            )
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        for n, node in enumerate(self.nodes):
+            items = node.run(now.of(self, n))
+            try:
+                yield from items
+            finally:
+                end(items)
+
+
+@dataclass(frozen=True)
+class Zip(Combined):
+    """One item of each flow as one item, until one of the flows ends. See :meth:`.Flow.zip`."""
+
+    @property
+    def length(self) -> Length:
+        return reduce(Length.shortest, (node.length for node in self.nodes))
+
+    @property
+    def can_pick(self) -> bool:
+        return all(node.can_pick for node in self.nodes)
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        return _zipped(self.begun(now))
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        if not self.can_pick:
+            return super().pick(now, numbers)
+        shared = SharedNumbers(within(numbers, self.length), len(self.nodes))
+        return _zipped([node.pick(now.of(self, n), shared.of(n)) for n, node in enumerate(self.nodes)])
+
+
+def _zipped(passes: list[Iterator[Any]]) -> Iterator[Any]:
+    """Yield the joined items. Python's ``zip`` would keep references to them."""
+    with ended(passes):
+        yield from iter(partial(_row, passes), None)
+
+
+def _row(passes: Sequence[Iterator[Any]]) -> Any:
+    """Return the next joined item; None if a pass has ended. The passes behind that are not drawn from."""
+    parts = tuple(map(next, passes))  # a StopIteration ends the tuple
+    return joined(parts) if len(parts) == len(passes) else None
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Join items: dicts into one dict, others into one tuple, in which tuples and lists are flattened."""
+    if not all(isinstance(part, Mapping) for part in parts):
+        spread = (part if isinstance(part, tuple | list) else (part,) for part in parts)
+        return tuple(chain.from_iterable(spread))
+    whole = {name: value for part in parts for name, value in part.items()}
+    if len(whole) < sum(map(len, parts)):
+        names = "; ".join(", ".join(map(str, part)) for part in parts)
+        raise UsageError(f"the dicts to join have names in common ({names}); rename them with map()")
+    return whole
+
+
+BLOCK = 1024
+
+
+def words(bits: np.random.Philox) -> Iterator[int]:
+    """Yield the stream's 64-bit words."""
+    while True:
+        yield from bits.random_raw(BLOCK).tolist()
+
+
+def as_weights(weights: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return a user's weights as floats. Raises UsageError for values that are no numbers."""
+    try:
+        return None if weights is None else tuple(map(float, weights))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"weights are numbers, one for each flow, not {weights!r}") from error
+
+
+def weights_of(weights: Sequence[float] | None, flows: int) -> list[int]:
+    """Return the weights as integers in the same proportions; None means equal weights. Raises UsageError."""
+    if weights is None:
+        return [1] * flows
+    if len(weights) != flows:
+        raise UsageError(f"{len(weights)} weights for {flows} flows: give one for each, this flow's first")
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise UsageError(f"weights must be finite, not negative, and not all 0, not {tuple(weights)}")
+    ratios = [weight.as_integer_ratio() for weight in weights]
+    common = math.lcm(*(below for _, below in ratios))
+    return [above * (common // below) for above, below in ratios]
+
+
+def weighted_choice(weights: Sequence[int], word: int) -> int:
+    """Return the n that the random word selects, with probability ``weights[n] / sum(weights)`` to 2**-64."""
+    ends = list(accumulate(weights))
+    return bisect_right(ends, word * ends[-1] >> 64)
+
+
+@dataclass(frozen=True)
+class Mix(Combined):
+    """All items of all flows, interleaved at random. See :meth:`.Flow.mix`.
+
+    Without weights every interleaving has the same probability.
+    """
+
+    weights: tuple[float, ...] | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        seed_of(self.seed)
+        if not all(weights_of(self.weights, len(self.nodes))):
+            raise UsageError(
+                f"a flow of weight 0 is never drawn; leave it out, or use choose(): {self.weights}"
+            )
+        if self.weights is None and not all(node.length.is_exact for node in self.nodes):
+            lengths = ", ".join(str(node.length) for node in self.nodes)
+            raise UsageError(f"mix() needs weights where lengths are not exact; these are: {lengths}")
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        left, cost = self._left(), self.weights is None
+        word = words(now.bits(self, self.seed))
+        passes = self.begun(now)
+        with ended(passes):
+            while any(left):
+                n = weighted_choice(left, next(word))
+                found = list(islice(passes[n], 1))
+                left[n] = left[n] - cost if found else 0
+                if found:
+                    yield found.pop()
+
+    def _left(self) -> list[int]:
+        """The weights by which the next flow is drawn."""
+        if self.weights is None:
+            return [node.length.items for node in self.nodes]
+        return weights_of(self.weights, len(self.nodes))
+
+
+@dataclass(frozen=True)
+class Choose(Combined):
+    """Items of flows that are drawn at random, until a drawn flow has ended. See :meth:`.Flow.choose`."""
+
+    weights: tuple[float, ...] | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        seed_of(self.seed)
+        weights_of(self.weights, len(self.nodes))
+
+    @property
+    def length(self) -> Length:
+        lengths = [node.length for node, weight in zip(self.nodes, self._weights, strict=True) if weight]
+        if len(lengths) == 1 or all(length.is_infinite for length in lengths):
+            return lengths[0]
+        return (
+            UNKNOWN
+            if any(length.is_infinite for length in lengths)
+            else reduce(Length.then, lengths).filtered()
+        )
+
+    @property
+    def _weights(self) -> list[int]:
+        return weights_of(self.weights, len(self.nodes))
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        weights = self._weights
+        passes = self.begun(now)
+        with ended(passes):
+            for word in words(now.bits(self, self.seed)):
+                found = list(islice(passes[weighted_choice(weights, word)], 1))
+                if not found:
+                    return
+                yield found.pop()

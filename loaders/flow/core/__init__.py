@@ -1,1 +1,0 @@
-"""What every step of a flow is made of."""

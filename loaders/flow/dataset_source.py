@@ -1,0 +1,271 @@
+"""A source of a converted dataset's records, or of the items that were saved in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shardprep.formats.errors import ManifestDamaged, UsageError
+from shardprep.formats.records.items import ItemForm
+from shardprep.formats.records.labels import SPACES
+from shardprep.formats.records.record import Record
+from shardprep.formats.runtime.owned import CollectedEnd
+from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, OpenColumns, PartFiles, RecordPlace
+from shardprep.formats.shards.dataset import Dataset, RecordSet
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.read import LocalFiles, OpenShards
+from shardprep.formats.storage.cache import FileSource
+from shardprep.formats.storage.collection import open_records
+from shardprep.loaders.flow.node import Fetched, Length, described, exact, seed_of, within
+from shardprep.loaders.flow.passes import PassContext
+from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
+from shardprep.loaders.loader.options import Subset, WantedColumns, place_of, plan_of
+from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
+from shardprep.loaders.transforms.contract import IMAGE
+
+ItemKey = tuple[int, int, int, bytes, int, int]  # number, shard, ordinal; key, label, CRC-32C from the index
+
+
+@dataclass(frozen=True)
+class ItemFetch:
+    """Reads items of ``form``: their ``columns``, and their images where they have one.
+
+    ``labels`` has what a stored label was given as: a number or a name; the last is that of -1.
+    """
+
+    folder: Path
+    container: str
+    shards: tuple[FileEntry, ...]
+    columns: tuple[ColumnEntry, ...]
+    files: FileSource
+    form: ItemForm
+    labels: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> ItemFetch:
+        """Return the reader of a dataset of items. Raises ManifestDamaged if form and columns differ."""
+        manifest = dataset.manifest
+        form = ItemForm.of_manifest(manifest.source)
+        if form is None or form.columns != manifest.schema.names:
+            raise ManifestDamaged("says of its items what its columns do not have", path=dataset.path)
+        columns = manifest.columns.entries if manifest.columns else ()
+        labels = (*_labels(form, dataset.classes), -1)
+        files = FileSource.of(dataset)
+        return cls(dataset.path, manifest.container, manifest.shards, columns, files, form, labels)
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[ItemKey], Any]]:
+        with (
+            self.files.open() as files,
+            closing(OpenShards(self.folder, self.container, self.shards, files)) as shards,
+            closing(OpenColumns(self.folder, self.columns, self.container, files=files)) as columns,
+        ):
+            read = [columns[name].value for name in columns.names]
+            yield partial(self._item, shards if "image" in self.form.own else None, read)
+
+    def _item(
+        self, shards: OpenShards | None, read: Sequence[Callable[[RecordPlace], Any]], key: ItemKey
+    ) -> Any:
+        number, shard, ordinal, name, label, _ = key
+        image = b"" if shards is None else shards.record(shard, ordinal, indexed=key[3:]).image
+        place = RecordPlace(number, shard, ordinal, name)
+        values = [value(place) for value in read]
+        return self.form.item(name.decode(), self.labels[label], image, values)
+
+
+def _labels(form: ItemForm, classes: tuple[str, ...]) -> tuple[Any, ...]:
+    if form.is_named:
+        return classes
+    number_of = {name: number for number, name in enumerate(form.classes)}
+    return tuple(number_of.get(name, place) for place, name in enumerate(classes))
+
+
+Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-32C from the index; number
+
+
+@dataclass(frozen=True)
+class RecordFetch:
+    """Reads records by their keys, without the index. Pickles to few bytes."""
+
+    parts: tuple[PartFiles, ...]
+    files: FileSource
+    label_map: tuple[int, ...]
+    with_keys: bool
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[Key], Any]]:
+        with self.files.open() as files, closing(self.open_shards(files)) as shards:
+            yield partial(self._item, shards)
+
+    def open_shards(self, files: LocalFiles) -> OpenShards:
+        """Return the shards of all parts."""
+        return OpenShards.of_parts(((part.folder, part.container, part.shards) for part in self.parts), files)
+
+    def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
+        record = shards.record(key[0], key[1], indexed=key[2:5])
+        label = self.label_map[record.label]
+        return (record.key, record.image, label) if self.with_keys else (record.image, label)
+
+
+@dataclass(frozen=True)
+class ColumnFetch(RecordFetch):
+    """Reads records with a dict of columns in place of the image. Pickles to few bytes for each column."""
+
+    wanted: WantedColumns
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[Key], Any]]:
+        with (
+            self.files.open() as files,
+            closing(self.open_shards(files)) as shards,
+            closing(ChainedColumns(self.parts, files)) as columns,
+        ):
+            yield partial(self._values, shards, columns)
+
+    def _values(self, shards: OpenShards, columns: ChainedColumns, key: Key) -> tuple[Any, ...]:
+        shard, ordinal, name, label, _, number = key
+        record = Record(name.decode(), self.label_map[label], b"")
+        if self.wanted.with_image:
+            record = record._replace(image=shards.record(shard, ordinal, indexed=key[2:5]).image)
+        found = columns.of(record, RecordPlace(number, shard, ordinal, name))
+        values = {each: found.image if each == IMAGE else found.columns[each] for each in self.wanted.names}
+        return (record.key, values, record.label) if self.with_keys else (values, record.label)
+
+
+ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
+
+
+@dataclass(frozen=True)
+class FromDataset(Fetched):
+    """The records in the order of the epoch with the pass's number. See :meth:`.Flow.from_dataset`.
+
+    A record's key has the values of its index row. While keys are drawn in the order of the pass, a thread
+    reads the shards ahead. Pickled as the dataset's path; workers that fetch need no index.
+    """
+
+    dataset: RecordSet
+    plan: EpochPlan
+    with_keys: bool
+    columns: WantedColumns
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shuffle: Shuffle | None,
+        seed: int,
+        label_space: str,
+        with_keys: bool,
+        columns: Sequence[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+    ) -> FromDataset:
+        """Open the dataset; one of saved items gives these, unless ``columns`` are named.
+
+        Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
+        """
+        dataset = open_records(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
+        if columns is None and _has_items(dataset):
+            if with_keys or label_space != SPACES[0]:
+                raise UsageError(
+                    "has items of the form they were saved in: leave out with_keys and labels, or name the columns",
+                    path=path,
+                )
+            cls = SavedItems
+        plan = plan_of(
+            Subset(dataset),
+            shuffle=shuffle,
+            seed=seed_of(seed),
+            batch_size=getattr(shuffle, "partitions", 1),  # a flow's steps are items; it has no ranks
+            rank=0,
+            world_size=1,
+            drop_last=False,
+        )
+        made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
+        CollectedEnd(made, dataset.close)
+        return made
+
+    @property
+    def label(self) -> str:
+        return "from_dataset"
+
+    @property
+    def description(self) -> str:
+        return described(
+            self,
+            self.plan.dataset,
+            f"shuffle={self.plan.shuffle}",
+            f"seed={self.plan.seed}",
+            f"with_keys={self.with_keys}",
+            *((f"columns={self.columns.names}",) if self.columns.are_chosen else ()),
+        )
+
+    @property
+    def length(self) -> Length:
+        return exact(len(self.dataset))
+
+    @property
+    def never_change(self) -> bool:
+        return True
+
+    def fetch(self) -> RecordFetch:
+        labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())
+        files, parts = FileSource.of(self.dataset), self.columns.files_of(self.dataset)
+        if not self.columns.are_chosen:
+            return RecordFetch(parts, files, labels, self.with_keys)
+        return ColumnFetch(parts, files, labels, self.with_keys, self.columns)
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
+        order, shards = self.plan.order(now.number), self.plan.shards(now.number)
+        numbers = within(numbers, self.length)
+        if shards is None or not self.columns.with_image:
+            yield from map(self._key, order.each(numbers))
+            return
+        stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards)
+        with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
+            yield from map(self._key, order.each(_announced(ahead, order, numbers)))
+
+    def _key(self, number: int) -> Key:
+        key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
+        return shard, ordinal, key, label, crc32c, number
+
+
+def _has_items(dataset: RecordSet) -> bool:
+    """Whether it is one dataset of saved items; of a collection of such, a flow has the columns."""
+    return isinstance(dataset, Dataset) and ItemForm.of_manifest(dataset.manifest.source) is not None
+
+
+@dataclass(frozen=True)
+class SavedItems(FromDataset):
+    """The items of a dataset that :func:`.write_dataset` wrote, in the form in which they were given."""
+
+    dataset: Dataset
+
+    def fetch(self) -> ItemFetch:  # type: ignore[override]
+        return ItemFetch.of(self.dataset)
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        order = self.plan.order(now.number)
+        return map(self._place, order.each(within(numbers, self.length)))
+
+    def _place(self, number: int) -> ItemKey:
+        key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
+        return number, shard, ordinal, key, label, crc32c
+
+
+def _announced(ahead: ReadAhead, order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
+    """Yield these places; announce further records while they are in order."""
+    due = 0
+    for place in places:
+        if place == due:
+            ahead.expect(order[due : due + ANNOUNCED_RECORDS])
+            due += ANNOUNCED_RECORDS
+        yield place

@@ -1,0 +1,280 @@
+"""Functions of each item, or of some of its components, called in the consumer's thread."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from itertools import count
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.records.items import ColumnRecord
+from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.record import Record
+from shardprep.formats.records.schema import RESERVED
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow.node import Length, Node, Step, described, numbered, seed_of
+from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
+from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
+
+
+class PerItem(Step):
+    """A step with an n-th result that depends on its source's n-th item only."""
+
+    @abstractmethod
+    def result(self, now: PassContext, number: int, item: Any) -> Any:
+        """The result for the item with this number in this pass."""
+
+    def wanted(self, results: Iterator[Any]) -> Iterator[Any]:
+        """The results that are yielded: all."""
+        return results
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        return self.results(now)
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self.results(now, numbers) if self.can_pick else super().pick(now, numbers)
+
+    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        """The results of all items, or of those picked. A yielded result is not referenced here any more."""
+        items, places = numbered(self, now, numbers)
+        result = now.here.timed(self.label, lambda item, number: self.result(now, number, item))
+        try:
+            # a for loop would keep a reference to the item
+            yield from self.wanted(map(result, items, places))
+        finally:
+            end(items)
+
+
+@dataclass(frozen=True)
+class Mapped(PerItem):
+    """``function(item)`` for each item, or ``function(item, rng)`` with ``random``.
+
+    A result of None raises UsageError; with ``drop_none`` it is left out.
+    """
+
+    source: Node
+    function: Function
+    _: KW_ONLY
+    drop_none: bool
+    random: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        seed_of(self.seed)
+
+    @property
+    def description(self) -> str:
+        return described(self, f"drop_none={self.drop_none}", f"random={self.random}", f"seed={self.seed}")
+
+    @property
+    def length(self) -> Length:
+        return self.source.length.filtered() if self.drop_none else self.source.length
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick and not self.drop_none
+
+    @property
+    def label(self) -> str:
+        return f"map({self.function.name})"
+
+    def result(self, now: PassContext, number: int, item: Any) -> Any:
+        """Call the function. Thread-safe if the function is."""
+        with ErrorNote(now, number, self.label):
+            rng = (now.rng(self, self.seed, number),) if self.random else ()
+            found = self.function(item, *rng)
+            if found is None and not self.drop_none:
+                raise UsageError(
+                    f"{self.function.name} returned None for item {number}: return a value, "
+                    "or leave such items out with drop_none=True"
+                )
+            return found
+
+    def wanted(self, results: Iterator[Any]) -> Iterator[Any]:
+        return filter(_is_not_none, results) if self.drop_none else results
+
+
+def _is_not_none(result: Any) -> bool:
+    return result is not None
+
+
+@dataclass(frozen=True)
+class Map(Mapped):
+    """A map that calls the function when the consumer asks for an item."""
+
+
+@dataclass(frozen=True)
+class Filter(Step):
+    """The items for which ``function(item)`` is true."""
+
+    source: Node
+    function: Function
+
+    @property
+    def label(self) -> str:
+        return f"filter({self.function.name})"
+
+    @property
+    def length(self) -> Length:
+        return self.source.length.filtered()
+
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        items, numbers = self.drawn(now), count()
+
+        def is_wanted(item: Any) -> bool:
+            with ErrorNote(now, next(numbers), self.label):
+                return bool(self.function(item))
+
+        try:
+            yield from filter(now.here.timed(self.label, is_wanted), items)
+        finally:
+            end(items)
+
+
+LABEL = ArraySpec("label", (), "int64")
+
+
+@dataclass(frozen=True)
+class Transforming:
+    """Makes (what the transform returns, label) from (encoded image, label). Picklable if the transform is.
+
+    The record that the transform gets has an empty key. A dict in place of the image has the image and the
+    columns; in place of the item it may have key and label, too. The note of an error has the item's number.
+    """
+
+    transform: Transform
+
+    @property
+    def outputs(self) -> tuple[ArraySpec, ...] | None:
+        """The specs of a result; None where the transform does not declare its own."""
+        declared = outputs_of(self.transform)
+        return None if declared is None else (*declared, LABEL)
+
+    def __call__(self, item: Any, rng: np.random.Generator) -> tuple[Any, ...]:
+        record = _record_of(item)
+        made = self.transform(record, rng)
+        return (*(made if isinstance(made, tuple) else (made,)), np.int64(record.label))
+
+
+def _record_of(item: Any) -> Record:
+    """Return the record that a transform is given for an item."""
+    if isinstance(item, Record):
+        return item
+    if isinstance(item, dict):
+        return _record_of_values(item)
+    if isinstance(item, tuple | list) and len(item) == 2:
+        image, label = item
+        if isinstance(image, dict):
+            return _record_of_values(image | {"label": label})
+        return Record("", int(label), image)
+    raise UsageError(
+        f"a transform is for items of (image, label), or for dicts, not for a {type(item).__name__}"
+    )
+
+
+def _record_of_values(values: dict[str, Any]) -> Record:
+    label = values.get("label", UNLABELLED)
+    if isinstance(label, str):
+        raise UsageError("a transform needs labels as numbers: from_dataset(path, columns=...) has them")
+    columns = {name: value for name, value in values.items() if name not in RESERVED}
+    record = Record(values.get("key", ""), int(label), values.get("image", b""))
+    return ColumnRecord.of(record, columns) if columns else record
+
+
+@dataclass(frozen=True)
+class MapComponent(PerItem):
+    """Each item as a new one, with ``component`` replaced by ``function`` of it."""
+
+    source: Node
+    function: Function
+    component: int | str
+    _: KW_ONLY
+    random: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check(self.component)
+        seed_of(self.seed)
+
+    @property
+    def label(self) -> str:
+        return f"map_component({self.function.name}, {self.component!r})"
+
+    def result(self, now: PassContext, number: int, item: Any) -> Any:
+        with ErrorNote(now, number, self.label):
+            value = _component(item, self.component, number)
+            rng = (now.rng(self, self.seed, number),) if self.random else ()
+            return _with(item, self.component, self.function(value, *rng))
+
+
+@dataclass(frozen=True)
+class Select(PerItem):
+    """These components of each item: numbers give a tuple, names a dict."""
+
+    source: Node
+    components: tuple[int | str, ...]
+
+    def __post_init__(self) -> None:
+        for component in self.components:
+            _check(component)
+        names = {component for component in self.components if isinstance(component, str)}
+        if not self.components or (names and len(names) < len(self.components)):
+            raise UsageError(f"select takes numbers, or names, of which each once, not {self.components}")
+
+    @property
+    def label(self) -> str:
+        return f"select({', '.join(map(repr, self.components))})"
+
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
+    def result(self, now: PassContext, number: int, item: Any) -> Any:
+        found = (_component(item, component, number) for component in self.components)
+        if isinstance(self.components[0], str):
+            return dict(zip(self.components, found, strict=True))
+        return tuple(found)
+
+
+def _check(component: object) -> None:
+    if isinstance(component, bool) or not isinstance(component, str | SupportsIndex):
+        raise UsageError(f"a component is named by its number or its name, not {component!r}")
+
+
+def _component(item: Any, component: Any, number: int) -> Any:
+    """Return the item's component; negative numbers count from the end."""
+    if isinstance(item, dict):
+        found, there = component in item, ", ".join(map(str, item))
+    elif isinstance(item, tuple | list):
+        found = not isinstance(component, str) and -len(item) <= component < len(item)
+        there = f"{len(item)}, numbered from 0"
+    else:
+        raise UsageError(
+            f"item {number} is {type(item).__name__}, and only tuples, lists and dicts have components"
+        )
+    if not found:
+        raise UsageError(f"item {number} has no component {component!r}: it has {there or 'none'}")
+    return item[component]
+
+
+def _with(item: Any, component: Any, value: Any) -> Any:
+    """Return a new item of the same kind with the component replaced."""
+    if isinstance(item, dict):
+        return item | {component: value}
+    if hasattr(item, "_fields"):
+        return item._replace(**{item._fields[component]: value})
+    parts = list(item)
+    parts[component] = value
+    return parts if isinstance(item, list) else tuple(parts)

@@ -1,1 +1,0 @@
-"""A function applied to each item, in threads or processes."""

@@ -1,0 +1,383 @@
+"""The nodes of a flow: sources and steps, their checks, their length, and their items' numbers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from enum import Enum
+from itertools import count
+from numbers import Real
+from typing import Any, Protocol, SupportsIndex, cast
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow.passes import PassContext
+
+
+class LengthKind(Enum):
+    """The kinds of knowledge about a length."""
+
+    EXACT = "exactly"
+    AT_MOST = "at most"
+    UNKNOWN = "unknown"
+    INFINITE = "infinite"
+
+
+@dataclass(frozen=True)
+class Length:
+    """The number of items that each pass of a flow has.
+
+    ``kind`` says what is known: the length is exact, an upper bound, unknown or infinite. ``count`` is the
+    exact number or the bound, and ``math.inf`` for unknown and infinite lengths. Equal by value, picklable.
+    Raises UsageError for a negative ``count``.
+    """
+
+    kind: LengthKind
+    count: float
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise UsageError(f"a length cannot be {self.count}")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether ``count`` is the exact number of items."""
+        return self.kind is LengthKind.EXACT
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether a pass never ends."""
+        return self.kind is LengthKind.INFINITE
+
+    @property
+    def items(self) -> int:
+        """The exact number of items. Raises UsageError where it is not known."""
+        if not self.is_exact:
+            raise UsageError(f"the length of this flow is {self}, and an exact one is needed here")
+        return int(self.count)
+
+    def filtered(self) -> Length:
+        """The length after a step that may leave out any item."""
+        return UNKNOWN if math.isinf(self.count) else at_most(int(self.count))
+
+    def times(self, passes: int) -> Length:
+        """The length of ``passes`` passes, one after the other."""
+        return Length(self.kind, self.count * passes) if passes else exact(0)
+
+    def limited(self, count: int) -> Length:
+        """The length of the first ``count`` items."""
+        if self.is_exact or self.is_infinite:
+            return exact(int(min(self.count, count)))
+        return at_most(int(min(self.count, count)))
+
+    def without(self, count: int) -> Length:
+        """The length without the first ``count`` items."""
+        return self if math.isinf(self.count) else Length(self.kind, max(0, int(self.count) - count))
+
+    def batches(self, size: int, *, drop: bool) -> Length:
+        """The number of batches of ``size`` items; ``drop`` leaves out a batch that is not full."""
+        if math.isinf(self.count):
+            return self
+        return Length(self.kind, int(self.count) // size if drop else -(-int(self.count) // size))
+
+    def then(self, other: Length) -> Length:
+        """The length of both flows, one after the other or interleaved."""
+        if self.is_infinite or other.is_infinite:
+            return INFINITE
+        if LengthKind.UNKNOWN in (self.kind, other.kind):
+            return UNKNOWN
+        kind = LengthKind.EXACT if self.is_exact and other.is_exact else LengthKind.AT_MOST
+        return Length(kind, self.count + other.count)
+
+    def shortest(self, other: Length) -> Length:
+        """The length of the shorter of both flows."""
+        known = [length for length in (self, other) if not length.is_infinite]
+        if len(known) < 2:
+            return known[0] if known else INFINITE
+        count = min(self.count, other.count)
+        if self.is_exact and other.is_exact:
+            return exact(int(count))
+        return UNKNOWN if math.isinf(count) else at_most(int(count))
+
+    def __str__(self) -> str:
+        return self.kind.value if math.isinf(self.count) else f"{self.kind.value} {int(self.count):,}"
+
+
+def exact(count: int) -> Length:
+    return Length(LengthKind.EXACT, count)
+
+
+def at_most(count: int) -> Length:
+    return Length(LengthKind.AT_MOST, count)
+
+
+UNKNOWN = Length(LengthKind.UNKNOWN, math.inf)
+INFINITE = Length(LengthKind.INFINITE, math.inf)
+
+
+class Node(ABC):
+    """A source, or a step over other nodes.
+
+    Nodes are frozen dataclasses: immutable, picklable, without any state of a pass. ``sources`` are the nodes
+    that a node draws from; a source has none.
+    """
+
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[Node, ...]: ...
+
+    @property
+    @abstractmethod
+    def length(self) -> Length:
+        """The number of items of each pass."""
+
+    @abstractmethod
+    def run(self, now: PassContext) -> Iterator[Any]:
+        """Run one pass. Its items depend on ``now.number`` only.
+
+        Closing or dropping the iterator releases what the pass uses. A step draws from its n-th source by
+        ``self.sources[n].run(now.of(self, n))``.
+        """
+
+    @property
+    def label(self) -> str:
+        """The name of this step or source in exceptions and stats: its method, with what tells it apart."""
+        return type(self).__name__.lower()
+
+    @property
+    def description(self) -> str:
+        """What the items of a number depend on, besides functions and contents, as a line of text.
+
+        It is the same however the step is run: in this thread, in others, or in processes.
+        """
+        plain = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
+        facts = [f"{name}={value!r}" for name, value in plain.items() if _is_plain(value)]
+        return described(self, *facts)
+
+    @property
+    def can_pick(self) -> bool:
+        """Whether :meth:`pick` can return any item by its number. Requires an exact length."""
+        return False
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yield the items that ``run`` yields at these places, in the order of ``numbers``.
+
+        ``numbers`` may be drawn some items ahead of the yielded item. Raises UsageError unless ``can_pick``.
+        """
+        raise UsageError(f"items of {type(self).__name__} cannot be had by number, in any order")
+
+    @property
+    def never_change(self) -> bool:
+        """Whether neither this nor an earlier step writes to an item after it was yielded."""
+        return False
+
+    @property
+    def height(self) -> int:
+        """The longest path to a source, which has height 0. It identifies the step in random streams."""
+        return 1 + max((source.height for source in self.sources), default=-1)
+
+
+def described(node: Node, *facts: str) -> str:
+    """Return the description of a node, with these facts."""
+    return f"{node.label.partition('(')[0]}({', '.join(facts)})"
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float | str)
+
+
+class Step(Node):
+    """A node with one source, in the field ``source``."""
+
+    source: Node
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        return (self.source,)
+
+    @property
+    def length(self) -> Length:
+        return self.source.length
+
+    def drawn(self, now: PassContext) -> Iterator[Any]:
+        """Run a pass of the source."""
+        return self.source.run(now.of(self))
+
+
+class Fetch(Protocol):
+    """Makes an item from a small key, in any process. Picklable."""
+
+    def open(self) -> AbstractContextManager[Any]:
+        """Open what is needed; the context's value is a function from a key to its item, for one thread."""
+
+
+class Fetched(Node):
+    """A source with items that are made from small keys (numbers, paths), in any process.
+
+    A ``map`` with processes sends the keys to its workers, and the workers read.
+    """
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        return ()
+
+    @abstractmethod
+    def fetch(self) -> Fetch:
+        """The object that makes items from keys."""
+
+    @abstractmethod
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        """The keys of the items with these numbers, in that order. Each key pickles to few bytes."""
+
+    @property
+    def can_pick(self) -> bool:
+        return True
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        keys = self.keys(now, numbers)
+        try:
+            with self.fetch().open() as item_of:
+                yield from map(now.here.timed(self.label, item_of), keys)
+        finally:
+            end(keys)
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        return self.pick(now, range(self.length.items))
+
+
+class BatchingSource(ABC):
+    """A node that can make whole batches for a following ``batch`` step, if ``can_batch``."""
+
+    @property
+    @abstractmethod
+    def can_batch(self) -> bool: ...
+
+    @abstractmethod
+    def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
+        """Yield new arrays of ``size`` rows in the form of the items; they are never written to again.
+
+        A last batch may have fewer rows, but at least ``least``; fewer items than that are left out.
+        """
+
+
+def checked_int(value: object, name: str, *, least: int) -> int:
+    """Return the value, a Python or numpy integer, as an int.
+
+    Raises UsageError for booleans, floats, and numbers below ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+        raise UsageError(f"{name} must be a whole number, at least {least}, not {value!r}")
+    return operator.index(value)
+
+
+def seed_of(value: object) -> int:
+    """Return the value as a seed: an int below 2**64. Raises UsageError."""
+    seed = checked_int(value, "a seed", least=0)
+    if seed >= 1 << 64:
+        raise UsageError(f"a seed must be below 2**64, not {seed}")
+    return seed
+
+
+def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
+    """Yield the numbers unchanged.
+
+    Raises IndexError for a number that no item has, UsageError for a value that is no whole number.
+    """
+    count = length.items
+    for number in numbers:
+        is_int = type(number) is int  # asked first: SupportsIndex takes 10 us
+        if not is_int and (isinstance(number, bool) or not isinstance(number, SupportsIndex)):
+            raise UsageError(f"items are picked by whole numbers, not by {number!r}")
+        if not 0 <= number < count:
+            raise IndexError(f"item {number} of {count}")
+        yield number
+
+
+def seconds_of(value: object, name: str, *, above: float | None = None) -> float:
+    """Return the value as a float.
+
+    Raises UsageError unless it is a finite number: at least 0, or more than ``above`` where that is given.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        seconds = float(value)
+        if (seconds >= 0 if above is None else seconds > above) and seconds < math.inf:
+            return seconds
+    least = "0 or more" if above is None else f"more than {above:g}"
+    raise UsageError(f"{name} must be a number of seconds, {least}, not {value!r}")
+
+
+class PendingNumbers:
+    """The numbers that a source draws; each is kept until its item has been yielded.
+
+    Iterate it once, in any thread and any number of items ahead. ``again`` yields the drawn numbers a second
+    time.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._numbers = numbers
+        self._ahead: deque[int] = deque()
+
+    def __iter__(self) -> Iterator[int]:
+        for number in self._numbers:
+            self._ahead.append(number)
+            yield number
+
+    @property
+    def again(self) -> Iterator[int]:
+        """The numbers that were drawn and not yet yielded here."""
+        return iter(self._ahead.popleft, None)
+
+
+def numbered(
+    step: Step, now: PassContext, numbers: Iterable[int] | None = None
+) -> tuple[Iterator[Any], Iterator[int]]:
+    """Return two iterators: over the source's items, all or those of ``numbers``; and over their numbers.
+
+    Draw the item first, then its number. The caller ends the items (:func:`.passes.end`).
+    """
+    if numbers is None:
+        return step.drawn(now), count()
+    asked = PendingNumbers(numbers)
+    return step.source.pick(now.of(step), asked), asked.again
+
+
+class Renumbered(Step):
+    """A step that yields its source's items at other places."""
+
+    @abstractmethod
+    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+        """The numbers in the source of the items at these places. Called where the source can pick."""
+
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        if not self.can_pick:
+            return super().pick(now, numbers)
+        return self.source.pick(now.of(self), self.numbers(now, within(numbers, self.length)))
+
+
+class RenumberedKeys(Renumbered, Fetched):
+    """A renumbering step over a :class:`Fetched` source; its own items are fetched, too."""
+
+    @property
+    def _fetched(self) -> Fetched:
+        return cast("Fetched", self.source)
+
+    def fetch(self) -> Fetch:
+        return self._fetched.fetch()
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self._fetched.keys(now.of(self), self.numbers(now, within(numbers, self.length)))

@@ -1,0 +1,436 @@
+"""A running pass of a flow: its context, its counters, and the functions that it sends to processes."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal, Protocol, TypeVar, cast
+from zlib import crc32
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Owned
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.pickling import (
+    INSTALL_CLOUDPICKLE,
+    can_dump_by_value,
+    dumps_by_value,
+    dumps_noting_main,
+    loads,
+)
+from shardprep.loaders.order.rng import flow_bits
+
+NodePlace = tuple[tuple[int, ...], int]
+T = TypeVar("T")
+SECONDS = ("starved", "blocked", "filling", "cpu", "queued")  # of GroupTimes, besides its stages
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """The seconds of the stages that share the thread, the threads or the processes of one step.
+
+    ``name`` is the step's, "main" for the consumer's thread. ``place`` is where the stages run, as in
+    :class:`.StageLoad`; ``width`` is the number of threads or processes. ``stages`` are the seconds of each
+    stage, of all threads or processes together. ``starved`` is how long they waited for items, ``blocked``
+    how long for the consumer. ``filling``, ``cpu`` and ``queued`` are for processes only: the seconds with
+    work, and the parts of these on a CPU and waiting for one.
+    """
+
+    name: str
+    place: Literal["worker", "main", "thread"]
+    width: int = 1
+    stages: dict[str, float] = field(default_factory=dict)
+    starved: float = 0.0
+    blocked: float = 0.0
+    filling: float = 0.0
+    cpu: float = 0.0
+    queued: float = 0.0
+
+    def plus(self, other: GroupTimes) -> GroupTimes:
+        """Return the sum of both, which are of one group."""
+        stages = dict.fromkeys((*self.stages, *other.stages), 0.0)
+        for name in stages:
+            stages[name] = self.stages.get(name, 0.0) + other.stages.get(name, 0.0)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in SECONDS}
+        return replace(self, stages=stages, **sums)
+
+    def less(self, other: GroupTimes) -> GroupTimes:
+        """Return what was counted after ``other``, earlier times of the same group."""
+        stages = {name: seconds - other.stages.get(name, 0.0) for name, seconds in self.stages.items()}
+        return replace(
+            self, stages=stages, **{name: getattr(self, name) - getattr(other, name) for name in SECONDS}
+        )
+
+
+class GroupMeter:
+    """Counters of one group. The group's stages are counted in one thread; any thread may read."""
+
+    def __init__(self, name: str, place: Literal["main", "thread"], width: int = 1) -> None:
+        self._name, self._place, self._width = name, place, width
+        self._stages: dict[str, float] = {}
+        self._waits = {"starved": 0.0, "blocked": 0.0}
+
+    def count(self, stage: str, seconds: float) -> None:
+        """Add the seconds of a stage that were measured elsewhere."""
+        self._stages[stage] = self._stages.get(stage, 0.0) + seconds
+
+    def count_wait(self, seconds: float) -> None:
+        """Add seconds of waiting for items that were measured elsewhere."""
+        self._waits["starved"] += seconds
+
+    def timed(self, stage: str, call: Callable[..., T]) -> Callable[..., T]:
+        """Return ``call``, with its seconds counted for the stage."""
+        return _timed(self._stages, stage, call)
+
+    def timed_draws(self, stage: str, items: Iterator[T]) -> Iterator[T]:
+        """Return the items, with the seconds of drawing each counted for the stage."""
+        return _TimedDraws(self.timed(stage, items.__next__), items)
+
+    def timed_wait(self, call: Callable[..., T]) -> Callable[..., T]:
+        """Return ``call``, with its seconds counted as waiting for items."""
+        return _timed(self._waits, "starved", call)
+
+    def timed_block(self, call: Callable[..., T]) -> Callable[..., T]:
+        """Return ``call``, with its seconds counted as waiting for the consumer."""
+        return _timed(self._waits, "blocked", call)
+
+    def restart(self) -> None:
+        """Set the counters to 0."""
+        for counters in (self._stages, self._waits):
+            counters.update(dict.fromkeys(counters, 0.0))
+
+    def read(self) -> GroupTimes:
+        return GroupTimes(self._name, self._place, self._width, dict(self._stages), **self._waits)
+
+
+def _timed(counters: dict[str, float], name: str, call: Callable[..., T]) -> Callable[..., T]:
+    counters.setdefault(name, 0.0)
+
+    def counted(*arguments: Any) -> T:
+        began = perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            counters[name] += perf_counter() - began
+
+    return counted
+
+
+class _TimedDraws(Iterator[T]):
+    def __init__(self, draw: Callable[[], T], items: Iterator[T]) -> None:
+        self._draw = draw
+        self._items = items
+
+    def __next__(self) -> T:
+        return self._draw()
+
+    def close(self) -> None:
+        end(self._items)
+
+
+class Readable(Protocol):
+    """The counters of a group."""
+
+    def read(self) -> GroupTimes: ...
+
+
+R = TypeVar("R", bound=Readable)
+
+
+class PassMeter:
+    """Counters of one pass, and whether it ``is_over``. One thread draws its items; any thread may read.
+
+    ``rows`` are those of the ``items``; ``timed`` of them were not in the first item. ``elapsed`` are the
+    seconds from the first item to the last event, ``drawing`` the part of them within the flow, and
+    ``warming`` those before the first item. ``main`` counts from the first item on, ``groups`` from the
+    beginning.
+    """
+
+    def __init__(self) -> None:
+        self.items = self.rows = self.timed = 0
+        self.is_over = False
+        self.elapsed = self.drawing = self.warming = 0.0
+        self.main = GroupMeter("main", "main")
+        self.groups: dict[NodePlace, Readable] = {}
+        self._first: float | None = None
+
+    def group(self, at: NodePlace, make: Callable[[], R]) -> R:
+        """The group of the step at this place, made by ``make`` in its first run."""
+        found = self.groups.get(at)
+        return cast("R", self.groups.setdefault(at, make()) if found is None else found)
+
+    def drew(self, began: float, rows: int | None) -> None:
+        """Count a draw that began then and gave an item of ``rows`` rows; None for no item."""
+        now = perf_counter()
+        if self._first is not None:
+            self.elapsed, self.drawing = now - self._first, self.drawing + now - began
+            self.timed += rows or 0
+        elif rows is not None:
+            self._first, self.warming = now, now - began
+            self.main.restart()
+        if rows is not None:
+            self.items, self.rows = self.items + 1, self.rows + rows
+
+
+class NodePosition(Protocol):
+    """The attributes of a node that give its place in the flow."""
+
+    @property
+    def sources(self) -> tuple[Any, ...]: ...
+
+    @property
+    def height(self) -> int: ...
+
+
+class Closeable(Protocol):
+    """An object that is kept between passes."""
+
+    def close(self) -> None: ...
+
+
+CloseableT = TypeVar("CloseableT", bound=Closeable)
+
+
+class PassResources(Owned):
+    """The objects that the steps of one flow keep between passes: worker processes, caches. Thread-safe.
+
+    Concurrent passes never borrow the same object: a pass gets an idle one or a new one. A shared object is
+    the same for all passes. No method takes a lock, because the garbage collector may end a pass, and so
+    return its objects, at any point of the program. Instead, each change is a single call of a built-in,
+    which is atomic.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[Hashable, deque[Closeable]] = {}
+        self._shared: dict[NodePlace, Closeable] = {}
+        self._closed = False
+
+    @contextmanager
+    def borrowed(self, place: Hashable, make: Callable[[], CloseableT]) -> Iterator[CloseableT]:
+        """Borrow an object made by ``make`` for this place. An exception in the context closes it."""
+        idle = self._idle.setdefault(
+            (os.getpid(), place), deque()
+        )  # a forked process cannot use the objects of its parent
+        idling = cast("CloseableT | None", _taken(idle))
+        found = make() if idling is None else idling
+        try:
+            yield found
+        except Exception:
+            found.close()
+            raise
+        except BaseException:  # the pass was closed early, or Ctrl-C
+            self._give_back(idle, found)
+            raise
+        self._give_back(idle, found)
+
+    def shared(self, place: NodePlace, make: Callable[[], CloseableT]) -> CloseableT:
+        """The one object for this place. ``make`` must be fast, and the object thread-safe."""
+        found = self._shared.get(place)
+        return cast("CloseableT", self._shared.setdefault(place, make()) if found is None else found)
+
+    def _give_back(self, idle: deque[Closeable], found: Closeable) -> None:
+        idle.append(found)
+        if self._closed:  # perhaps during this call
+            self._end(idle)
+
+    def close(self) -> None:
+        """Close the idle and shared objects; borrowed ones are closed when they are returned. Idempotent."""
+        self._closed = True
+        for idle in list(self._idle.values()):
+            self._end(idle)
+        while self._shared:
+            _, found = self._shared.popitem()
+            found.close()
+
+    def _end(self, idle: deque[Closeable]) -> None:
+        while (found := _taken(idle)) is not None:
+            found.close()
+
+
+def _taken(idle: deque[Closeable]) -> Closeable | None:
+    try:
+        return idle.pop()
+    except IndexError:
+        return None
+
+
+@dataclass(frozen=True)
+class StepRandom:
+    """The random streams of one step. Picklable."""
+
+    seed: int
+    step: int
+    branch: int
+
+    def bits(self, pass_number: int, item: int = 0) -> np.random.Philox:
+        """The random stream of (seed, pass, the item's number, this step), at its start."""
+        return flow_bits(self.seed, pass_number=pass_number, item=item, step=self.step, branch=self.branch)
+
+    def rng(self, pass_number: int, item: int = 0) -> np.random.Generator:
+        """A generator over :meth:`bits`."""
+        return np.random.Generator(self.bits(pass_number, item))
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """The ``number``-th pass of a node; ``branch`` is the path to it through steps with several sources.
+
+    ``meter`` counts the pass; ``group`` is the thread in which the node's items are drawn, None for the
+    consumer's.
+    """
+
+    number: int = 0
+    kept: PassResources = field(default_factory=PassResources)
+    branch: tuple[int, ...] = ()
+    meter: PassMeter = field(default_factory=PassMeter)
+    group: GroupMeter | None = None
+
+    def of(
+        self,
+        node: NodePosition,
+        source: int = 0,
+        *,
+        number: int | None = None,
+        group: GroupMeter | None = None,
+    ) -> PassContext:
+        """The context for a node's source.
+
+        ``number`` is its pass where that differs from the node's, ``group`` its thread likewise.
+        """
+        branch = (*self.branch, source) if len(node.sources) > 1 else self.branch
+        number = self.number if number is None else number
+        return PassContext(number, self.kept, branch, self.meter, group or self.group)
+
+    @property
+    def here(self) -> GroupMeter:
+        """The counters of the thread in which the node's items are drawn."""
+        return self.group or self.meter.main
+
+    def place(self, node: NodePosition) -> NodePlace:
+        """The key that identifies the node within the flow."""
+        return self.branch, node.height
+
+    def bits(self, node: NodePosition, seed: int, item: int = 0) -> np.random.Philox:
+        """The random stream of (seed, this pass, the item's number, this step), at its start."""
+        return self.stream(node, seed).bits(self.number, item)
+
+    def rng(self, node: NodePosition, seed: int, item: int = 0) -> np.random.Generator:
+        """A generator over :meth:`bits`."""
+        return self.stream(node, seed).rng(self.number, item)
+
+    def stream(self, node: NodePosition, seed: int) -> StepRandom:
+        """The step's random streams, to send to another process."""
+        return StepRandom(seed, node.height, crc32(_packed(self.branch)) if any(self.branch) else 0)
+
+
+def _packed(branch: tuple[int, ...]) -> bytes:
+    """Return a unique encoding of the branch: one byte for each number below 255, nine for the others."""
+    return b"".join(bytes([n]) if n < 255 else b"\xff" + n.to_bytes(8, "little") for n in branch)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A user's function, made picklable.
+
+    Lambdas, closures and functions of the main module need cloudpickle. Raises UsageError for an object that
+    cannot be called. Pickling raises UsageError for a function that cannot be sent.
+    """
+
+    call: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.call):
+            raise UsageError(
+                f"a {type(self.call).__name__} cannot be called: give a function, not what it returns"
+            )
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.call, "__qualname__", type(self.call).__qualname__))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _has_name(self):
+            return Function, (self.call,)
+        return _unpacked, (_by_value(self),)
+
+
+def _has_name(function: Function) -> bool:
+    """Whether another process can import the function by its name."""
+    try:
+        _, of_main = dumps_noting_main(function.call)
+    except Exception as error:  # a lambda or closure; cloudpickle reports other reasons
+        if not can_dump_by_value():
+            raise UsageError(
+                f"{function.name} cannot be sent to another process ({error}): {INSTALL_CLOUDPICKLE}, define it "
+                "at the top level of a module, or use threads"
+            ) from error
+        return False
+    return not (of_main and can_dump_by_value())
+
+
+def _by_value(function: Function) -> bytes:
+    try:
+        return dumps_by_value(function.call)
+    except Exception as error:
+        raise UsageError(
+            f"{function.name} cannot be sent to another process ({error}); what it refers to must be picklable"
+        ) from error
+
+
+def _unpacked(packed: bytes) -> Function:
+    return Function(loads(packed))
+
+
+class ErrorNote:
+    """A context that adds a note with the item to an exception: "In item 17 of pass 0, at map(load)".
+
+    StopIteration is raised as RuntimeError, because it would end the pass as if there were no more items.
+    A BaseException that is no Exception, such as KeyboardInterrupt, is raised unchanged.
+    """
+
+    __slots__ = ("_item", "_now", "_step")
+
+    def __init__(self, now: PassContext, item: int, step: str) -> None:
+        self._now = now
+        self._item = item
+        self._step = step
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, StopIteration):
+            stopped = RuntimeError(f"{self._step} raised StopIteration")
+            stopped.add_note(self._note)
+            raise stopped from error
+        if isinstance(error, Exception):
+            error.add_note(self._note)
+
+    @property
+    def _note(self) -> str:
+        return f"In item {self._item} of pass {self._now.number}, at {self._step}"
+
+
+def map_with_notes(
+    call: Callable[[Any], Any], items: Iterator[Any], now: PassContext, numbers: Iterator[int], step: str
+) -> Iterator[Any]:
+    """Yield ``call(item)`` for each item, with an ErrorNote. An item's number is drawn after the item.
+
+    No item or result is referenced after it was yielded.
+    """
+
+    def called(item: Any, number: int) -> Any:
+        with ErrorNote(now, number, step):
+            return call(item)
+
+    return map(now.here.timed(step, called), items, numbers)

@@ -1,0 +1,313 @@
+"""Steps that run their source ahead of the consumer: in a thread, or in one other process."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from queue import SimpleQueue
+from types import UnionType
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
+from shardprep.formats.shards.container import Room
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.slots import Arrays, SlotLayout
+from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.engine.messages import Clock, EngineBatch, Fill, Items, Skipped
+from shardprep.loaders.flow.node import Node, Step, checked_int, described
+from shardprep.loaders.flow.passes import GroupMeter, PassContext, PassResources
+from shardprep.loaders.flow.process_map import (
+    EngineMeter,
+    ProcessMap,
+    outcome_of,
+    raised,
+    restored,
+    result_bytes,
+)
+from shardprep.loaders.flow.steps import Cache
+
+CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its source to return
+
+
+@dataclass(frozen=True)
+class Prefetch(Step):
+    """Runs the source in a thread, at most ``items`` items ahead. See :meth:`.Flow.prefetch`.
+
+    The thread ends with the pass: when the pass is exhausted, closed or dropped, or when the interpreter
+    exits. A source that does not return within 5 seconds is not waited for. An exception is raised after the
+    items before it.
+    """
+
+    source: Node
+    items: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "items", checked_int(self.items, "the number of items to prefetch", least=1))
+
+    @property
+    def label(self) -> str:
+        return f"prefetch({self.items})"
+
+    @property
+    def description(self) -> str:
+        return described(self)
+
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        own = self._group(now)
+        return self._ahead(now, own, partial(self.source.run, now.of(self, group=own)))
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        if not self.can_pick:
+            return super().pick(now, numbers)
+        own = self._group(now)
+        return self._ahead(now, own, partial(self.source.pick, now.of(self, group=own), numbers))
+
+    def _group(self, now: PassContext) -> GroupMeter:
+        return now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread"))
+
+    def _ahead(self, now: PassContext, own: GroupMeter, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        thread = _Thread(begin, self.items, own)
+        take = now.here.timed_wait(thread.take)
+        try:
+            while found := take():
+                yield found.pop()
+        finally:
+            thread.close()
+
+
+class _Thread(Owned):
+    """The consumer's side. The thread has no reference to it, so that a dropped pass is collected."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], items: int, meter: GroupMeter) -> None:
+        self._drawing = _Drawing(begin, items, meter)
+        thread = threading.Thread(target=self._drawing.run, name="shardprep-prefetch", daemon=True)
+        self.close = weakref.finalize(self, _end, self._drawing, thread)
+        with starting_thread():
+            thread.start()
+
+    def take(self) -> list[Any]:
+        """Return a list with the next item, empty at the end. Raises the source's exception."""
+        if not self.made_here:
+            raise UsageError(
+                "this pass belongs to the process that this one was forked from; begin a new one"
+            )
+        found = self._drawing.found.get()
+        self._drawing.tokens.put(True)
+        if not found:
+            self._drawing.raise_error()
+        return found
+
+
+class _Drawing:
+    """The thread's work: draw an item for each of ``tokens``, and put it in a list into ``found``.
+
+    The consumer empties the lists, so that no other reference to an item is left. An empty list is the end.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], items: int, meter: GroupMeter) -> None:
+        self.tokens: SimpleQueue[bool] = SimpleQueue()
+        self.found: SimpleQueue[list[Any]] = SimpleQueue()
+        self.is_left = False
+        self._begin = begin
+        self._meter = meter
+        self._error: BaseException | None = None
+        for _ in range(items):
+            self.tokens.put(True)
+
+    def run(self) -> None:
+        try:
+            items = self._begin()
+            try:
+                self._draw(items)
+            finally:
+                end(items)
+        except BaseException as error:  # raised in the consumer
+            self._error = error
+        self.found.put([])
+
+    def _draw(self, items: Iterator[Any]) -> None:
+        wait = self._meter.timed_block(self.tokens.get)
+        while wait() and not self.is_left:
+            found = list(islice(items, 1))
+            if not found:
+                return
+            self.found.put(found)
+
+    def raise_error(self) -> None:
+        """Raise the exception that ended the thread, once."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this frame, which would be a cycle
+
+
+def _end(drawing: _Drawing, thread: threading.Thread) -> None:
+    drawing.is_left = True
+    drawing.tokens.put(False)
+    # a garbage collection may call this in the thread itself
+    if thread.is_alive() and thread is not threading.current_thread():
+        thread.join(CLOSE_TIMEOUT_S)
+
+
+ITEM = np.dtype([("pass", "<u8"), ("run", "<u8"), ("number", "<u8")])
+
+ENDED = Skipped("the pass has no more items")
+
+SLOTS = 4
+
+
+@dataclass(frozen=True)
+class PassWork:
+    """The task of the worker: runs passes of ``node``, which is at ``branch`` in its flow. Picklable."""
+
+    node: Node
+    branch: tuple[int, ...]
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]:
+        return ITEM
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return ("pass",)
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        use_one_thread()
+        keep_freed_memory()
+        with closing(PassResources()) as kept, closing(_Runner(self, kept)) as runner:
+            yield runner.fill
+
+
+class _Runner(Owned):
+    """The running pass: the items of ``_asked``, a pass number and a run of it, from item ``_due`` on."""
+
+    def __init__(self, work: PassWork, kept: PassResources) -> None:
+        self._work = work
+        self._kept = kept
+        self._items: Iterator[Any] = iter(())
+        self._asked = (-1, -1)
+        self._due = 0
+
+    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+        for pass_number, run, number in items.tolist():
+            self._move_to((pass_number, run), number)
+            self._due += 1
+            yield self._next()
+
+    def _move_to(self, asked: tuple[int, int], number: int) -> None:
+        """Begin another pass if needed, also where this worker replaces one that died."""
+        if asked == self._asked and number == self._due:
+            return
+        self.close()
+        now = PassContext(asked[0], self._kept, self._work.branch)
+        self._items, self._asked, self._due = self._work.node.run(now), asked, number
+        next(islice(self._items, number, number), None)
+
+    def _next(self) -> object:
+        """The outcome of the next item. A generator ends with its first exception, so nothing runs twice."""
+        try:
+            for item in self._items:
+                return outcome_of(item)
+        except BaseException as error:  # SystemExit, too, is raised at this item
+            return raised(error)
+        return ENDED
+
+    def close(self) -> None:
+        end(self._items)
+
+
+_runs = count()
+
+
+@dataclass(frozen=True)
+class InProcess(Step):
+    """Runs ``source`` in a worker, at most max(``ahead``, SLOTS) ahead. See :meth:`.Flow.in_process`."""
+
+    source: Node
+    ahead: int
+
+    def __post_init__(self) -> None:
+        checked_int(self.ahead, "the items that in_process runs ahead", least=1)
+        if _has(self.source, ProcessMap | InProcess):
+            raise UsageError("a step with processes cannot run in another process; leave out in_process()")
+        if _has(self.source, Cache):  # it would be lost with the process, in the middle of a pass
+            raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
+
+    @property
+    def label(self) -> str:
+        return "in_process()"
+
+    @property
+    def description(self) -> str:
+        return described(self)
+
+    @property
+    def never_change(self) -> bool:
+        return True  # items are copies from the other process
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        with (
+            now.kept.borrowed(now.place(self), partial(self._engine, now)) as engine,
+            now.meter.group(now.place(self), partial(self._meter, now)).run(
+                engine, self._plans(now.number)
+            ) as batches,
+        ):
+            for batch in batches:
+                yield from self._items_of(batch)
+                if batch.skipped:
+                    return
+                del batch
+
+    def _meter(self, now: PassContext) -> EngineMeter:
+        return EngineMeter(self.label, 1, stages={}, rest=self.label, consumer=now.here)
+
+    def _items_of(self, batch: EngineBatch) -> Iterator[Any]:
+        """Yield the requested items that the pass has."""
+        for item in batch.items[: len(batch.payloads)]:
+            yield restored(batch.payloads.pop(next(iter(batch.payloads))), partial(self._described, item))
+
+    def _plans(self, pass_number: int) -> Iterator[Items]:
+        """Yield the items to request: first one, then growing groups."""
+        run, first, rows = next(_runs), 0, 1
+        while True:
+            plan = np.empty(rows, ITEM)
+            plan["pass"], plan["run"], plan["number"] = pass_number, run, range(first, first + rows)
+            yield plan
+            first, rows = first + rows, min(2 * rows, self._rows)
+
+    @property
+    def _rows(self) -> int:
+        # one group more than slots: the consumer still draws from one while the others are made
+        return max(1, (self.ahead + 1) // (SLOTS + 1))
+
+    def _engine(self, now: PassContext) -> Engine:
+        work = PassWork(self.source, now.of(self).branch)
+        layout = SlotLayout(self._rows, (), spare=result_bytes(self._rows), sparse=True)
+        return Engine(work, layout, workers=1, slots=SLOTS, describe=self._described, owner="Flow")
+
+    def _described(self, item: Any) -> str:
+        return f"item {item['number']} of pass {item['pass']}, in_process()"
+
+
+def _has(node: Node, kind: type[Node] | UnionType) -> bool:
+    return isinstance(node, kind) or any(_has(source, kind) for source in node.sources)

@@ -1,0 +1,566 @@
+"""A map in processes, with the loader's workers and slots."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import starmap
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
+from shardprep.formats.shards.container import Room
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.pickling import ALIGNMENT, Pickled, unpickled
+from shardprep.loaders.batches.slots import INPUTS, Arrays, Memory, RowForm, SlotField, SlotLayout
+from shardprep.loaders.batches.stack import stack
+from shardprep.loaders.engine.dispatcher import BatchRequest
+from shardprep.loaders.engine.engine import Engine, EngineStats
+from shardprep.loaders.engine.messages import (
+    ROW_COLUMNS,
+    AsObject,
+    Clock,
+    EngineBatch,
+    Fill,
+    Items,
+    RowWriter,
+    Skipped,
+    pack,
+    unpack,
+    written_rows,
+)
+from shardprep.loaders.flow.map import Mapped
+from shardprep.loaders.flow.node import (
+    BatchingSource,
+    Fetch,
+    Fetched,
+    PendingNumbers,
+    checked_int,
+    numbered,
+    seconds_of,
+)
+from shardprep.loaders.flow.passes import Function, GroupMeter, GroupTimes, PassContext, StepRandom
+from shardprep.loaders.loader.loader import DEFAULT_SLOTS
+from shardprep.loaders.order.rng import ItemRandom
+from shardprep.loaders.transforms.contract import ArraySpec
+
+
+class EngineMeter:
+    """The times of the engines that a step uses in a pass, one after the other.
+
+    ``stages`` has the names that the engine's stages have here; ``rest`` is that of all other time with work.
+    ``consumer`` counts the seconds for which its thread waits for an engine.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        processes: int,
+        *,
+        stages: Mapping[str, str],
+        rest: str,
+        consumer: GroupMeter,
+    ) -> None:
+        self._names, self._rest = stages, rest
+        self._consumer = consumer
+        self._ended = GroupTimes(name, "worker", processes)
+        self._current: tuple[Engine, EngineStats] | None = None
+
+    @contextmanager
+    def run(self, engine: Engine, plans: Iterable[Items | BatchRequest]) -> Iterator[Iterator[EngineBatch]]:
+        """Run the engine, and end the run with the context."""
+        waited, self._current = engine.meter.waiting, (engine, engine.stats())
+
+        def counted(batch: EngineBatch) -> EngineBatch:
+            nonlocal waited
+            before, waited = waited, engine.meter.waiting
+            self._consumer.count_wait(waited - before)
+            return batch
+
+        try:
+            with closing(engine.run(plans)) as batches:  # type: ignore[type-var]
+                yield map(counted, batches)
+        finally:
+            self._ended, self._current = self.read(), None
+
+    def read(self) -> GroupTimes:
+        ended, current = self._ended, self._current
+        return ended if current is None else ended.plus(self._times(*current))
+
+    def _times(self, engine: Engine, before: EngineStats) -> GroupTimes:
+        stats = engine.stats().since(before)
+        stages = {name: stats.stages[stage] for stage, name in self._names.items()}
+        filling = sum(stats.filling)
+        stages[self._rest] = max(0.0, filling - sum(stages.values()))
+        return GroupTimes(
+            self._ended.name,
+            "worker",
+            self._ended.width,
+            stages,
+            starved=sum(stats.waiting) / len(stats.waiting),
+            blocked=stats.blocked,
+            filling=filling,
+            cpu=sum(stats.cpu),
+            queued=sum(stats.queued),
+        )
+
+
+# An item's position in the inputs, and its row.
+ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u8"), *ROW_COLUMNS])
+GROUP_WORK_S = 0.05  # time that all workers should need for a group, so that its messages cost little
+GROUP_TIMEOUT_S = 0.02  # time after which a group that is not full is sent, where items come slowly
+GROUP_BYTES = 64 << 20  # bytes of items or results at which a group is full, so that slots stay small
+
+Numbered = Iterator[tuple[Any, int]]  # an item, and its number
+
+
+class ItemGroups:
+    """The ``numbered`` items in groups of at most ``rows``; iterating yields a BatchRequest for each group.
+
+    Groups grow from ``least`` items with the rate at which results are :meth:`delivered`; with ``least`` =
+    ``rows`` all groups but the last are full. After ``form``, the form of the results, is set, the workers
+    write the rows of a batch. Items are copied when they are drawn, unless they ``never_change``. An
+    exception of ``numbered`` is raised after the group before it. Raises UsageError for an item that cannot
+    be sent.
+    """
+
+    def __init__(
+        self,
+        numbered: Numbered,
+        *,
+        pass_number: int,
+        rows: int,
+        least: int,
+        max_bytes: int,
+        never_change: bool,
+    ) -> None:
+        self._numbered = numbered
+        self._pass = pass_number
+        self.rows, self._least, self._max_bytes = rows, min(least, rows), max_bytes
+        self._never_change = never_change
+        self.form: RowForm | None = None
+        self.forms: deque[RowForm | None] = deque()  # one for each request
+        self._began = perf_counter()
+        self._delivered = self._bytes = 0
+
+    def delivered(self, items: int, nbytes: int) -> None:
+        """Count results, and the bytes that they took."""
+        self._delivered += items
+        self._bytes += nbytes
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        ended = False
+        while not ended:
+            group, failure = _Group(self._pass, self._max_bytes), None
+            try:
+                ended = self._fill(group)
+            except Exception as error:  # raised after the items before it were sent
+                ended, failure = True, error
+            if group.items:
+                request = group.request(self.form)
+                self.forms.append(self.form if request.written else None)
+                yield request
+            if failure is not None:
+                raise failure
+
+    def _fill(self, group: _Group) -> bool:
+        """Add items to the group. Returns whether there are no more items."""
+        size, full_at = self._size(), perf_counter() + GROUP_TIMEOUT_S
+        for item, number in self._numbered:
+            group.add(number, item, copied=not self._never_change)
+            if len(group.items) >= size or (size < self.rows and group.is_enough(full_at)):
+                return False
+        return True
+
+    def _size(self) -> int:
+        """The size of the next group: ``least`` times a power of two, so that slots seldom change layout."""
+        worth = GROUP_WORK_S / max(1e-9, perf_counter() - self._began)
+        wanted = self._delivered * min(worth, GROUP_BYTES / max(1, self._bytes))
+        size = self._least
+        while size * 2 <= min(wanted, self.rows):
+            size *= 2
+        return size
+
+
+class _Group:
+    def __init__(self, pass_number: int, max_bytes: int) -> None:
+        self.items: list[tuple[int, int, int, int]] = []
+        self._inputs: list[tuple[int, Pickled]] = []
+        self._pass = pass_number
+        self._max_bytes = max_bytes
+        self._end = 0
+
+    def add(self, number: int, item: object, *, copied: bool) -> None:
+        try:
+            piece = Pickled.of(item, copied=copied)
+        except Exception as error:
+            raise UsageError(
+                f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it in "
+                "the function, from values that can be sent"
+            ) from error
+        if self._end + piece.size > self._max_bytes:
+            raise UsageError(
+                f"item {number} has {piece.size / 2**30:.1f} GiB; with the other items of its group that exceeds "
+                f"the limit of {self._max_bytes / 2**30:.0f} GiB. Read its data in the function"
+            )
+        self.items.append((self._pass, number, self._end, piece.size))
+        self._inputs.append((self._end, piece))
+        self._end += -(-piece.size // ALIGNMENT) * ALIGNMENT
+
+    def is_enough(self, full_at: float) -> bool:
+        return self._end >= GROUP_BYTES or perf_counter() >= full_at
+
+    def request(self, form: RowForm | None) -> BatchRequest:
+        items = np.zeros(len(self.items), ITEM)
+        for column, values in zip(
+            ("pass", "number", "at", "size"), zip(*self.items, strict=True), strict=True
+        ):
+            items[column] = values
+        rows = written_rows(form, items, at=self._end, room=self._max_bytes) if form else None
+        if rows is None:
+            return BatchRequest(items, tuple(self._inputs))
+        return BatchRequest(items, (*self._inputs, (rows.at, rows.form)), rows.arrays)
+
+
+def received(inputs: Memory, at: int, size: int) -> Any:
+    """Unpickle the item at ``at``. Its arrays are writable copies, so that a second try sees the original."""
+    return unpickled(inputs[at : at + size], copied=True)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A packed exception in the place of a result, so that the results before it come first."""
+
+    packed: bytes
+
+
+def outcome_of(result: Any) -> object:
+    """The outcome for a result. Raises UsageError for a result that cannot be sent."""
+    if type(result) is bytes or (type(result) is np.ndarray and not result.dtype.hasobject):
+        return result
+    try:
+        return Pickled.of(result)
+    except Exception as error:
+        raise UsageError(
+            f"a result, a {type(result).__name__}, cannot be sent from another process: {error}. Return what can "
+            "be pickled, or use threads"
+        ) from error
+
+
+def raised(error: BaseException) -> AsObject:
+    """The outcome for an exception."""
+    return AsObject(Raised(pack(error)))
+
+
+def restored(payload: object, where: Callable[[], str]) -> Any:
+    """Return the worker's result, or raise the worker's exception with ``where()`` as a note."""
+    if isinstance(payload, Raised):
+        raise _continued(unpack(payload.packed, where()))
+    return bytes(payload) if isinstance(payload, memoryview) else payload
+
+
+def _continued(error: BaseException) -> BaseException:
+    """Return the error; a StopIteration becomes a RuntimeError, because a generator cannot raise it."""
+    if not isinstance(error, StopIteration):
+        return error
+    stopped = RuntimeError("the function raised StopIteration")
+    for note in error.__notes__:
+        stopped.add_note(note)
+    return stopped
+
+
+@dataclass(frozen=True)
+class MapWork:
+    """Calls ``function`` for each item, or for what ``fetch`` makes from its key. Picklable."""
+
+    function: Function
+    fetch: Fetch | None
+    outputs: tuple[ArraySpec, ...] | None
+    drop_none: bool
+    stream: StepRandom | None
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]:
+        return ITEM
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return "receive", "fetch", "map"
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        use_one_thread()
+        keep_freed_memory()
+        with ExitStack() as opened:
+            item_of = opened.enter_context(self.fetch.open()) if self.fetch else None
+            yield _MapWorkspace(self, item_of, clock).fill
+
+
+class _MapWorkspace:
+    def __init__(self, work: MapWork, item_of: Callable[[Any], Any] | None, clock: Clock) -> None:
+        self._work = work
+        self._item_of = item_of
+        self._clock = clock
+        self._random = ItemRandom(work.stream.bits(0)) if work.stream else None
+
+    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+        rows = _Rows(self._work, items, arrays)
+        receiving = fetching = mapping = 0.0
+        for row, item in enumerate(starmap(_Item, items.tolist())):
+            began = got = fetched = perf_counter()
+            try:
+                key = received(rows.inputs, item.at, item.size)
+                got = fetched = perf_counter()
+                value = self._item_of(key) if self._item_of else key
+                fetched = perf_counter()
+                outcome = rows.outcome(self._result(value, item), row, item.row)
+            except (
+                BaseException
+            ) as error:  # SystemExit, too, is raised at this item, after the results before it
+                outcome = raised(error)
+            receiving, fetching = receiving + got - began, fetching + fetched - got
+            mapping += perf_counter() - fetched
+            yield outcome
+        self._clock[:] += receiving, fetching, mapping
+
+    def _result(self, value: Any, item: _Item) -> Any:
+        rng = (self._random(item.pass_number, item.number),) if self._random else ()
+        return self._work.function(value, *rng)
+
+
+class _Item(NamedTuple):
+    pass_number: int
+    number: int
+    at: int
+    size: int
+    row: int
+    rows: int
+    form_at: int
+    form_size: int
+
+
+class _Rows:
+    """The rows that the results of a lease are written to."""
+
+    def __init__(self, work: MapWork, items: Items, arrays: Arrays) -> None:
+        self.inputs = arrays.pop(INPUTS)
+        self._work = work
+        self._declared = list(arrays.values())
+        self._written = RowWriter(items, self.inputs)
+
+    def outcome(self, result: Any, row: int, row_of_batch: int) -> object:
+        """The outcome to yield for a result. The result is written to its row if its form is known."""
+        if result is None:
+            return _dropped(self._work.drop_none)
+        if self._work.outputs is not None:
+            _write(result, self._work.outputs, [array[row, ...] for array in self._declared])
+            return None
+        return None if self._written.write(result, row_of_batch) else outcome_of(result)
+
+
+def _dropped(drop_none: bool) -> Skipped:
+    if not drop_none:
+        raise UsageError("the function returned None; with drop_none=True such items are left out")
+    return Skipped("None")
+
+
+def _write(result: Any, outputs: tuple[ArraySpec, ...], rows: list[Any]) -> None:
+    arrays = result if isinstance(result, tuple) else (result,)
+    found = [(np.shape(array), np.asarray(array).dtype) for array in arrays]
+    if found != [(spec.shape, np.dtype(spec.dtype)) for spec in outputs]:
+        returned = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in found)
+        declared = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in outputs)
+        raise UsageError(f"the function returned {returned}, where outputs declare {declared}")
+    for array, row in zip(arrays, rows, strict=True):
+        row[...] = array
+
+
+SLOT_ROWS = 64  # least capacity of a slot in items: about a millisecond of the cheapest work
+ITEMS_PER_WORKER = 2  # in the smallest group; as many groups as there are slots are in progress
+# bytes of address space for the inputs of a group and for its results; memory is used when they are written
+INPUT_BYTES = RESULT_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class ProcessMap(Mapped, BatchingSource):
+    """``function`` of each item, in ``processes`` worker processes. See :meth:`.Flow.map`."""
+
+    processes: int
+    ordered: bool
+    outputs: tuple[ArraySpec, ...] | None
+    is_single: bool
+    deadline: float | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_int(self.processes, "processes", least=1)
+        if self.deadline is not None:
+            seconds_of(self.deadline, "a deadline", above=0)
+
+    @property
+    def can_pick(self) -> bool:
+        return self.ordered and super().can_pick
+
+    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        rows = max(SLOT_ROWS, 2 * ITEMS_PER_WORKER * self.processes)
+        items, groups = self._grouped(now, numbers, rows, ITEMS_PER_WORKER * self.processes)
+        with closing(self._received(now, items, groups)) as received:  # type: ignore[type-var]
+            for batch in received:
+                yield from self._values(batch)
+                del batch
+
+    def _values(self, batch: EngineBatch) -> Iterator[Any]:
+        for row in range(len(batch.items)):
+            if row in batch.payloads:
+                yield restored(batch.payloads.pop(row), partial(self._described, batch.items[row]))
+            elif row not in batch.skipped:
+                yield self._in_form([array[row, ...] for array in batch.arrays.values()])
+
+    def _in_form(self, arrays: list[Any]) -> Any:
+        return arrays[0] if self.is_single else tuple(arrays)
+
+    @property
+    def can_batch(self) -> bool:
+        return self.ordered and not self.drop_none
+
+    def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
+        items, groups = self._grouped(now, None, size, size)
+        with closing(self._received(now, items, groups)) as received:  # type: ignore[type-var]
+            yield from map(self._made(now, groups), filter(partial(self._is_enough, least), received))
+
+    def _made(self, now: PassContext, groups: ItemGroups) -> Callable[[EngineBatch], Any]:
+        """The function that makes a batch from what the workers sent."""
+        if self.outputs is not None:
+            return self._whole
+        known = now.kept.shared(now.place(self), KnownForm)
+        groups.form = known.form
+        return partial(self._stacked, groups, known)
+
+    def _is_enough(self, least: int, batch: EngineBatch) -> bool:
+        """Whether the batch has ``least`` items. Raises an item's exception, also where it has fewer."""
+        for row, payload in batch.payloads.items():
+            restored(payload, partial(self._described, batch.items[row]))
+        return len(batch.items) >= least
+
+    def _whole(self, batch: EngineBatch) -> Any:
+        return self._in_form(list(batch.arrays.values()))
+
+    def _stacked(self, groups: ItemGroups, known: KnownForm, batch: EngineBatch) -> Any:
+        """The batch that the workers have written, or the results stacked here.
+
+        The workers get the form of stacked results for the next batches.
+        """
+        form = groups.forms.popleft()
+        if form and not batch.payloads:
+            return form.made_of(batch.arrays)
+        rows = [self._row(batch, row, form) for row in range(len(batch.items))]
+        groups.form = known.form = RowForm.of(rows[0])
+        return stack(rows)
+
+    def _row(self, batch: EngineBatch, row: int, form: RowForm | None) -> Any:
+        if row in batch.payloads or form is None:
+            return restored(batch.payloads[row], partial(self._described, batch.items[row]))
+        return form.row_of({name: array[row, ...] for name, array in batch.arrays.items()})
+
+    def _grouped(
+        self, now: PassContext, numbers: Iterable[int] | None, rows: int, least: int
+    ) -> tuple[Iterator[Any], ItemGroups]:
+        items, places = self._keys(now, numbers)
+        groups = ItemGroups(
+            zip(items, places, strict=False),
+            pass_number=now.number,
+            rows=rows,
+            least=least,
+            max_bytes=INPUT_BYTES,
+            never_change=isinstance(self.source, Fetched) or self.source.never_change,
+        )
+        return items, groups
+
+    def _keys(self, now: PassContext, numbers: Iterable[int] | None) -> tuple[Iterator[Any], Iterator[int]]:
+        """Two iterators: over the items, or the keys of fetched items, to send; and over their numbers."""
+        if not isinstance(self.source, Fetched):
+            return numbered(self, now, numbers)
+        asked = PendingNumbers(range(self.source.length.items) if numbers is None else numbers)
+        return self.source.keys(now.of(self), asked), asked.again
+
+    def _received(self, now: PassContext, items: Iterator[Any], groups: ItemGroups) -> Iterator[EngineBatch]:
+        make = partial(self._engine, now, groups.rows)
+        try:
+            with (
+                now.kept.borrowed((now.place(self), groups.rows), make) as engine,
+                now.meter.group(now.place(self), partial(self._meter, now)).run(engine, groups) as batches,
+            ):
+                yield from map(partial(_counted, groups), batches)
+        finally:
+            end(items)
+
+    def _meter(self, now: PassContext) -> EngineMeter:
+        fetch = {"fetch": self.source.label} if isinstance(self.source, Fetched) else {}
+        stages = fetch | {"map": self.label}
+        return EngineMeter(self.label, self.processes, stages=stages, rest="transport", consumer=now.here)
+
+    def _engine(self, now: PassContext, rows: int) -> Engine:
+        work = MapWork(
+            function=self.function,
+            fetch=self.source.fetch() if isinstance(self.source, Fetched) else None,
+            outputs=self.outputs,
+            drop_none=self.drop_none,
+            stream=now.stream(self, self.seed) if self.random else None,
+        )
+        return Engine(
+            work,
+            layout_of(rows, self.outputs),
+            workers=self.processes,
+            slots=DEFAULT_SLOTS,
+            deadline=self.deadline,
+            ordered=self.ordered,
+            describe=self._described,
+            owner="Flow",
+        )
+
+    def _described(self, item: Any) -> str:
+        return f"item {item['number']} of pass {item['pass']}, at {self.label}"
+
+
+class KnownForm:
+    """The form of a step's results, kept between passes."""
+
+    form: RowForm | None = None
+
+    def close(self) -> None:
+        self.form = None
+
+
+def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec, ...] | None:
+    """Return the outputs as a tuple. Raises UsageError for values that are no valid specs."""
+    if outputs is None:
+        return None
+    specs = (outputs,) if isinstance(outputs, ArraySpec) else outputs
+    if not isinstance(specs, Sequence) or not specs or not all(isinstance(spec, ArraySpec) for spec in specs):
+        raise UsageError(f"outputs are an ArraySpec or a tuple of them, not {outputs!r}")
+    layout_of(1, tuple(specs))  # raises for two of one name
+    return tuple(specs)
+
+
+def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
+    """The layout of a slot for results of the declared outputs, or of any size."""
+    fields = tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in outputs or ())
+    return SlotLayout(
+        rows, fields, spare=0 if fields else result_bytes(rows), inputs=INPUT_BYTES, sparse=True
+    )
+
+
+def result_bytes(rows: int) -> int:
+    """The bytes of address space for each of ``rows`` results."""
+    return RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
+
+
+def _counted(groups: ItemGroups, batch: EngineBatch) -> EngineBatch:
+    groups.delivered(len(batch.items), batch.payload_bytes)
+    return batch

@@ -1,0 +1,426 @@
+"""Sources of a flow: Python's sequences, iterables and functions, files, parts, and generated items."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+from zlib import crc32
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.sources.source import IMAGE_SUFFIXES
+from shardprep.formats.sources.trees import FolderWalk
+from shardprep.loaders.batches.passes import Passes, end
+from shardprep.loaders.flow.node import (
+    UNKNOWN,
+    Fetched,
+    Length,
+    Node,
+    checked_int,
+    described,
+    exact,
+    seconds_of,
+    seed_of,
+    within,
+)
+from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
+from shardprep.loaders.loader.fake import FakeData
+from shardprep.loaders.order.parts import permutation
+
+
+def from_iterable(items: Iterable[Any]) -> Node:
+    """Return the source for these items. Raises UsageError for an iterator or an object without items."""
+    if isinstance(items, Iterator):
+        raise UsageError(
+            f"a {type(items).__name__} is an iterator, which has only one pass: give Flow.from_callable a function "
+            "that returns a new one (a generator function works), or Flow.from_iterable a list"
+        )
+    if isinstance(items, str | bytes | bytearray | Mapping):
+        raise UsageError(f"a {type(items).__name__} is one item, not several; give a list of items")
+    if hasattr(items, "__getitem__") and _has_length(items):
+        return FromSequence(items)
+    if isinstance(items, Iterable):
+        return FromIterable(items)
+    hint = "Flow.from_callable takes functions" if callable(items) else "give a list or another iterable"
+    raise UsageError(f"a {type(items).__name__} has no items; {hint}")
+
+
+def _has_length(items: Any) -> bool:
+    try:
+        len(items)
+    except TypeError:
+        return False
+    return True
+
+
+class FlowSource(Node):
+    """A node without sources."""
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class FromSequence(FlowSource):
+    """The elements ``items[0]`` to ``items[len(items) - 1]``; of an array, the rows."""
+
+    items: Any
+
+    @property
+    def label(self) -> str:
+        return f"from_iterable({type(self.items).__name__})"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length))
+
+    @property
+    def length(self) -> Length:
+        return exact(len(self.items))
+
+    @property
+    def never_change(self) -> bool:
+        return bool(getattr(self.items, "batches_never_change", False))
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        yield from map(now.here.timed(self.label, self._item), range(len(self.items)))
+
+    @property
+    def can_pick(self) -> bool:
+        return True
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        yield from map(now.here.timed(self.label, self._item), within(numbers, self.length))
+
+    def _item(self, number: int) -> Any:
+        """Return the item. Raises StopIteration as RuntimeError, because it would end the pass silently."""
+        try:
+            return self.items[number]
+        except StopIteration as error:
+            raise RuntimeError(
+                f"item {number} of the {type(self.items).__name__} raised StopIteration"
+            ) from error
+
+
+@dataclass(frozen=True)
+class FromIterable(FlowSource):
+    """The elements of ``items``, which is iterated once per pass: a set, a Loader, another library's data."""
+
+    items: Iterable[Any]
+
+    @property
+    def label(self) -> str:
+        return f"from_iterable({type(self.items).__name__})"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length))
+
+    @property
+    def length(self) -> Length:
+        items = Passes(self.items).steady_length
+        return UNKNOWN if items is None else exact(items)
+
+    @property
+    def never_change(self) -> bool:
+        return Passes(self.items).batches_never_change
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        """Run one pass. Raises UsageError at its end if the number of items differs from ``len``."""
+        promised, counted = self.length, count()
+        items = Passes(self.items).begin()
+        try:
+            yield from map(_item, now.here.timed_draws(self.label, items), counted)
+        finally:
+            end(items)
+        if promised.is_exact and (found := next(counted)) != promised.items:
+            raise UsageError(
+                f"the {type(self.items).__name__} says that it has {promised.items} items, but pass {now.number} had "
+                f"{found}: give Flow.from_callable a function that returns it, then the length is unknown"
+            )
+
+
+def _item(item: Any, number: int) -> Any:
+    return item
+
+
+@dataclass(frozen=True)
+class FromCallable(FlowSource):
+    """The items of ``function()``, which is called for each pass."""
+
+    function: Function
+
+    @property
+    def label(self) -> str:
+        return f"from_callable({self.function.name})"
+
+    @property
+    def length(self) -> Length:
+        return UNKNOWN
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        items = self.function()
+        if not isinstance(items, Iterable):
+            raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
+        now.kept.shared(now.place(self), _LastIterator).replace(items, self.function.name)
+        yield from now.here.timed_draws(self.label, Passes(items).begin())
+
+
+class _LastIterator:
+    """The iterator that a function returned last, to detect that it is returned again, exhausted."""
+
+    def __init__(self) -> None:
+        self._items: Any = None
+
+    def replace(self, items: Iterable[Any], name: str) -> None:
+        if items is self._items:
+            raise UsageError(
+                f"{name} returned the same iterator as in the pass before, and an iterator has only one pass: "
+                "return a new one each time"
+            )
+        self._items = items if isinstance(items, Iterator) else None
+
+    def close(self) -> None:
+        self._items = None
+
+
+@dataclass(frozen=True)
+class FromFakeData(Fetched):
+    """The rows of fake batches of size 1. See :meth:`.Flow.fake`."""
+
+    data: FakeData
+
+    def __post_init__(self) -> None:
+        if self.data.batch_specs[0].shape[0] != 1:
+            raise UsageError("fake items are the rows of batches of size 1; give FakeData batch_size=1")
+
+    @classmethod
+    def of(cls, items: int, *, size: tuple[int, int], encoded: bool, seconds: float, seed: int) -> Self:
+        """Return the source of ``items`` items. Raises UsageError."""
+        return cls(
+            FakeData(
+                checked_int(items, "the number of items", least=0),
+                batch_size=1,
+                size=size,
+                encoded=encoded,
+                seconds=seconds_of(seconds, "what an item costs"),
+                seed=seed_of(seed),
+            )
+        )
+
+    @property
+    def label(self) -> str:
+        return "fake"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length))
+
+    @property
+    def length(self) -> Length:
+        return exact(len(self.data))
+
+    @property
+    def never_change(self) -> bool:
+        return True
+
+    def fetch(self) -> FakeItems:
+        return FakeItems(self.data)
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[int]:
+        return within(numbers, self.length)
+
+
+@dataclass(frozen=True)
+class FakeItems:
+    """Makes items from their numbers; each takes the time that ``data`` sets."""
+
+    data: FakeData
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[int], tuple[Any, int]]]:
+        yield self._item
+
+    def _item(self, number: int) -> tuple[Any, int]:
+        (image,), labels = self.data.batch(number)
+        return image.obj if isinstance(image, memoryview) else image, labels.item()
+
+
+Labels = Mapping[str, int] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class FromFiles(Fetched):
+    """The files in a folder at ``paths``, which are relative, sorted and with ``/``; ``labels`` are theirs.
+
+    They are sorted by code points, which is the order of their bytes in UTF-8. Without a seed every pass has
+    this order. Keys are (path, label). ``facts`` are what tells one such flow from another.
+    """
+
+    folder: Path
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+    seed: int | None
+    facts: str
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        suffixes: Sequence[str] | None,
+        seed: int | None,
+        labels: Labels | None = None,
+    ) -> Self:
+        """List the folder. Raises UsageError; SourceDamaged for an entry that is no file or folder.
+
+        Labels are those given, or the places of the class folders in sorted order.
+        """
+        top, endings = user_path(folder).resolve(), _endings(suffixes)
+        if not top.is_dir():
+            raise UsageError("is not a folder", path=folder)
+        walk = FolderWalk(top)
+        loose = [file.path for file in walk.files() if file.path.lower().endswith(endings)]
+        if loose and labels is None:
+            raise UsageError(
+                "lies in no class folder; move it into one, or give labels=", path=top / loose[0]
+            )
+        classes = walk.folders()
+        found = (f"{name}/{file.path}" for name in classes for file in walk.files_below(name))
+        paths = tuple(sorted([*loose, *(path for path in found if path.lower().endswith(endings))]))
+        walk.problems.raise_all()
+        if not paths:
+            where = "in folders of classes that end in" if labels is None else "that end in"
+            raise UsageError(f"has no files {where} {', '.join(endings)}", path=folder)
+        facts = f"paths={crc32(repr(paths).encode()):08x}"
+        if labels is None:
+            place = {name: label for label, name in enumerate(classes)}
+            of_each = tuple(place[path.partition("/")[0]] for path in paths)
+        else:
+            of_each = _given(labels, paths, top)
+            facts += f" labels={crc32(repr(of_each).encode()):08x}"
+        return cls(top, paths, of_each, None if seed is None else seed_of(seed), facts)
+
+    @property
+    def label(self) -> str:
+        return "from_files"
+
+    @property
+    def description(self) -> str:
+        return described(self, str(self.length), self.facts, f"seed={self.seed}")
+
+    @property
+    def length(self) -> Length:
+        return exact(len(self.paths))
+
+    @property
+    def never_change(self) -> bool:
+        return True
+
+    def fetch(self) -> FileFetch:
+        return FileFetch(self.folder)
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[tuple[str, int]]:
+        places = within(numbers, self.length)
+        if self.seed is not None:
+            places = map(permutation(len(self.paths), now.bits(self, self.seed)).item, places)
+        return ((self.paths[place], self.labels[place]) for place in places)
+
+
+def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, ...]:
+    """Return the given labels of files. Raises UsageError unless there is one for each."""
+    if not isinstance(labels, Sized):
+        raise UsageError(f"labels= has a label for each file, and not {labels!r}")
+    if isinstance(labels, Mapping):
+        if missing := [path for path in paths if path not in labels]:
+            raise UsageError(
+                f"{len(missing):,} files have no label in labels=, such as {missing[0]}", path=folder
+            )
+        if more := labels.keys() - set(paths):
+            raise UsageError(
+                f"{len(more):,} files of labels= are not there, such as {min(more)}", path=folder
+            )
+        labels = [labels[path] for path in paths]
+    if len(labels) != len(paths):
+        raise UsageError(f"has {len(paths):,} files, and labels= has {len(labels):,}", path=folder)
+    return tuple(checked_int(label, "a label", least=-1) for label in labels)
+
+
+def _endings(suffixes: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(suffixes, str):
+        raise UsageError(f"suffixes must be a list: give [{suffixes!r}]")
+    return IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
+
+
+@dataclass(frozen=True)
+class FileFetch:
+    """Reads files by their paths. Picklable."""
+
+    folder: Path
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[tuple[str, int]], tuple[bytes, int]]]:
+        yield lambda key: ((self.folder / key[0]).read_bytes(), key[1])
+
+
+@runtime_checkable
+class Part(Protocol):
+    """A flow that can be a part of another one."""
+
+    def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
+        """Run the pass as the part with this number."""
+
+
+@dataclass(frozen=True)
+class FromParts(FlowSource):
+    """One item of ``function(0)``, ``function(1)``, ... in turn. See :meth:`.Flow.from_parts`."""
+
+    function: Function
+    parts: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", checked_int(self.parts, "the number of parts", least=1))
+
+    @property
+    def label(self) -> str:
+        return f"from_parts({self.function.name})"
+
+    @property
+    def length(self) -> Length:
+        return UNKNOWN
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        with ExitStack() as opened:
+            due = deque(self.part(now, number) for number in range(self.parts))
+            for items in due:
+                opened.callback(end, items)
+            while due:
+                items = due.popleft()
+                if held := list(islice(items, 1)):
+                    due.append(items)
+                    yield held.pop()
+
+    def part(self, now: PassContext, number: int) -> Iterator[Any]:
+        """Run the part with this number. Closing or dropping the iterator releases what it uses."""
+        return now.here.timed_draws(self.label, self._part(now, number))
+
+    def _part(self, now: PassContext, number: int) -> Iterator[Any]:
+        with ErrorNote(now, number, self.label):
+            items = self.function(number)
+        if isinstance(items, Part):
+            yield from items.as_part(now, number)
+            return
+        if not isinstance(items, Iterable):
+            raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
+        begun = Passes(items).begin()
+        try:
+            yield from begun
+        finally:
+            end(begun)

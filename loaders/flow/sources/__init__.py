@@ -1,1 +1,0 @@
-"""Where a flow's items come from."""

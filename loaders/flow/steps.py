@@ -1,0 +1,550 @@
+"""Steps that order, group, keep, limit, repeat or print the items of one flow."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from itertools import chain, count, islice, repeat
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError, printable
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.stack import (
+    converted,
+    grouped,
+    grouped_by_shape,
+    listed,
+    padded,
+    rows_of,
+    stack,
+)
+from shardprep.loaders.flow.combine import words
+from shardprep.loaders.flow.node import (
+    INFINITE,
+    UNKNOWN,
+    BatchingSource,
+    Fetched,
+    Length,
+    Node,
+    PendingNumbers,
+    Renumbered,
+    RenumberedKeys,
+    Step,
+    checked_int,
+    described,
+    numbered,
+    seed_of,
+    within,
+)
+from shardprep.loaders.flow.passes import PassContext, map_with_notes
+from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder
+
+Remainder = Literal["keep", "drop", "pad"]
+
+
+@dataclass(frozen=True)
+class Batch(Step):
+    """Batches of ``size`` items: new arrays aligned to 64 bytes, or lists. See :meth:`.Flow.batch`.
+
+    Python's numbers become bool, int64, float64 or complex128. Strings and bytes need ``as_list``. A source
+    that can make whole batches (:class:`.BatchingSource`) makes them.
+    """
+
+    source: Node
+    size: int
+    remainder: Remainder
+    as_list: bool
+
+    @classmethod
+    def of(cls, source: Node, size: int, *, remainder: Remainder, as_list: bool) -> Self:
+        """Return the step. Raises UsageError."""
+        _check(remainder, get_args(Remainder))
+        if as_list and remainder == "pad":
+            raise UsageError("lists are not padded: leave out as_list, or keep or drop the remainder")
+        return cls(source, checked_int(size, "a batch size", least=1), remainder, as_list)
+
+    @property
+    def label(self) -> str:
+        return f"batch({self.size})"
+
+    @property
+    def length(self) -> Length:
+        return self.source.length.batches(self.size, drop=self.remainder == "drop")
+
+    @property
+    def never_change(self) -> bool:
+        return not self.as_list or self.source.never_change
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        if not self.as_list and isinstance(self.source, BatchingSource) and self.source.can_batch:
+            return self._made_whole(self.source.batches(now.of(self), self.size, least=self._least))
+        return self._made_of(now, self.drawn(now), repeat(self.size), count())
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        if not self.can_pick:
+            return super().pick(now, numbers)
+        asked = PendingNumbers(within(numbers, self.length))
+        items = self.source.pick(now.of(self), chain.from_iterable(map(self._items_of, asked)))
+        begun = PendingNumbers(asked.again)
+        return self._made_of(now, items, (len(self._items_of(number)) for number in begun), begun.again)
+
+    def _items_of(self, number: int) -> range:
+        """The numbers of the items in this batch; the last batch may have fewer."""
+        return range(self.source.length.items)[number * self.size : (number + 1) * self.size]
+
+    def _made_of(
+        self, now: PassContext, items: Iterator[Any], sizes: Iterator[int], numbers: Iterator[int]
+    ) -> Iterator[Any]:
+        try:
+            groups = grouped(items, sizes, least=self._least)
+            make = listed if self.as_list else lambda rows: self._finished(stack(rows))
+            yield from map_with_notes(make, groups, now, numbers, self.label)
+        finally:
+            end(items)
+
+    def _made_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from map(self._finished, batches)
+        finally:
+            end(batches)
+
+    @property
+    def _least(self) -> int:
+        """The least number of rows that make a batch."""
+        return self.size if self.remainder == "drop" else 1
+
+    def _finished(self, batch: Any) -> Any:
+        return padded(batch, self.size) if self.remainder == "pad" else batch
+
+
+@dataclass(frozen=True)
+class BatchByShape(Step):
+    """Batches of items of equal shapes. See :meth:`.Flow.batch_by_shape`."""
+
+    source: Node
+    size: int
+    remainder: Literal["keep", "drop"]
+
+    def __post_init__(self) -> None:
+        checked_int(self.size, "a batch size", least=1)
+        _check(self.remainder, ("keep", "drop"))
+
+    @property
+    def label(self) -> str:
+        return f"batch_by_shape({self.size})"
+
+    @property
+    def length(self) -> Length:
+        least = self.size if self.remainder == "drop" else 1
+        return self.source.length.batches(least, drop=True).filtered()
+
+    @property
+    def never_change(self) -> bool:
+        return True
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        items = self.drawn(now)
+        try:
+            groups = grouped_by_shape(items, self.size, with_rest=self.remainder == "keep")
+            yield from map_with_notes(stack, groups, now, count(), self.label)
+        finally:
+            end(items)
+
+
+@dataclass(frozen=True)
+class Unbatch(Step):
+    """The rows of each batch: views of arrays, elements of lists. UsageError for a batch without rows."""
+
+    source: Node
+
+    @property
+    def label(self) -> str:
+        return "unbatch"
+
+    @property
+    def length(self) -> Length:
+        return INFINITE if self.source.length.is_infinite else UNKNOWN
+
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        batches = self.drawn(now)
+        try:
+            yield from chain.from_iterable(map_with_notes(rows_of, batches, now, count(), self.label))
+        finally:
+            end(batches)
+
+
+def _check(remainder: object, known: Sequence[str]) -> None:
+    if remainder not in known:
+        raise UsageError(f"remainder must be one of {', '.join(known)}, not {remainder!r}")
+
+
+@dataclass(frozen=True)
+class Cache(Step):
+    """The items of the first complete pass, in all later passes. See :meth:`.Flow.cache`.
+
+    A pass of exact length is complete with its last item, another pass when the consumer reaches its end.
+    Arrays are copied once, unless the source never changes them.
+    """
+
+    source: Node
+
+    def __post_init__(self) -> None:
+        if self.source.length.is_infinite:
+            raise UsageError("an infinite flow cannot be kept in memory; use take(n) before")
+
+    @property
+    def never_change(self) -> bool:
+        return True
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        store = now.kept.shared(now.place(self), _Store)
+        yield from self._first(now, store) if store.items is None else map(read_only, store.items)
+
+    def _first(self, now: PassContext, store: _Store) -> Iterator[Any]:
+        kept: list[Any] = []
+        length, never_change = self.source.length, self.source.never_change
+
+        def keep(item: Any) -> Any:
+            kept.append(item if never_change else _copied(item))
+            if length.is_exact and len(kept) == length.items:
+                store.fill(kept)
+            return read_only(kept[-1])
+
+        items = self.drawn(now)
+        try:
+            yield from map(keep, items)
+        finally:
+            end(items)
+        store.fill(kept)
+
+
+class _Store:
+    """The items of the pass that was complete first; None before. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] | None = None
+        self._lock = threading.Lock()
+
+    def fill(self, items: list[Any]) -> None:
+        with self._lock:
+            if self.items is None:
+                self.items = items
+
+    def close(self) -> None:
+        with self._lock:
+            self.items = None
+
+
+def read_only(item: Any) -> Any:
+    """Return the item in new tuples, lists and dicts, with read-only views of its arrays."""
+    return converted(item, _view)
+
+
+def _view(part: Any) -> Any:
+    if not isinstance(part, np.ndarray):
+        return part
+    view = part.view()
+    view.flags.writeable = False
+    return view
+
+
+_copied = partial(converted, convert=lambda part: part.copy() if isinstance(part, np.ndarray) else part)
+
+MAX_PARTS = 16
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Print(Step):
+    """Prints descriptions of the first ``items`` items of each pass to stderr; all items pass unchanged."""
+
+    source: Node
+    items: int = 1
+
+    def __post_init__(self) -> None:
+        checked_int(self.items, "the number of items to print", least=0)
+
+    @property
+    def description(self) -> str:
+        return described(self)
+
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        return self._shown(now, None)
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self._shown(now, numbers) if self.can_pick else super().pick(now, numbers)
+
+    def _shown(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
+        items, places = numbered(self, now, numbers)
+        seen = count()
+
+        def shown(item: Any, number: int) -> Any:
+            if next(seen) < self.items:
+                print(f"Item {number} of pass {now.number}: {describe(item)}", file=sys.stderr)
+            return item
+
+        try:
+            yield from map(shown, items, places)
+        finally:
+            end(items)
+
+
+def describe(item: Any) -> str:
+    """Return one printable line for each part: type, shape, dtype and range. Never raises an Exception."""
+    try:
+        return "\n".join(map(printable, _lines(item, 1)))
+    except Exception as error:  # a user's class may raise anything, and printing must not end a pass
+        return f"{type(item).__name__}, which cannot be described: {type(error).__name__}"
+
+
+def _lines(part: Any, depth: int) -> Iterator[str]:
+    yield _line(part)
+    if not isinstance(part, Mapping | tuple | list):
+        return
+    most = MAX_PARTS if depth < MAX_DEPTH else 0
+    named = part.items() if isinstance(part, Mapping) else enumerate(part)
+    for name, value in islice(named, most):
+        first, *rest = _lines(value, depth + 1)
+        yield f"{'  ' * depth}{name}: {first}"
+        yield from rest
+    if len(part) > most:
+        yield f"{'  ' * depth}..."
+
+
+def _line(part: Any) -> str:
+    kind = type(part).__name__
+    if isinstance(part, np.ndarray):
+        return f"{kind} {part.dtype} {list(part.shape)}{_range(part)}"
+    if isinstance(part, Mapping | tuple | list):
+        return f"{kind} of {len(part):,}"
+    if isinstance(part, str):
+        return f"{kind} of {len(part):,} characters"
+    if isinstance(part, bytes | bytearray | memoryview):
+        return f"{kind} of {memoryview(part).nbytes:,} bytes"
+    return kind
+
+
+def _range(array: npt.NDArray[Any]) -> str:
+    """Minimum and maximum; NaN where the array has one."""
+    if array.size == 0 or array.dtype.kind not in "biuf":
+        return ""
+    return f", {array.min()} to {array.max()}"
+
+
+@dataclass(frozen=True)
+class Repeat(Step):
+    """``passes`` passes of the source in each pass; None repeats without end. See :meth:`.Flow.repeat`.
+
+    Without end, pass p runs the passes p * 2**32, p * 2**32 + 1, ... of the source; a pass of the source
+    without items then raises UsageError.
+    """
+
+    source: Node
+    passes: int | None
+
+    def __post_init__(self) -> None:
+        if self.passes is not None:
+            object.__setattr__(self, "passes", checked_int(self.passes, "the number of passes", least=0))
+        if self.source.length.is_infinite:
+            raise UsageError("an infinite flow cannot be repeated; leave out repeat(), or use take(n) before")
+        if self.passes is None and self.source.length.is_exact and not self.source.length.items:
+            raise UsageError("a flow without items cannot be repeated without end")
+
+    @property
+    def length(self) -> Length:
+        return INFINITE if self.passes is None else self.source.length.times(self.passes)
+
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        for number in self._numbers(now.number):
+            items = self.source.run(now.of(self, number=number))
+            try:
+                first = list(islice(items, 1))
+                if not first and self.passes is None:
+                    raise UsageError(f"pass {number} of a flow that is repeated without end had no items")
+                while first:
+                    yield first.pop()
+                yield from items
+            finally:
+                end(items)
+
+    def _numbers(self, number: int) -> Iterable[int]:
+        """The numbers of the source's passes in this pass."""
+        if self.passes is None:
+            return count(number << 32)
+        return range(number * self.passes, (number + 1) * self.passes)
+
+
+@dataclass(frozen=True)
+class Take(Renumbered):
+    """The first ``count`` items of each pass; the pass ends with the last of them."""
+
+    source: Node
+    count: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", checked_int(self.count, "the number of items to take", least=0))
+
+    @classmethod
+    def of(cls, source: Node, count: int) -> Take:
+        """Return the step; over a fetched source, its items are fetched, too. Raises UsageError."""
+        return (TakenKeys if isinstance(source, Fetched) else cls)(source, count)
+
+    @property
+    def label(self) -> str:
+        return "take"
+
+    @property
+    def length(self) -> Length:
+        return self.source.length.limited(self.count)
+
+    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+        return iter(places)
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        items = self.drawn(now)
+        try:
+            yield from islice(items, self.count)
+        finally:
+            end(items)
+
+
+class TakenKeys(Take, RenumberedKeys):
+    """The first items of a fetched source."""
+
+
+@dataclass(frozen=True)
+class Skip(Renumbered):
+    """All items of each pass but the first ``count``, which are not made where the source can pick."""
+
+    source: Node
+    count: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", checked_int(self.count, "the number of items to skip", least=0))
+
+    @classmethod
+    def of(cls, source: Node, count: int) -> Skip:
+        """Return the step; over a fetched source, its items are fetched, too. Raises UsageError."""
+        return (SkippedKeys if isinstance(source, Fetched) else cls)(source, count)
+
+    @property
+    def label(self) -> str:
+        return "skip"
+
+    @property
+    def length(self) -> Length:
+        return self.source.length.without(self.count)
+
+    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+        return (place + self.count for place in places)
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        if self.can_pick:
+            return self.pick(now, range(self.length.items))
+        return self._rest(self.drawn(now))
+
+    def _rest(self, items: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from islice(items, self.count, None)
+        finally:
+            end(items)
+
+
+class SkippedKeys(Skip, RenumberedKeys):
+    """All items but the first of a fetched source."""
+
+
+@dataclass(frozen=True)
+class LocallyShuffled(Renumbered):
+    """The items i, sorted by i + ``window`` * u with random u in [0, 1). See :meth:`.Flow.shuffle`.
+
+    u is uniform and independent for each item. Where the source can pick, a window of all items gives every
+    order with the same probability.
+    """
+
+    source: Node
+    window: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window", checked_int(self.window, "a shuffle window", least=1))
+        seed_of(self.seed)
+
+    @classmethod
+    def of(cls, source: Node, window: int, seed: int) -> LocallyShuffled:
+        """Return the step; over a fetched source, its items are fetched, too. Raises UsageError."""
+        return (ShuffledKeys if isinstance(source, Fetched) else cls)(source, window, seed)
+
+    @property
+    def label(self) -> str:
+        return "shuffle"
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick and self.source.length.items <= MAX_RECORDS
+
+    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+        yield from self._order(now).each(places)
+
+    def _order(self, now: PassContext) -> DisplacedOrder:
+        items = self.source.length.items
+        return DisplacedOrder(items, window=min(self.window, items), bits=now.bits(self, self.seed))
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        if self.can_pick:
+            order = self._order(now)
+            return self.source.pick(now.of(self), order.each(range(len(order))))
+        return self._from_a_heap(now)
+
+    def _from_a_heap(self, now: PassContext) -> Iterator[Any]:
+        """Yield each item as soon as no item that is not yet drawn can precede it."""
+        heap: list[_Entry] = []
+        items = self.drawn(now)
+        try:
+            for entry in map(self._entry, count(), words(now.bits(self, self.seed)), items):
+                heappush(heap, entry)
+                next_key = entry[1] + 1 << 32
+                del entry
+                while heap and heap[0][0] <= next_key:
+                    yield heappop(heap)[2]
+        finally:
+            end(items)
+        while heap:
+            yield heappop(heap)[2]
+
+    def _entry(self, number: int, word: int, item: Any) -> _Entry:
+        return (number << 32) + self.window * (word >> 32), number, item
+
+
+class ShuffledKeys(LocallyShuffled, RenumberedKeys):
+    """A shuffled fetched source."""
+
+
+_Entry = tuple[int, int, Any]  # key, number, item; numbers are unique, so that items are never compared

@@ -1,1 +1,0 @@
-"""Steps that order, group, keep or combine items."""

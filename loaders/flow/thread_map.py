@@ -1,0 +1,194 @@
+"""Functions of each item, called in threads."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import monotonic, perf_counter
+from typing import Any
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow.map import Mapped
+from shardprep.loaders.flow.node import checked_int, numbered
+from shardprep.loaders.flow.passes import GroupMeter, PassContext
+
+PASS_END_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its running tasks
+
+WINDOW = 16  # most unfinished items for each thread, so that other items need not wait for a slow one
+
+
+class FinishedTasks(SimpleQueue["Task"]):
+    """A queue of tasks that have run."""
+
+
+class Task:
+    """A call ``make(item)`` for a thread, which puts the task into ``finished`` after the call.
+
+    The task has the only reference to the item, and then to the outcome, which :meth:`outcome` passes on.
+    ``seconds`` is how long the call took.
+    """
+
+    def __init__(self, make: Callable[[Any], Any], item: Any, finished: FinishedTasks) -> None:
+        self.finished = finished
+        self._make = make
+        self._held = [item]
+        self._error: BaseException | None = None
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        began = perf_counter()
+        try:
+            self._held.append(self._make(self._held.pop()))
+        except BaseException as error:  # raised in the consumer
+            self._error = error
+        self.seconds = perf_counter() - began
+        self.finished.put(self)
+
+    def outcome(self) -> Any:
+        """Return the call's result, or raise its exception. Callable once."""
+        if self._error is None:
+            return self._held.pop()
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame, which would be a cycle
+
+
+class Threads(Owned):
+    """``count`` threads, which run tasks in the given order until they are closed.
+
+    ``close`` drops the tasks that have not begun, and waits at most PASS_END_TIMEOUT_S for the others: a
+    garbage collection may call it while this thread holds a lock that a task waits for. The interpreter's
+    exit calls it, too. Idempotent. Raises OperationError if the threads cannot be started.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._todo: SimpleQueue[Task | None] = SimpleQueue()
+        threads = [
+            threading.Thread(
+                target=_serve, args=(self._todo,), name=f"shardprep-{name}-{number}", daemon=True
+            )
+            for number in range(count)
+        ]
+        self.close = weakref.finalize(self, _end, self._todo, threads)
+        try:
+            for thread in threads:
+                with starting_thread():
+                    thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def do(self, task: Task) -> None:
+        self._todo.put(task)
+
+    def next_of(self, finished: FinishedTasks) -> Task:
+        """Wait for the next task in ``finished``, and return it."""
+        if not self.made_here:
+            raise UsageError(
+                "this pass belongs to the process that this one was forked from; begin a new one"
+            )
+        return finished.get()
+
+
+def _serve(todo: SimpleQueue[Task | None]) -> None:
+    for task in iter(todo.get, None):
+        task.run()
+
+
+def _end(todo: SimpleQueue[Task | None], threads: Sequence[threading.Thread]) -> None:
+    with suppress(Empty):
+        while True:
+            todo.get_nowait()
+    for _ in threads:
+        todo.put(None)
+    until = monotonic() + PASS_END_TIMEOUT_S
+    for thread in threads:
+        # a garbage collection may call this in one of the threads
+        if thread.is_alive() and thread is not threading.current_thread():
+            thread.join(max(0.0, until - monotonic()))
+
+
+@dataclass(frozen=True)
+class ThreadMap(Mapped):
+    """As :class:`.Map`, in several threads.
+
+    The consumer's thread draws from the source: one item for each result, and more while no result is ready,
+    up to 16 for each thread. ``ordered=False`` yields results as soon as they are made. An exception of the
+    source is raised after the results of the items before it.
+
+    A pass that ends for any reason makes no further calls and waits for those that run, so that no thread
+    outlives the pass; a call that takes longer than 5 seconds is not waited for.
+    """
+
+    _: KW_ONLY
+    threads: int
+    ordered: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_int(self.threads, "threads", least=1)
+
+    @property
+    def can_pick(self) -> bool:
+        return self.ordered and super().can_pick
+
+    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        items, places = numbered(self, now, numbers)
+        threads, shared = Threads(self.threads, "map"), FinishedTasks()
+        wait = now.here.timed_wait(threads.next_of)
+        own = now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread", self.threads))
+
+        def begin(item: Any, number: int) -> FinishedTasks:
+            task = Task(partial(self.result, now, number), item, FinishedTasks() if self.ordered else shared)
+            threads.do(task)
+            return task.finished
+
+        def outcome(finished: FinishedTasks) -> Any:
+            task = wait(finished)
+            own.count(self.label, task.seconds)
+            return task.outcome()
+
+        try:
+            due = _due(map(begin, items, places), WINDOW * self.threads)
+            yield from self.wanted(map(outcome, due))
+        finally:
+            threads.close()
+            end(items)
+
+
+def _due(begun: Iterator[FinishedTasks], window: int) -> Iterator[FinishedTasks]:
+    """Yield the queue to wait for next. Tasks are begun ahead of it."""
+    pending: deque[FinishedTasks] = deque()
+    failure: Exception | None = None
+    more = True
+    while more or pending:
+        try:
+            more = more and _begin_some(begun, pending, window)
+        except Exception as error:
+            failure, more = error, False
+        if pending:
+            yield pending.popleft()
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # its traceback refers to this frame, which would be a cycle
+
+
+def _begin_some(begun: Iterator[FinishedTasks], pending: deque[FinishedTasks], window: int) -> bool:
+    """Begin one more task, and others until the first pending one has finished. Returns False at the end."""
+    for finished in begun:
+        pending.append(finished)
+        if not pending[0].empty() or len(pending) == window:
+            return True
+    return False

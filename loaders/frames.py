@@ -1,0 +1,16 @@
+"""Arrays as frames of ZeroMQ messages."""
+
+from __future__ import annotations
+
+from shardprep.loaders.machines.codec import FrameDamaged, read_head, unpack_batch
+from shardprep.loaders.machines.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
+
+__all__ = [
+    "FrameDamaged",
+    "FrameReceiver",
+    "ReceiverGone",
+    "SenderFailed",
+    "read_head",
+    "send_batches",
+    "unpack_batch",
+]

@@ -1,0 +1,1 @@
+"""Batches into TensorFlow and Keras."""

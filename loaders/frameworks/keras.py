@@ -1,0 +1,101 @@
+"""The occupancy of inputs in Keras' logs and in TensorBoard's files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.frameworks.tensors import tf
+from shardprep.loaders.frameworks.tf_inputs import Input
+from shardprep.loaders.frameworks.tf_stats import InputStats, occupancy_of, scalars_of
+
+SCALARS = b"scalars"  # the name of TensorBoard's plugin for scalars
+
+
+class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """A Keras callback that logs after each epoch how full the ``inputs`` were during it.
+
+    It adds ``<name>/level``, ``<name>/starved`` and ``<name>/blocked`` to ``logs``, and so to the history,
+    with the keyword names of the inputs. With ``writer``, from ``tf.summary.create_file_writer``, it writes
+    them as scalars, too, and beside them ``<name>/images_per_second`` (``batches_per_second`` where the
+    source is no Loader) and ``<name>/stage/<stage>``, the share of the time in which each stage works. That
+    does not need the ``tensorboard`` package.
+
+    The scalars are those of an epoch, and their step is its number. With ``every`` they are those of so many
+    training steps, and their step is the optimizer's ``iterations``, as for scalars of the training itself;
+    it goes on where a checkpoint ended. Raises UsageError for ``every`` below 1, or without a writer.
+    """
+
+    def __init__(self, *, writer: Any = None, every: int | None = None, **inputs: Input) -> None:
+        super().__init__()
+        if every is not None and (every < 1 or writer is None):
+            raise UsageError(f"every={every!r}: give a number of steps of at least 1, and a writer")
+        self._inputs = inputs
+        self._writer = writer
+        self._every = every
+        self._of_epoch = StatsSince(inputs)
+        self._of_steps = StatsSince(inputs)
+        self._epoch_began = self._written = 0  # iterations, then and at the last scalars
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._written = self._iterations
+        self._of_steps.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch_began = self._iterations  # read once, because reading may wait for the device
+        self._of_epoch.begin()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        now = self._epoch_began + batch + 1
+        if self._every and now >= self._written + self._every:
+            self._written = now
+            write_scalars(self._writer, _named(self._of_steps.end(), scalars_of), step=now)
+            self._of_steps.begin()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        found = self._of_epoch.end()
+        if logs is not None:
+            logs.update(_named(found, occupancy_of))
+        if self._writer is not None and self._every is None:
+            write_scalars(self._writer, _named(found, scalars_of), step=epoch)
+
+    @property
+    def _iterations(self) -> int:
+        """Training steps since the model was made; one execution may have several."""
+        return int(self.model.optimizer.iterations)
+
+
+class StatsSince:
+    """The stats of inputs, counted from a beginning."""
+
+    def __init__(self, inputs: dict[str, Input]) -> None:
+        self._inputs = inputs
+        self._before: dict[str, InputStats] = {}
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._before = {name: each.stats() for name, each in self._inputs.items()}
+
+    def end(self) -> dict[str, InputStats]:
+        """Return what was counted."""
+        return {name: each.stats().since(self._before[name]) for name, each in self._inputs.items()}
+
+
+def _named(
+    found: dict[str, InputStats], figures: Callable[[InputStats], dict[str, float]]
+) -> dict[str, float]:
+    return {
+        f"{name}/{part}": value for name, stats in found.items() for part, value in figures(stats).items()
+    }
+
+
+def write_scalars(writer: Any, scalars: dict[str, float], *, step: int) -> None:
+    """Write scalars for TensorBoard, without its package."""
+    metadata = tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=SCALARS)
+    )
+    with writer.as_default():
+        for tag, value in scalars.items():
+            tf.summary.write(tag, tf.constant(value, tf.float32), step=step, metadata=metadata)
+    writer.flush()

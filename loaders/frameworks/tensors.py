@@ -1,0 +1,363 @@
+"""The signature of a source's batches, and arrays as tensors, without a copy where that is safe.
+
+Conversion of arrays to tensors, without a copy where that is safe. TensorFlow uses the memory of an array
+directly if the array is C-contiguous, writeable, of native byte order and aligned to 64 bytes, as all arrays
+of a Loader are. It keeps the array, and so the loader's slot, until its last use. At any other address it
+aborts the process. Only arrays of a source that never changes its batches (``batches_never_change``) are
+shared in this way. All others are copied once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import MissingExtra, UsageError
+from shardprep.formats.runtime.sizes import byte_count
+from shardprep.loaders.batches.passes import Passes
+from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
+from shardprep.loaders.batches.stack import JsonValues
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as error:
+    raise MissingExtra.of("shardprep.loaders.tf_inputs", "TensorFlow", "tensorflow") from error
+
+DEFAULT_CAPACITY = 2
+
+
+def leaves_of(signature: Any, batch: Any) -> list[Any]:
+    """Return the parts of ``batch`` in the order of the signature's leaves.
+
+    The signature decides what is a leaf, so that a list of bytes is one part. Raises UsageError where the
+    forms differ.
+    """
+    return list(_leaves(signature, batch))
+
+
+def _leaves(signature: Any, batch: Any) -> Iterator[Any]:
+    if isinstance(signature, Mapping):
+        if not isinstance(batch, Mapping) or batch.keys() != signature.keys():
+            raise UsageError(
+                f"a batch should be a dict of {sorted(signature)}, and is {_form(batch)}; fix it or the signature"
+            )
+        for name, part in signature.items():
+            yield from _leaves(part, batch[name])
+    elif isinstance(signature, tuple | list):
+        if not isinstance(batch, tuple | list) or len(batch) != len(signature):
+            raise UsageError(
+                f"a batch should have {len(signature)} parts, and is {_form(batch)}; fix it or the signature"
+            )
+        for part, value in zip(signature, batch, strict=True):
+            yield from _leaves(part, value)
+    else:
+        yield batch
+
+
+def packed(signature: Any, leaves: Iterator[Any]) -> Any:
+    """Return the leaves in the form of the signature: the inverse of :func:`leaves_of`."""
+    if isinstance(signature, Mapping):
+        return {name: packed(part, leaves) for name, part in signature.items()}
+    if isinstance(signature, tuple) and hasattr(signature, "_fields"):
+        return type(signature)(*(packed(part, leaves) for part in signature))
+    if isinstance(signature, tuple | list):
+        return tuple(packed(part, leaves) for part in signature)
+    return next(leaves)
+
+
+def _form(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a dict of {sorted(map(str, batch))}"
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return f"one {type(batch).__name__}"
+
+
+def signature_of(passes: Passes, given: Any = None) -> Any:
+    """The ``tf.TensorSpec`` of each part of a batch: as given, from the source, or from its first batch.
+
+    A signature from a first batch leaves the number of rows open, because the last batch may have fewer.
+    Raises UsageError where the signature cannot be found.
+    """
+    if given is not None:
+        return _checked_part(given)
+    element_spec = getattr(passes.source, "element_spec", None)
+    if element_spec is not None:
+        return element_spec
+    specs = getattr(passes.source, "batch_specs", None)
+    if specs is not None:
+        return tuple(tf.TensorSpec(s.shape, s.dtype or tf.string, name=s.name) for s in specs)
+    return _inferred(_first_batch(passes))
+
+
+def _first_batch(passes: Passes) -> Any:
+    """The first batch of the next pass, which stays untaken; a Loader makes it without leaving its place."""
+    of_loader = getattr(passes.source, "first_batch", None)
+    if not callable(of_loader):
+        return passes.peek()
+    batch = of_loader()
+    _refuse_lists(batch)
+    return batch
+
+
+def _refuse_lists(part: Any, name: str | None = None) -> None:
+    """Raise UsageError where a Loader's batch has a list that TensorFlow has no tensor for."""
+    if isinstance(part, Mapping):
+        for inner_name, inner in part.items():
+            _refuse_lists(inner, inner_name)
+    elif isinstance(part, tuple):
+        for inner in part:
+            _refuse_lists(inner)
+    elif isinstance(part, JsonValues) or (isinstance(part, list) and not _is_rows(part)):
+        if name is not None:
+            raise UsageError(
+                f"{name!r} is a list of {type(part[0]).__name__} that is no tensor: leave it out with the "
+                "Loader's columns=, or make arrays of one shape of it in a transform"
+            )
+        raise UsageError(
+            "results of the transform differ in shape or dtype, or are no arrays: pad or crop them to one shape"
+        )
+
+
+def _checked_part(given: Any) -> Any:
+    for spec in flat(given):
+        if not isinstance(spec, tf.TensorSpec):
+            raise UsageError(f"a signature consists of tf.TensorSpec, in tuples and dicts, not {spec!r}")
+    return given
+
+
+def _inferred(batch: Any) -> Any:
+    return _mapped(_spec_of, batch)
+
+
+def _mapped(make: Callable[[Any], Any], batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return {name: _mapped(make, part) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_mapped(make, part) for part in batch))
+    if isinstance(batch, tuple) or (isinstance(batch, list) and not _is_rows(batch)):
+        return tuple(_mapped(make, part) for part in batch)
+    return make(batch)
+
+
+def is_bytes_list(part: Any) -> bool:
+    """Whether a part is a list of bytes, as a loader delivers encoded images."""
+    return isinstance(part, list) and all(isinstance(x, bytes | bytearray | memoryview) for x in part)
+
+
+def _is_rows(part: list[Any]) -> bool:
+    """Whether a list is one part with a row per element: bytes, strings or numbers, as from ``as_list``."""
+    return is_bytes_list(part) or all(isinstance(x, str | int | float | complex | np.generic) for x in part)
+
+
+def _spec_of(part: Any) -> Any:
+    if tf.is_tensor(part):
+        return tf.TensorSpec([None, *part.shape[1:]] if part.shape.rank else part.shape, part.dtype)
+    if is_bytes_list(part):
+        return tf.TensorSpec([None], tf.string)
+    array = np.asarray(part)
+    if array.dtype.hasobject or array.dtype.fields is not None:
+        raise UsageError(f"a part of the first batch is {type(part).__name__}, no array; give a signature")
+    return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], tf.as_dtype(array.dtype))
+
+
+def names_of(signature: Any, name: str = "") -> list[str]:
+    """The name of each leaf of a signature in the innermost dict that it is in, "" outside of one."""
+    if isinstance(signature, Mapping):
+        return [found for inner, part in signature.items() for found in names_of(part, str(inner))]
+    if isinstance(signature, tuple | list):
+        return [found for part in signature for found in names_of(part, name)]
+    return [name]
+
+
+def flat(signature: Any) -> list[Any]:
+    """The leaves of a signature."""
+    return leaves_of(signature, signature)
+
+
+def renamed(signature: Any, values: list[Any]) -> Any:
+    """``values`` in the signature's form."""
+    return packed(signature, iter(values))
+
+
+def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any) -> int:
+    """The capacity in batches: a number as it is, a size divided by that of a full batch, but at least 1."""
+    if capacity is None:
+        return DEFAULT_CAPACITY
+    if isinstance(capacity, str):
+        return max(1, byte_count(capacity, of="a capacity") // max(1, _batch_bytes(passes, element_spec)))
+    if isinstance(capacity, bool) or not hasattr(capacity, "__index__") or capacity < 1:
+        raise UsageError(
+            f"a capacity is a number of batches from 1 on, or a size like '512MiB', not {capacity!r}"
+        )
+    return int(capacity)
+
+
+def _batch_bytes(passes: Passes, element_spec: Any) -> int:
+    """The bytes of a full batch: from the source, the signature, or the first batch."""
+    known = getattr(passes.source, "batch_bytes", None)
+    if known is None:
+        known = fixed_bytes(element_spec)
+    if known is not None:
+        return int(known)
+    return sum(_nbytes(part) for part in leaves_of(element_spec, _first_batch(passes)))
+
+
+def fixed_bytes(element_spec: Any) -> int | None:
+    """The bytes of a batch; None where the signature leaves a dimension open."""
+    specs = flat(element_spec)
+    if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
+        return None
+    return int(sum(math.prod(spec.shape) * spec.dtype.size for spec in specs))
+
+
+def _nbytes(part: Any) -> int:
+    if is_bytes_list(part):
+        return sum(memoryview(x).nbytes for x in part)
+    return int(np.asarray(part).nbytes)
+
+
+Leaves = list[Any]
+
+PLAIN_KINDS = "biufc"
+
+
+def tensor_of(part: Any, spec: Any, *, zero_copy: bool) -> Any:
+    """Return an eager tensor of a batch's part. Raises UsageError where the part does not match ``spec``."""
+    if tf.is_tensor(part):
+        return _checked(part, spec)
+    array = array_of(part, spec, zero_copy=zero_copy)
+    if array.dtype.kind in PLAIN_KINDS:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.constant(array, spec.dtype)
+
+
+def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
+    """Return the part as an array that TensorFlow can use without a copy.
+
+    Raises UsageError where the part does not match ``spec``.
+    """
+    if spec.dtype == tf.string:
+        return _checked(_strings(part), spec)  # type: ignore[no-any-return]
+    array = _as_array(part, spec)
+    if (
+        not isinstance(part, np.ndarray)
+        and array.dtype != spec.dtype.as_numpy_dtype
+        and array.dtype.kind in "iufb"
+    ):
+        array = _as_wide(array, spec)
+    return _tensorflow_ready(_checked(array, spec), zero_copy=zero_copy)
+
+
+def empty_tensors(specs: Sequence[Any]) -> list[Any]:
+    """Empty tensors of these dtypes, for an element without a batch."""
+    return [tf.zeros([0] * (spec.shape.rank or 0), spec.dtype) for spec in specs]
+
+
+def empty_arrays(specs: Sequence[Any]) -> list[npt.NDArray[Any]]:
+    """Empty arrays of these dtypes, for an element without a batch."""
+    return [np.zeros([0] * (spec.shape.rank or 0), spec.dtype.as_numpy_dtype) for spec in specs]
+
+
+def _as_array(part: Any, spec: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(part)
+    except ValueError as error:
+        raise UsageError(
+            f"a batch has {type(part).__name__} that is no array ({error}) where its signature says "
+            f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
+        ) from error
+
+
+def _checked(value: Any, spec: Any) -> Any:
+    dtype = value.dtype.name if tf.is_tensor(value) else _name(value.dtype)
+    if dtype != spec.dtype.name or not spec.shape.is_compatible_with(value.shape):
+        raise UsageError(
+            f"a batch has {dtype} {list(value.shape)} where its signature says "
+            f"{spec.dtype.name} {spec.shape}; fix it or the signature"
+        )
+    return value
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    """TensorFlow's name of the dtype, or NumPy's where TensorFlow has no such dtype."""
+    try:
+        return str(tf.as_dtype(dtype).name)
+    except TypeError:
+        return dtype.name
+
+
+def _strings(part: Any) -> npt.NDArray[Any]:
+    if isinstance(part, list | tuple):
+        strings = np.empty(len(part), object)
+        strings[:] = [x if isinstance(x, str) else bytes(x) for x in part]
+        return strings
+    return np.asarray(part, object)
+
+
+def _as_wide(array: npt.NDArray[Any], spec: Any) -> npt.NDArray[Any]:
+    """Convert Python's numbers, which have no width, to the signature's dtype. UsageError if it cannot."""
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    wide = array.astype(dtype)
+    if not np.array_equal(wide, array) and not (array.dtype.kind == dtype.kind == "f"):
+        raise UsageError(
+            f"a batch has numbers that are no {dtype.name}, which its signature says; fix it or the signature"
+        )
+    return wide
+
+
+def _tensorflow_ready(array: npt.NDArray[Any], *, zero_copy: bool) -> npt.NDArray[Any]:
+    flags = array.flags
+    if array.dtype.kind not in PLAIN_KINDS:
+        return array
+    is_as_needed = flags.c_contiguous and flags.writeable and array.dtype.isnative
+    if zero_copy and is_as_needed and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    dtype = array.dtype.newbyteorder("=")
+    fresh = aligned(array.nbytes).view(dtype).reshape(array.shape)
+    fresh[...] = array
+    return fresh
+
+
+def tensors_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
+    """Return a batch's parts as eager tensors, in the order of the leaves.
+
+    ``zero_copy`` shares the memory of arrays where TensorFlow can use it.
+    """
+    return _converted(tensor_of, element_spec, batch, zero_copy=zero_copy)
+
+
+def arrays_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
+    """Return a batch's parts as arrays that TensorFlow can use without a copy."""
+    return _converted(array_of, element_spec, batch, zero_copy=zero_copy)
+
+
+def _converted(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
+    parts, specs = leaves_of(element_spec, batch), flat(element_spec)
+    made = []
+    for part, spec, name in zip(parts, specs, names_of(element_spec), strict=True):
+        try:
+            made.append(convert(part, spec, zero_copy=zero_copy))
+        except UsageError as error:
+            raise UsageError(f"{name}: {error.message}" if name else error.message) from error
+    return made
+
+
+__all__ = [
+    "Leaves",
+    "arrays_of",
+    "capacity_of",
+    "empty_arrays",
+    "empty_tensors",
+    "fixed_bytes",
+    "flat",
+    "leaves_of",
+    "renamed",
+    "signature_of",
+    "tensors_of",
+    "tf",
+]

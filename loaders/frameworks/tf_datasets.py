@@ -1,0 +1,296 @@
+"""Inputs from elsewhere: a ``tf.data.Dataset``, tensors that TensorFlow computes, or other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.batches.passes import Passes
+from shardprep.loaders.frameworks.tensors import (
+    capacity_of,
+    empty_tensors,
+    fixed_bytes,
+    flat,
+    renamed,
+    signature_of,
+    tf,
+)
+from shardprep.loaders.frameworks.tf_feeding import original_errors
+from shardprep.loaders.frameworks.tf_graph import Status, batch_or_end, end_epoch, raw_session, shaped, weak
+from shardprep.loaders.frameworks.tf_inputs import FedInput, Input, fed_queue
+from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
+from shardprep.loaders.machines.codec import DEFAULT_LIMIT
+from shardprep.loaders.machines.frames import FrameReceiver
+
+
+class DatasetInput(Input):
+    """The elements of ``dataset``, a ``tf.data.Dataset``, as batches; each iteration of it is an epoch.
+
+    It waits within TensorFlow, so Ctrl-C takes effect only between batches. An infinite dataset has one
+    endless epoch. In a graph, the prefetching of ``tf.data`` may draw from the next epoch early. Raises
+    UsageError if ``dataset`` is no ``tf.data.Dataset``.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if not isinstance(dataset, tf.data.Dataset):
+            raise UsageError(f"a DatasetInput takes a tf.data.Dataset, not {type(dataset).__name__}")
+        self._dataset = dataset
+        self.element_spec = dataset.element_spec
+        self._in_session = not tf.executing_eagerly()
+        self._occupancy = Occupancy()
+        self._closed = False
+        self._endless: Any = None  # the iterator that a graph draws from
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_open()
+        if self._in_session:
+            raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
+        return self._epoch(iter(self._dataset))
+
+    def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while held := self._next_of(batches):
+            yield held.pop()
+        self._occupancy.epoch()
+
+    def _next_of(self, batches: Iterator[Any]) -> list[Any]:
+        """Return a list with the next batch, for the caller to empty; an empty list at the end."""
+        self._check_open()
+        began = perf_counter()
+        with original_errors():
+            held = list(islice(batches, 1))
+        self._check_open()
+        if held:
+            took = perf_counter() - began
+            self._occupancy.taken(waited=took)
+            self._occupancy.drew(took, 0.0)
+        return held
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this input is closed; make a new one")
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The number of batches of every epoch; None where it is unknown or infinite."""
+        cardinality = int(self._dataset.cardinality())
+        return cardinality if cardinality >= 0 else None
+
+    def _dequeue_in_graph(self) -> Any:
+        self._check_open()
+        if self._endless is None:
+            self._endless = self._endless_iterator()
+        status, *leaves = self._endless.get_next()
+        with tf.control_dependencies([batch_or_end(status, end_epoch)]):
+            return self.packed(shaped([tf.identity(leaf) for leaf in leaves], self.specs))
+
+    def _endless_iterator(self) -> Any:
+        """Return one iterator over all epochs, with an element of empty tensors after each."""
+        if self._in_session:
+            return tf.compat.v1.data.make_initializable_iterator(self._with_ends())
+        with tf.init_scope():
+            return iter(self._with_ends())
+
+    def _with_ends(self) -> Any:
+        specs = flat(self.element_spec)
+        ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(specs))
+
+        def marked(*parts: Any) -> Any:
+            batch = parts if _is_plain_tuple(self.element_spec) else parts[0]
+            return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
+
+        return self._dataset.map(marked).concatenate(tf.data.Dataset.from_tensors(ended)).repeat()
+
+    def start(self, session: Any) -> None:
+        if self._in_session and self._endless is not None:
+            raw_session(session).run(self._endless.initializer)
+
+    def as_dataset(self, *, prefetch: int = 1) -> Any:
+        return self._dataset.prefetch(prefetch) if prefetch else self._dataset
+
+    def stats(self) -> InputStats:
+        return self._occupancy.read(type(self).__name__, capacity=0, level=0)
+
+    def close(self) -> None:
+        self._closed = True
+        self._drawing = self._endless = None
+
+
+def _is_plain_tuple(spec: Any) -> bool:
+    """Whether ``tf.data`` passes elements of this spec to functions as several arguments."""
+    return isinstance(spec, tuple) and not hasattr(spec, "_fields")
+
+
+class TensorInput(Input):
+    """The tensors that ``make()`` returns; it is called for each batch in eager code, once for each graph.
+
+    ``length`` is the number of batches of an epoch; with None an epoch has no end. In a graph, a length costs
+    a call of Python per batch. ``signature`` describes what ``make`` returns; by default ``make`` is called
+    once to find it. Raises UsageError if ``make`` is no function, or ``length`` negative.
+    """
+
+    def __init__(self, make: Callable[[], Any], *, length: int | None = None, signature: Any = None) -> None:
+        if not callable(make) or (length is not None and length < 0):
+            raise UsageError(
+                f"make={make!r}, length={length}: a function that returns tensors, and None or a number"
+            )
+        self._make = make
+        self._length = length
+        self.element_spec = signature if signature is not None else _spec_of(make)
+        self._occupancy = Occupancy()
+        self._left = length  # batches of the epoch that a graph is in
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_open()
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
+        made = 0
+        while self._length is None or made < self._length:
+            self._check_open()
+            yield self._timed()
+            made += 1
+        self._occupancy.epoch()
+
+    def _timed(self) -> Any:
+        began = perf_counter()
+        batch = self._make()
+        took = perf_counter() - began
+        self._occupancy.taken(waited=took)
+        self._occupancy.drew(took, 0.0)
+        return batch
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this input is closed; make a new one")
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("this input has no end; give it a length")
+        return self._length
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The length; None without one."""
+        return self._length
+
+    def _dequeue_in_graph(self) -> Any:
+        self._check_open()
+        if self._length is None:
+            return self._make()
+        status = tf.numpy_function(weak(self._status), [], tf.uint8)
+        with tf.control_dependencies([batch_or_end(status, end_epoch)]):
+            return tf.nest.map_structure(tf.identity, self._make())
+
+    def _status(self) -> Any:
+        """Count a batch that a graph is about to make, or the end of its epoch."""
+        is_batch = bool(self._left) and not self._closed
+        self._left = self._left - 1 if self._left and is_batch else self._length
+        return np.uint8(Status.BATCH if is_batch else Status.END)
+
+    def stats(self) -> InputStats:
+        return self._occupancy.read(type(self).__name__, capacity=0, level=0)
+
+    def close(self) -> None:
+        self._closed = True
+        self._drawing = None
+
+
+class DummyConstantInput(TensorInput):
+    """The same batch of zeros every time, to measure the step alone.
+
+    ``signature`` has a ``tf.TensorSpec`` of known shape for each part; UsageError otherwise. ``length`` is as
+    for :class:`TensorInput`.
+    """
+
+    def __init__(self, signature: Any, *, length: int | None = None) -> None:
+        for spec in flat(signature):
+            if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
+                raise UsageError(f"a constant needs a tf.TensorSpec of known shape, not {spec!r}")
+        kept = _zeros(signature) if tf.executing_eagerly() else None
+
+        def make() -> Any:
+            return kept if tf.executing_eagerly() else _zeros(signature)
+
+        super().__init__(make, length=length, signature=signature)
+
+
+def _zeros(signature: Any) -> Any:
+    return renamed(signature, [tf.zeros(spec.shape, spec.dtype) for spec in flat(signature)])
+
+
+def _spec_of(make: Callable[[], Any]) -> Any:
+    with tf.Graph().as_default():  # a graph has the static shapes only
+        return tf.nest.map_structure(tf.TensorSpec.from_tensor, make())
+
+
+class ZMQInput(FedInput):
+    """A ``tf.queue.FIFOQueue`` of the batches that :func:`.frames.send_batches` sends to ``endpoint``.
+
+    ``signature`` has a ``tf.TensorSpec`` for each part of a batch. It must be given, because waiting for a
+    first batch would hang where no sender comes. An epoch is over when each of ``senders`` senders has sent
+    its own epoch. ``capacity`` is a number of batches, or a size (``"512MiB"``) where the signature leaves no
+    dimension open; the default is 2 batches. ``endpoint``, ``bind`` and ``limit_bytes`` are as for
+    :class:`.frames.FrameReceiver`, which this input owns. There is no authentication: use an
+    ``endpoint`` on loopback or in a trusted network.
+
+    It is used as :class:`QueueInput` is, in eager mode and in v1 graphs. Batches are received into memory
+    that TensorFlow uses without a copy. Closing the input frees the endpoint and wakes waiting threads. Steps
+    raise :class:`.frames.SenderFailed` where a sender fails or is gone, and UsageError for batches
+    that do not match the signature. Raises UsageError for arguments that are none of these.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | Sequence[str],
+        signature: Any,
+        *,
+        senders: int = 1,
+        capacity: int | str | None = None,
+        bind: bool = True,
+        limit_bytes: int | str = DEFAULT_LIMIT,
+    ) -> None:
+        if signature is None:
+            raise UsageError("give a signature: it is not known before a sender has sent a batch")
+        receiver = FrameReceiver(endpoint, senders=senders, bind=bind, limit_bytes=limit_bytes)
+        try:
+            passes = Passes(receiver)
+            element_spec = signature_of(passes, signature)
+            if isinstance(capacity, str) and fixed_bytes(element_spec) is None:
+                raise UsageError(
+                    "a capacity in bytes needs a signature of fixed size; give a number of batches"
+                )
+            room = capacity_of(passes, capacity, element_spec)
+            queue, feeder = fed_queue(passes, element_spec, room, on_close=receiver.close)
+        except BaseException:
+            receiver.close()
+            raise
+        self._receiver = receiver
+        super().__init__(passes, element_spec, queue, feeder)
+
+    def close(self) -> None:
+        self._receiver.close()  # first: otherwise the senders would see an epoch ended early, and begin the next
+        super().close()
+
+    @property
+    def endpoint(self) -> str:
+        """The address for senders, with the port that was chosen for ``*``."""
+        return self._receiver.endpoint
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """All addresses for senders."""
+        return self._receiver.endpoints
+
+    @property
+    def rejected(self) -> int:
+        """The number of messages that were dropped: damaged, or not from an accepted sender."""
+        return self._receiver.rejected

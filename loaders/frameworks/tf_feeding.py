@@ -1,0 +1,465 @@
+"""The thread that puts a source's batches into a queue or stage, and passes that TensorFlow pulls."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.util import Finalize
+from time import perf_counter
+from typing import Any
+from weakref import WeakValueDictionary
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.loaders.batches.passes import Passes, end
+from shardprep.loaders.frameworks.tensors import Leaves, tf
+from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, lock_for_closing
+from shardprep.loaders.frameworks.tf_stats import Occupancy
+
+_numbers = itertools.count(1)
+_failures: WeakValueDictionary[int, SourceFailure] = WeakValueDictionary()
+
+
+class InputFailed(RuntimeError):
+    """Stands for the source's error within TensorFlow; :func:`original_errors` raises the original."""
+
+
+class SourceFailure:
+    """A source's exception, which can be found by its number while the input keeps this object."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+        self._number = next(_numbers)
+        _failures[self._number] = self
+
+    def take_error(self) -> BaseException | None:
+        """Return the error, once. Its traceback refers to frames, which may keep the input alive."""
+        error, self.error = self.error, None
+        return error
+
+    def as_input_failed(self) -> InputFailed:
+        """Return the exception to raise within TensorFlow, with the error's text and number."""
+        text = "".join(traceback.format_exception(self.error))
+        return InputFailed(f"the input failed [shardprep failure {self._number}]\n{text}")
+
+
+@contextmanager
+def original_errors() -> Iterator[None]:
+    """Raise the original exception of an input in place of TensorFlow's, which becomes its cause.
+
+    A context manager and a decorator, for code that TensorFlow runs: ``model.fit``, a ``tf.function`` that
+    dequeues, a session's ``run``. Iterating an input in Python raises the original without it. Thread-safe.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        original = original_of(error)
+        if original is None:
+            raise
+        raise original from error
+
+
+def original_of(error: BaseException) -> BaseException | None:
+    """Return the exception behind a TensorFlow error, once; None for TensorFlow's own errors."""
+    match = re.search(r"\[shardprep failure (\d+)\]", str(error))
+    failure = _failures.get(int(match[1])) if match else None
+    return failure.take_error() if failure else None
+
+
+CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source to return
+POLL_INTERVAL_S = 0.5  # how often a waiting thread checks, in case a notification was lost
+NOT_BEGUN = object()  # the state of a pass that the thread has not yet begun
+
+
+class Feeder(Owned):
+    """Puts the passes of a source into a sink, each on request, each ended by END or ERROR.
+
+    One consumer takes elements: in Python with :meth:`take`, or unseen in a graph, which calls :meth:`ended`.
+    If the consumer ends a pass early, the sink is emptied before the next pass begins.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        sink: Sink,
+        leaves_of: Callable[[Any], Leaves],
+        *,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.passes = passes
+        self.occupancy = Occupancy()
+        self.unseen = False  # a graph takes; it cannot request the next pass, so that begins at once
+        self._sink = sink
+        self._leaves_of = leaves_of
+        self._on_close = on_close  # may wake a source that this thread waits for
+        self._changed = threading.Condition()
+        self._epoch_number = 0
+        self._open = False  # the consumer has not yet seen the end of the pass
+        self._is_untouched = False  # no element of the pass was taken
+        self._running = False  # the thread has not yet finished the pass
+        self._leaving = False  # the consumer has ended the pass early
+        self._next_requested = False  # by a graph, before the thread finished this pass
+        self._closed = False
+        self._is_within_pass = False  # a pass was begun, and the consumer has not seen its end
+        self._state: Any = None  # the source's state after the batch that was taken last
+        self._states: deque[Any] = deque()  # its states after the batches in the sink
+        self._failures: deque[SourceFailure] = deque(maxlen=2)  # of this pass and, in a graph, of the next
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> int:
+        """Begin an epoch and return its number. A pass from which nothing was taken is used again."""
+        with self._changed:
+            self.check_open()
+            self._is_untouched = self._is_untouched and not self.unseen
+            if not self._is_untouched:
+                self.leave(self._epoch_number)
+                self._await(lambda: self._is_untouched or not self._running)
+            if not self._is_untouched:
+                self._request_pass()
+            self._epoch_number += 1
+            return self._epoch_number
+
+    def take(self, epoch_number: int) -> Leaves | None:
+        """Return the next batch of that epoch, None at its end. Raises the source's exception itself.
+
+        Raises UsageError when the input is closed, or another epoch was begun.
+        """
+        with self._changed:
+            waited = self._await_element(epoch_number)
+            self._is_untouched = False
+            status, leaves = self._sink.take()
+            if status == Status.BATCH:
+                self.occupancy.taken(waited=waited)
+                self._state = self._states.popleft() if self._states else None
+                return leaves
+            self._finish()
+            if status == Status.ERROR:  # not kept, because its traceback would keep this input alive
+                raise self._failures.pop().take_error() or RuntimeError
+            return None
+
+    def leave(self, epoch_number: int) -> None:
+        """End that epoch early: empty the sink, so that the thread can finish."""
+        with self._changed:
+            if self._open and epoch_number == self._epoch_number and not self._closed:
+                self._leaving = True
+                self._open = self._is_untouched = False
+                self._sink.empty()
+                self._changed.notify_all()
+
+    def take_unseen(self) -> None:
+        """Let a graph take the batches from now on."""
+        with self._changed:
+            self.check_open()
+            self.unseen = True
+            if not self._open:
+                self._await(lambda: self._open or not self._running)
+            if not self._open:
+                self._request_pass()
+
+    def ended(self, status: int) -> None:
+        """Raise StopIteration or InputFailed in a graph that took END or ERROR."""
+        with self._changed:
+            failure = self._failures[-1] if status == Status.ERROR else None
+            self._finish()
+        if failure:
+            raise failure.as_input_failed()
+        raise StopIteration  # TensorFlow turns it into OutOfRangeError
+
+    def state(self) -> Any:
+        """Return the source's state as of the batch that was taken last."""
+        self._check_seen()
+        with self._changed:
+            if self._is_within_pass and self._state is NOT_BEGUN:
+                self._await(lambda: self._state is not NOT_BEGUN or not self._running)
+            if self._is_within_pass and self._state is not NOT_BEGUN:
+                return self._state
+            self._await(lambda: not self._running)
+            return self.passes.state()
+
+    def load_state(self, state: Any, **options: Any) -> None:
+        """Begin the next pass where the state was taken."""
+        self._check_seen()
+        with self._changed:
+            self.leave(self._epoch_number)
+            self._await(lambda: not self._running)
+            self.passes.load_state(state, **options)
+            self._is_within_pass = False
+
+    def restart(self) -> None:
+        """End the current pass early; a graph's next batch is the first of another pass."""
+        with self._changed:
+            self.check_open()
+            self.leave(self._epoch_number)
+            self._await(lambda: self._open or not self._running)
+            if self.unseen and not self._open:  # the thread had finished the pass
+                self._request_pass()
+
+    def close(self) -> None:
+        """End the thread. Callable from any thread, in any state, and by a garbage collection.
+
+        It waits at most some seconds for the lock, and for the thread. A source that does not return in that
+        time is not waited for.
+        """
+        if not self.made_here:
+            return
+        with lock_for_closing(self._changed):
+            self._closed = True
+        self._sink.close()
+        if self._on_close:
+            self._on_close()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_TIMEOUT_S)
+        if thread is None or not thread.is_alive():
+            self.passes.close()
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this input is closed; make a new one")
+
+    def _check_seen(self) -> None:
+        if self.unseen:
+            raise UsageError(
+                "batches that a graph dequeues are not seen; iterate the input in Python to know its state"
+            )
+
+    def _request_pass(self) -> None:
+        """Request a pass. Raises OperationError, and requests nothing, if the thread cannot be started."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._serve, name="shardprep-feeder", daemon=True)
+            with starting_thread():
+                thread.start()
+            self._thread = thread
+        self._state = NOT_BEGUN
+        self._states.clear()
+        self._is_within_pass = True
+        self._open = self._is_untouched = self._running = True
+        self._leaving = self._next_requested = False
+        self._changed.notify_all()
+
+    def _finish(self) -> None:
+        """Record that the consumer has seen the end of the pass."""
+        self._open = self._is_within_pass = False
+        self.occupancy.epoch()
+        if self.unseen and not self._closed:
+            if (
+                self._running
+            ):  # no wait here: the feeder may need this thread of TensorFlow's for its last step
+                self._next_requested = True
+            else:
+                self._request_pass()
+
+    def _await_element(self, epoch_number: int) -> float | None:
+        """Wait for an element. Returns the seconds that it took, None if no wait was needed."""
+        began, waited = perf_counter(), False
+        while True:
+            self.check_open()
+            if epoch_number != self._epoch_number or not self._open:
+                raise UsageError(
+                    "another iteration of this input has begun; end the first, or use two inputs"
+                )
+            if self._sink.level():
+                return perf_counter() - began if waited else None
+            waited = True
+            self._changed.wait(POLL_INTERVAL_S)
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self.check_open()
+            self._changed.wait(POLL_INTERVAL_S)
+
+    # The thread's side
+
+    def _serve(self) -> None:
+        while self._wait_for_request():
+            try:
+                status = self._run_pass()
+                if not self._leaving:
+                    self._sink.put(status, [])
+            except SinkClosed:
+                return
+            with self._changed:
+                if self._leaving and not self._closed:
+                    self._sink.empty()
+                self._running = False
+                if (self._leaving or self._next_requested) and self.unseen and not self._closed:
+                    self._request_pass()
+                self._changed.notify_all()
+
+    def _wait_for_request(self) -> bool:
+        with self._changed:
+            while not self._running and not self._closed:
+                self._changed.wait()
+            return not self._closed
+
+    def _run_pass(self) -> Status:
+        try:
+            batches = self.passes.begin()
+            try:
+                self._begun()
+                self._put_all(batches)
+            finally:
+                end(batches)
+        except SinkClosed:
+            raise
+        except PassEnded:
+            return Status.END
+        except BaseException as error:  # raised in the consumer
+            if self._closed:
+                raise SinkClosed from error
+            self._failures.append(SourceFailure(original_of(error) or error))
+            return Status.ERROR
+        return Status.END
+
+    def _begun(self) -> None:
+        state = None if self.unseen else self.passes.state()
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
+
+    def _put_all(self, batches: Iterator[Any]) -> None:
+        while (leaves := self._drawn(batches)) is not None:
+            if self._closed:
+                raise SinkClosed
+            if self._leaving:
+                return
+            if not self.unseen:
+                self._states.append(self.passes.state())
+            self._put(leaves)
+            del leaves  # the loop would hold this batch while it waits for the next
+
+    def _drawn(self, batches: Iterator[Any]) -> Leaves | None:
+        began = perf_counter()
+        for batch in batches:
+            got = perf_counter()
+            leaves = self._leaves_of(batch)
+            self.occupancy.drew(got - began, perf_counter() - got)
+            return leaves
+        return None
+
+    def _put(self, leaves: Leaves) -> None:
+        level, began = self._sink.level(), perf_counter()
+        self._sink.put(Status.BATCH, leaves)
+        full = level >= self._sink.capacity
+        self.occupancy.fed(level, full=full, seconds=perf_counter() - began, unseen=self.unseen)
+        with self._changed:
+            self._changed.notify_all()
+
+
+class PulledPasses(Owned):
+    """Passes of which one at a time is current; its batches are pulled by its number.
+
+    Beginning a pass ends the one before. Thread-safe. Closed when it is dropped and when the interpreter
+    ends, so that no thread of TensorFlow's runs Python code then.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._current = _CurrentPass(passes)
+        self.close = Finalize(self, self._current.close, exitpriority=15)
+        self._failures: deque[SourceFailure] = deque(maxlen=2)
+
+    @property
+    def batches_never_change(self) -> bool:
+        """Whether the source never changes its batches after it has delivered them."""
+        return self._current.passes.batches_never_change
+
+    def begin(self) -> int:
+        """Begin a pass and return its number. Raises UsageError after close(), and the source's errors."""
+        return self._current.begin()
+
+    def next(self, number: int) -> Any:
+        """Return the next batch of that pass, None at its end. Raises UsageError once another was begun."""
+        return self._current.next(number)
+
+    def begin_for_tensorflow(self) -> int:
+        """As :meth:`begin`, with errors for :func:`original_errors`."""
+        return int(self._reporting(self._current.begin))
+
+    def next_for_tensorflow(self, number: int, made_of: Callable[[Any], Any]) -> Any:
+        """Return ``made_of`` of the next batch, None at the end, with errors for :func:`original_errors`."""
+        return self._reporting(partial(self._made, number, made_of))
+
+    def _made(self, number: int, made_of: Callable[[Any], Any]) -> Any:
+        batch = self._current.next(number)
+        return None if batch is None else made_of(batch)
+
+    def _reporting(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except BaseException as error:  # TensorFlow would keep its text only
+            failure = SourceFailure(original_of(error) or error)
+            self._failures.append(failure)
+            raise failure.as_input_failed() from error
+
+
+class _CurrentPass(Owned):
+    """The current pass, which the finalizer closes."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self._changed = threading.Condition()
+        self._number = 0
+        self._batches: Iterator[Any] = iter(())
+        self._pulling = 0
+        self._closed = False
+
+    def is_current(self, number: int) -> bool:
+        return number == self._number and not self._closed
+
+    def begin(self) -> int:
+        with self._changed:
+            self._check_open()
+            self._number += 1
+            number = self._number
+            before, self._batches = self._batches, iter(())
+            if not self._pulling:  # otherwise the pulling thread ends it
+                end(before)
+        batches = self.passes.begin()
+        with self._changed:
+            if number == self._number:
+                self._batches = batches
+        return number
+
+    def next(self, number: int) -> Any:
+        batches = self._enter(number)
+        try:
+            batch = next(batches, None)
+        finally:
+            with self._changed:
+                if not self.is_current(number):
+                    end(batches)
+                self._pulling -= 1
+                self._changed.notify_all()
+        self._check(number)
+        return batch
+
+    def _enter(self, number: int) -> Iterator[Any]:
+        with self._changed:
+            self._check(number)
+            self._pulling += 1
+            return self._batches
+
+    def _check(self, number: int) -> None:
+        self._check_open()
+        if number != self._number:
+            raise UsageError("another iteration of this input has begun; end the first, or use two inputs")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this input is closed; make a new one")
+
+    def close(self) -> None:
+        """Refuse new calls, and wait some seconds for running ones. A garbage collection may call it."""
+        if not self.made_here:
+            return
+        with lock_for_closing(self._changed) as is_held:
+            self._closed = True
+            if is_held and self._changed.wait_for(lambda: not self._pulling, CLOSE_TIMEOUT_S):
+                end(self._batches)
+                self.passes.close()

@@ -1,0 +1,558 @@
+"""TensorFlow's queues and staging areas, with an end of each pass that the step can see.
+
+There is a staging area on each device, each with a queue of tokens, because a wait in ``Unstage`` cannot be
+interrupted: a step waits for a token, which is put after its element, and that wait ends when the queue is
+closed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Owned
+from shardprep.loaders.frameworks.tensors import Leaves, empty_arrays, empty_tensors, tf
+
+
+class Status(IntEnum):
+    """The kind of an element: a batch, or the end of a pass."""
+
+    BATCH = 0
+    END = 1
+    ERROR = 2
+
+
+class SinkClosed(Exception):
+    """The sink is closed, and accepts and delivers no elements."""
+
+
+class PassEnded(Exception):
+    """The pass has ended, which only the attempt to put an element has shown."""
+
+
+class Sink(Protocol):
+    """A first-in, first-out store of elements between one thread that puts and one that takes."""
+
+    capacity: int
+
+    def put(self, status: Status, leaves: Leaves) -> None:
+        """Wait for a place and put an element; only a batch has ``leaves``. Raises SinkClosed, PassEnded."""
+
+    def level(self) -> int:
+        """Return how many elements can be taken without waiting."""
+
+    def take(self) -> tuple[Status, Leaves]:
+        """Return the next element. The sink must not be empty."""
+
+    def empty(self) -> None:
+        """Drop all elements. No thread takes at the same time; one may wait to put."""
+
+    def close(self) -> None:
+        """Drop all elements and wake waiting threads. Idempotent."""
+
+
+LOCK_TIMEOUT_S = 5.0  # the longest wait for the lock, which other threads hold for short times only
+
+
+@contextmanager
+def lock_for_closing(changed: threading.Condition) -> Iterator[bool]:
+    """Hold the condition's lock, then wake all waiting threads. The context's value is whether it is held.
+
+    A garbage collection may close an input in any thread, at any point. The wait for the lock is limited,
+    because the thread that holds the lock may wait for something that this thread holds.
+    """
+    is_held = changed.acquire(timeout=LOCK_TIMEOUT_S)
+    try:
+        yield is_held
+    finally:
+        if is_held:
+            changed.notify_all()
+            changed.release()
+
+
+def weak(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls the method without a reference to its object.
+
+    TensorFlow keeps the functions that it is given for ever. Raises UsageError when the object is gone.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound = reference()
+        if bound is None:
+            raise UsageError("the input that this belongs to is gone; keep it as long as it is used")
+        return bound(*args)
+
+    return call
+
+
+def batch_or_end(status: Any, ended: Callable[[int], None]) -> Any:
+    """Return a tensor for a control dependency: True where ``status`` is that of a batch.
+
+    Otherwise the graph calls ``ended(status)``, which raises; TensorFlow turns StopIteration into
+    OutOfRangeError. Where it does not raise, because another replica's call does, the tensor is False. A
+    batch costs one comparison; Python code runs only at the end of a pass.
+    """
+
+    def call_ended(found: Any) -> bool:
+        ended(int(found))
+        return False
+
+    with tf.device("CPU:0"):
+        return tf.cond(
+            tf.equal(status, int(Status.BATCH)),
+            lambda: tf.constant(True),
+            lambda: tf.numpy_function(call_ended, [status], tf.bool),
+        )
+
+
+def shaped(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+    """Return the tensors, with their known static shapes set."""
+    for tensor, spec in zip(tensors, specs, strict=True):
+        tensor.set_shape(spec.shape)
+    return list(tensors)
+
+
+def end_epoch(status: int) -> None:
+    """Raise StopIteration, where no element but the end of an epoch can follow the batches."""
+    raise StopIteration
+
+
+class TensorQueue(Owned):
+    """A sink of ``capacity`` elements, for eager code and graphs. Elements share memory with what was put."""
+
+    def __init__(self, specs: Sequence[Any], capacity: int) -> None:
+        self.capacity = capacity
+        self._specs = specs
+        self._closed = False
+        self._empty_leaves = empty_tensors(specs)
+        with tf.device("CPU:0"):
+            self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
+
+    def put(self, status: Status, leaves: Leaves) -> None:
+        if self._closed:
+            raise SinkClosed
+        element = [tf.constant(status, tf.uint8), *(leaves if status == Status.BATCH else self._empty_leaves)]
+        try:
+            self._queue.enqueue(element)
+        except tf.errors.OpError as error:
+            raise SinkClosed from error
+
+    def level(self) -> int:
+        with tf.init_scope():  # a garbage collection may call this while a graph is being built
+            return int(self._queue.size())
+
+    def take(self) -> tuple[Status, Leaves]:
+        with tf.init_scope():
+            status, *leaves = self._queue.dequeue()
+            return Status(int(status)), leaves
+
+    def empty(self) -> None:
+        while self.level():
+            self.take()
+
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        """The next batch within a graph; the graph calls ``ended`` for an element that is no batch."""
+        status, *tensors = self._queue.dequeue()
+        with tf.control_dependencies([batch_or_end(status, ended)]):
+            return shaped([tf.identity(tensor) for tensor in tensors], self._specs)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            with tf.init_scope():
+                self._queue.close(cancel_pending_enqueues=True)
+            with suppress(tf.errors.OutOfRangeError):  # another thread took the last
+                self.empty()
+
+
+BATCH = int(Status.BATCH)
+PERMIT = np.uint8(0)
+
+_numbers = itertools.count(1)
+
+
+def raw_session(session: Any) -> Any:
+    """Return the session, without the hooks of a monitored session, which count training steps only."""
+    run_step_fn = getattr(session, "run_step_fn", None)
+    return run_step_fn(lambda step_context: step_context.session) if callable(run_step_fn) else session
+
+
+class SessionSink(Owned, ABC):
+    """The common part of sinks in a v1 graph: operations that a session runs, after :meth:`attach`."""
+
+    capacity: int
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Callable[..., Any]] = {}
+        self._closed = False
+
+    def attach(self, session: Any) -> None:
+        """Use this session. Raises UsageError for a second session."""
+        if self._runs:
+            raise UsageError("this input was started in another session; make a new one for each session")
+        raw = raw_session(session)
+        self._runs = {name: raw.make_callable(*op) for name, op in self._operations().items()}
+
+    @abstractmethod
+    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
+        """The operations by name, as fetches and the placeholders to feed."""
+
+    @abstractmethod
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        """The next batch within the graph; the graph calls ``ended`` for an element that is no batch."""
+
+    def level(self) -> int:
+        try:
+            return int(self._run("size"))
+        except SinkClosed:
+            return 0
+
+    @abstractmethod
+    def take(self) -> tuple[Status, Leaves]:
+        """Return the next element. The sink must not be empty."""
+
+    def empty(self) -> None:
+        while self.level():
+            self.take()
+
+    def close(self) -> None:
+        try:
+            self._run("close")
+            self.empty()
+        except (SinkClosed, tf.errors.OpError):
+            return  # there was no session, or it is closed together with its elements
+        finally:
+            self._closed = True
+
+    def _run(self, name: str, *fed: Any) -> Any:
+        if self._closed or not self._runs:
+            raise SinkClosed
+        try:
+            return self._runs[name](*fed)
+        except (RuntimeError, tf.errors.CancelledError, tf.errors.AbortedError) as error:
+            raise SinkClosed from error  # RuntimeError: the session was closed
+
+
+class SessionQueue(SessionSink):
+    """A ``FIFOQueue`` fed with arrays.
+
+    An array that is aligned to 64 bytes is not copied; TensorFlow keeps its memory until the last use.
+    """
+
+    def __init__(self, specs: Sequence[Any], capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self._specs = specs
+        self._empty_leaves = empty_arrays(specs)
+        with tf.device("CPU:0"):
+            self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
+            self._placeholders = [tf.compat.v1.placeholder(t) for t in self._queue.dtypes]
+            self._made = {
+                "put": (self._queue.enqueue(self._placeholders), self._placeholders),
+                "take": (list(self._queue.dequeue()), []),
+                "size": (self._queue.size(), []),
+                "close": (self._queue.close(cancel_pending_enqueues=True), []),
+            }
+
+    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
+        return self._made
+
+    def put(self, status: Status, leaves: Leaves) -> None:
+        self._run("put", int(status), *(leaves if status == Status.BATCH else self._empty_leaves))
+
+    def take(self) -> tuple[Status, Leaves]:
+        status, *leaves = self._run("take")
+        return Status(int(status)), leaves
+
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        status, *tensors = self._queue.dequeue()
+        with tf.control_dependencies([batch_or_end(status, ended)]):
+            return shaped([tf.identity(tensor) for tensor in tensors], self._specs)
+
+
+class SessionStage(SessionSink):
+    """A staging area on ``device`` for ``batch``, the tensors of another input, without Python between.
+
+    A queue of permits counts the free places: waiting in ``Stage`` itself would block one of the session's
+    few threads.
+    """
+
+    def __init__(self, specs: Sequence[Any], batch: Sequence[Any], device: str, depth: int) -> None:
+        super().__init__()
+        self.capacity = depth
+        self._specs = specs
+        self._device = device
+        self.is_within = False  # within a pass of the other input
+        self._area = {
+            "capacity": depth,
+            "shared_name": f"shardprep-session-stage-{os.getpid()}-{next(_numbers)}",
+        }
+        self._dtypes = [spec.dtype for spec in specs]
+        with tf.device("CPU:0"):  # one more place, for the end of a pass
+            self._tokens = tf.queue.FIFOQueue(depth + 1, [tf.uint8])
+            self._permits = tf.queue.FIFOQueue(depth, [tf.uint8], shapes=[[]])
+            status = tf.compat.v1.placeholder(tf.uint8, [])
+        with tf.device(device):
+            staged = tf.raw_ops.Stage(values=[tf.identity(leaf) for leaf in batch], **self._area)
+        with tf.control_dependencies([staged]):
+            stage = self._tokens.enqueue(tf.constant(BATCH, tf.uint8))
+        queues = self._tokens, self._permits
+        self._made = {
+            "permit": (self._permits.enqueue(PERMIT), []),
+            "room": (self._permits.dequeue(), []),
+            "stage": (stage, []),
+            "end": (self._tokens.enqueue(status), [status]),
+            "token": (self._tokens.dequeue(), []),
+            "unstage": (self._unstage(), []),
+            "size": (self._tokens.size(), []),
+            "close": ([queue.close(cancel_pending_enqueues=True) for queue in queues], []),
+        }
+
+    def attach(self, session: Any) -> None:
+        super().attach(session)
+        for _ in range(self.capacity):
+            self._run("permit")
+
+    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
+        return self._made
+
+    def put(self, status: Status, leaves: Leaves) -> None:
+        if status != Status.BATCH:
+            self._run("end", int(status))
+            return
+        self._await_room()
+        try:
+            self._run("stage")
+            self.is_within = True
+        except tf.errors.OpError as error:
+            self.is_within = False
+            self._run("permit")
+            if isinstance(error, tf.errors.OutOfRangeError):
+                raise PassEnded from error
+            raise
+
+    def _await_room(self) -> None:
+        try:
+            self._run("room")
+        except tf.errors.OutOfRangeError as error:
+            raise SinkClosed from error
+
+    def take(self) -> tuple[Status, Leaves]:
+        status = Status(int(self._run("token")))
+        return status, self._run("unstage") if status == Status.BATCH else []
+
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        with tf.control_dependencies([batch_or_end(self._tokens.dequeue(), ended)]):
+            return shaped(self._unstage(), self._specs)
+
+    def _unstage(self) -> Leaves:
+        with tf.device(self._device):
+            parts = tf.raw_ops.Unstage(dtypes=self._dtypes, **self._area)
+        with tf.control_dependencies(parts), tf.device("CPU:0"):
+            permit = self._permits.enqueue(PERMIT)
+        with tf.control_dependencies([permit]), tf.device(self._device):
+            return [tf.identity(part) for part in parts]
+
+
+REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may have no thread
+
+STAGING_TIMEOUT_S = 1.0  # the longest wait for a thread in ``Stage``, after a place was freed
+
+
+class ReplicaEnds:
+    """Has one replica report the end of each pass, after all replicas have taken it.
+
+    The report is an exception, which aborts the step of all replicas. An end that a replica has not taken by
+    then would stay for the next pass. Thread-safe.
+    """
+
+    def __init__(self, all_taken: Callable[[], bool]) -> None:
+        self._all_taken = all_taken
+        self._lock = threading.Lock()
+        self._number = 0  # of the pass that ended last
+
+    def found(self, number: int, report: Callable[[], None]) -> None:
+        """Record that a replica took the end of this pass; for the first, call ``report``, which raises."""
+        with self._lock:
+            is_first, self._number = number != self._number, number
+        if not is_first:
+            return
+        deadline = time.monotonic() + REPLICAS_TIMEOUT_S
+        while not self._all_taken() and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        report()
+
+
+_stage_numbers = itertools.count(1)
+
+
+class StagingAreas(Owned):
+    """A sink that puts one part of each element on each device; ``depth`` is its capacity in elements.
+
+    The leaves of an element are one list per device. Parts are copied to their device unless they are there.
+    """
+
+    def __init__(self, specs: Sequence[Any], devices: Sequence[str], depth: int) -> None:
+        self.capacity = depth
+        self._specs = specs
+        self._devices = devices
+        self._name = f"shardprep-stage-{os.getpid()}-{next(_stage_numbers)}"
+        self._ends = ReplicaEnds(self._all_taken)
+        self._changed = threading.Condition()
+        self._closed = False
+        self._staging = False
+        self._putting = False
+        self._emptied = 0  # how often the areas were emptied
+        self._pass = 1
+        self._is_over = False  # whether the element that was put last was the end of a pass
+        with tf.device("CPU:0"):  # one more place, for the end of a pass
+            self._tokens = [tf.queue.FIFOQueue(depth + 1, [tf.int64]) for _ in devices]
+
+    def put(self, status: Status, leaves: Leaves) -> None:
+        if self._is_over:
+            self.empty()  # a step that failed may have left elements
+        with self._changed:  # not while another thread empties
+            emptied = self._emptied
+        parts = leaves if status == Status.BATCH else [None] * len(self._devices)
+        token = _token(status, self._pass)
+        self._is_over = status != Status.BATCH
+        self._pass += self._is_over
+        self._putting = True
+        try:
+            self._put_all(parts, token, emptied)
+        finally:
+            self._putting = False
+
+    def _put_all(self, parts: Sequence[Any], token: int, emptied: int) -> None:
+        for device, part, tokens in zip(self._devices, parts, self._tokens, strict=True):
+            if part is not None:
+                self._stage(device, part, emptied)
+            if not self._put_token(tokens, token, emptied):
+                self._clear()
+                return
+
+    def _stage(self, device: str, part: Leaves, emptied: int) -> None:
+        self._staging = True
+        with tf.device(device):
+            values = [tf.identity(value) for value in part]
+            tf.raw_ops.Stage(values=values, capacity=self.capacity, shared_name=self._name)
+        with self._changed:
+            self._staging = False
+            self._changed.notify_all()
+            if self._closed:
+                if self._emptied == emptied:
+                    self._unstage(device)  # no step gets a token for it
+                else:
+                    self._clear()  # the part may have been staged after the areas were cleared
+                raise SinkClosed
+
+    def _put_token(self, tokens: Any, token: int, emptied: int) -> bool:
+        """Put the token of an element, unless the areas were emptied since. Returns whether it was put."""
+        with self._changed:
+            try:
+                if self._emptied == emptied:
+                    tokens.enqueue(tf.constant(token, tf.int64))
+            except tf.errors.OpError as error:
+                raise SinkClosed from error
+            return self._emptied == emptied
+
+    def level(self) -> int:
+        with tf.init_scope():  # a garbage collection may call this while a graph is being built
+            return int(self._tokens[-1].size())
+
+    def _all_taken(self) -> bool:
+        return not self._putting and not any(int(tokens.size()) for tokens in self._tokens)
+
+    def take(self) -> tuple[Status, list[Any]]:
+        with tf.init_scope():
+            status, *_ = [_status(int(tokens.dequeue())) for tokens in self._tokens]
+            if status != Status.BATCH:
+                return status, []
+            return Status.BATCH, [self._unstage(device) for device in self._devices]
+
+    def empty(self) -> None:
+        with self._changed, tf.init_scope():
+            self._emptied += 1
+            for tokens in self._tokens:
+                while int(tokens.size()):
+                    tokens.dequeue()
+            self._clear()
+
+    def _unstage(self, device: str | None) -> Leaves:
+        with tf.device(device):
+            return list(
+                tf.raw_ops.Unstage(
+                    dtypes=[spec.dtype for spec in self._specs],
+                    capacity=self.capacity,
+                    shared_name=self._name,
+                )
+            )
+
+    def dequeue(self, replica: int, ended: Callable[[int], None]) -> Leaves:
+        """The replica's next part within a graph, which calls ``ended`` for an element that is no batch."""
+        found = partial(weak(self._found), ended)
+        with tf.device("CPU:0"):
+            is_batch = batch_or_end(self._tokens[replica].dequeue(), found)
+        device = self._devices[replica]
+        parts = tf.cond(is_batch, lambda: self._unstage(device), lambda: empty_tensors(self._specs))
+        return shaped(parts, self._specs)
+
+    def _found(self, ended: Callable[[int], None], token: int) -> None:
+        self._ends.found(token, lambda: ended(_status(token)))
+
+    def close(self) -> None:
+        """Drop all elements and wake waiting threads. Idempotent; a garbage collection may call it."""
+        with lock_for_closing(self._changed):
+            if self._closed:
+                return
+            self._closed = True
+        with tf.init_scope():
+            self._end_tokens()
+
+    def _end_tokens(self) -> None:
+        for device, tokens in zip(self._devices, self._tokens, strict=True):
+            tokens.close(cancel_pending_enqueues=True)
+            self._drop_elements(device, tokens)
+        with lock_for_closing(self._changed) as is_held:
+            if not (is_held and self._changed.wait_for(lambda: not self._staging, STAGING_TIMEOUT_S)):
+                self._clear()  # a step that failed may have left the part for its token
+
+    def _drop_elements(self, device: str, tokens: Any) -> None:
+        """Take out the parts that have a token in the queue; a step that has a token finds its part."""
+        try:
+            while int(tokens.size()):
+                if _status(int(tokens.dequeue())) == Status.BATCH:
+                    self._unstage(device)
+        except tf.errors.OutOfRangeError:  # a step took the last
+            return
+
+    def _clear(self) -> None:
+        for device in self._devices:
+            with tf.device(device):
+                tf.raw_ops.StageClear(
+                    dtypes=[spec.dtype for spec in self._specs],
+                    shared_name=self._name,
+                    capacity=self.capacity,
+                )
+
+
+def _token(status: Status, number: int) -> int:
+    """Return the token: 0 for a batch, else a number for the status and the pass, equal for all devices."""
+    return 0 if status == Status.BATCH else number * len(Status) + status
+
+
+def _status(token: int) -> Status:
+    return Status(token % len(Status))

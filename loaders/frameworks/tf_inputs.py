@@ -1,0 +1,575 @@
+"""Inputs that are fed with a source's batches: by the step, a queue or a staging area."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.util import Finalize
+from time import perf_counter
+from typing import Any, Self
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Owned
+from shardprep.loaders.batches.passes import FrameworkHint, Passes, Source
+from shardprep.loaders.batches.stack import Batches, Remainder
+from shardprep.loaders.frameworks.tensors import (
+    Leaves,
+    arrays_of,
+    capacity_of,
+    empty_tensors,
+    flat,
+    leaves_of,
+    renamed,
+    signature_of,
+    tensors_of,
+    tf,
+)
+from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses
+from shardprep.loaders.frameworks.tf_graph import (
+    SessionQueue,
+    SessionSink,
+    SessionStage,
+    Sink,
+    StagingAreas,
+    Status,
+    TensorQueue,
+    batch_or_end,
+    end_epoch,
+    shaped,
+    weak,
+)
+from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
+
+
+def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> Any:
+    """Return a ``tf.data.Dataset`` of the source's batches, for ``model.fit`` and ``tf.data``'s own steps.
+
+    ``source`` and ``signature`` are as for :class:`.QueueInput`; the signature becomes ``element_spec``.
+    ``prefetch`` is the number of batches that are drawn ahead, 0 for none. Each iteration of the dataset is a
+    new epoch of the source, and ends the epoch before. The cardinality is set and asserted where every epoch
+    has the same known length. Batches are not copied where :mod:`.tensors` finds that safe. Steps that keep
+    batches (``cache``, ``shuffle``, ``list(dataset)``) keep a Loader's slots; the Loader copies from then on.
+
+    A source's error is raised as TensorFlow's, with its text; ``with original_errors():`` raises the
+    original. For ``tf.distribute`` the dataset is not sharded: each worker's loader has its own rank. Raises
+    UsageError where the signature is neither given nor known.
+    """
+    passes = Passes(source)
+    element_spec = signature_of(passes, signature)
+    dataset = _pulled(PulledPasses(passes), element_spec)
+    if (length := passes.steady_length) is not None:
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_optimization.inject_prefetch = False  # only ``prefetch`` batches are drawn ahead
+    return (dataset.prefetch(prefetch) if prefetch else dataset).with_options(options)
+
+
+def _pulled(passes: PulledPasses, element_spec: Any) -> Any:
+    """Return a dataset of one element that begins a pass, flat-mapped to the batches of the pass."""
+    specs = flat(element_spec)
+    make = partial(tensors_of, element_spec, zero_copy=passes.batches_never_change)
+    begin_pass, next_batch = weak(passes.begin_for_tensorflow), weak(passes.next_for_tensorflow)
+
+    def begin(_: Any) -> Any:
+        return begin_pass()
+
+    def pull(number: Any) -> list[Any]:
+        tensors = next_batch(int(number), make)
+        return (
+            [tf.constant(False), *empty_tensors(specs)] if tensors is None else [tf.constant(True), *tensors]
+        )
+
+    def pulled(number: Any) -> Any:
+        more, *leaves = tf.py_function(pull, [number], [tf.bool, *(spec.dtype for spec in specs)])
+        more.set_shape([])
+        return more, *leaves
+
+    def batch_of(_: Any, *leaves: Any) -> Any:
+        for leaf, spec in zip(leaves, specs, strict=True):
+            leaf.set_shape(spec.shape)
+        return renamed(element_spec, list(leaves))
+
+    def batches(number: Any) -> Any:
+        counter = tf.data.Dataset.counter().map(lambda _: pulled(number))
+        return counter.take_while(lambda more, *_: more).map(batch_of)
+
+    started = tf.data.Dataset.from_tensors(0).map(lambda x: tf.numpy_function(begin, [x], tf.int64))
+    started.shardprep_passes = passes  # datasets that are made from this one keep it alive
+    return started.flat_map(batches)
+
+
+class Input(FrameworkHint, Owned, ABC):
+    """Batches as TensorFlow's tensors, in the form of ``element_spec``, epoch after epoch.
+
+    Iterating an input in eager code is one epoch: errors of the source are raised unchanged, Ctrl-C works,
+    and leaving the loop ends the epoch. :meth:`dequeue` returns the next batch in eager code, in a
+    ``tf.function`` or in a v1 graph, and raises ``tf.errors.OutOfRangeError`` at the end of each epoch. In a
+    graph, a source's error is raised as TensorFlow's; ``with original_errors():`` raises the original.
+    ``len()`` is the number of batches of the next epoch, where the source knows it.
+
+    A context manager. It may be closed twice, from any thread and in any state; it is closed when it is
+    dropped and when the interpreter ends. One thread at a time may draw from it. Neither copyable nor
+    picklable.
+    """
+
+    instead = "make the input where it is needed, over a source of its own"
+    for_keras = "its as_dataset()"
+
+    element_spec: Any
+    _drawing: Iterator[Any] | None = None  # the current epoch of dequeue() in eager code
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of batches of the next epoch. Raises TypeError where it is not known."""
+
+    def dequeue(self) -> Any:
+        """Return the next batch. Raises OutOfRangeError at the end of an epoch."""
+        if not tf.executing_eagerly():
+            return self._dequeue_in_graph()
+        drawing, self._drawing = self._drawing or iter(self), None
+        for batch in drawing:
+            self._drawing = drawing
+            return batch
+        raise tf.errors.OutOfRangeError(None, None, "the epoch is over; the next call begins another")
+
+    @abstractmethod
+    def _dequeue_in_graph(self) -> Any:
+        """Return the next batch as an operation of the graph that is being built."""
+
+    @abstractmethod
+    def stats(self) -> InputStats:
+        """Return the counts and times since the input was made. Thread-safe."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop, wake waiting threads, and drop all batches. Idempotent."""
+
+    def state_or_none(self) -> Any:
+        """Return the source's state; None for a source without one."""
+        return None
+
+    def state_dict(self) -> Any:
+        """Return the source's state. Raises UsageError for a source without one."""
+        state = self.state_or_none()
+        if state is None:
+            raise UsageError(
+                "the source of this input has no state to keep here; give it a Loader, or a Flow with items by number"
+            )
+        return state
+
+    def start(self, session: Any) -> None:
+        """Start to feed in this session, for an input of a v1 graph. Does nothing in eager mode."""
+
+    def as_dataset(self, *, prefetch: int = 1) -> Any:
+        """Return a ``tf.data.Dataset``, for ``model.fit``. Each iteration of it is an epoch of this input.
+
+        ``prefetch`` is the number of batches that ``tf.data`` draws ahead.
+        """
+        return to_dataset(self, prefetch=prefetch)
+
+    @property
+    def specs(self) -> list[Any]:
+        """The leaves of ``element_spec``."""
+        return flat(self.element_spec)
+
+    def leaves(self, batch: Any) -> list[Any]:
+        """Return the parts of a batch in the order of the leaves."""
+        return leaves_of(self.element_spec, batch)
+
+    def packed(self, leaves: list[Any]) -> Any:
+        """Return leaves in the form of ``element_spec``."""
+        return renamed(self.element_spec, leaves)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class SourceInput(Input):
+    """An input over the passes of a source; each pass is an epoch."""
+
+    def __init__(self, passes: Passes, element_spec: Any) -> None:
+        self._passes = passes
+        self.element_spec = element_spec
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The number of batches of every epoch; None where it is unknown."""
+        return self._passes.steady_length
+
+
+class FedInput(SourceInput):
+    """An input over a sink and the feeder that fills it; in a v1 graph :meth:`start` starts the feeder.
+
+    ``state_dict`` is the source's state as of the last batch that this input delivered, for any number of
+    batches in the sink. ``load_state_dict`` sets the source's state for the next epoch. Both raise UsageError
+    where a graph dequeues.
+    """
+
+    def __init__(self, passes: Passes, element_spec: Any, sink: Sink, feeder: Feeder) -> None:
+        super().__init__(passes, element_spec)
+        self._sink = sink
+        self._feeder = feeder
+        # multiprocessing's finalizer runs before an engine ends its workers, while threads can be joined
+        self._finalizer = Finalize(self, feeder.close, exitpriority=20)
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self._sink, SessionSink):
+            raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
+        if not tf.executing_eagerly():
+            raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
+        return self._epoch(self._feeder.begin())
+
+    def _epoch(self, epoch_number: int) -> Iterator[Any]:
+        try:
+            while (leaves := self._feeder.take(epoch_number)) is not None:
+                batch = [self._form(leaves)]
+                del leaves
+                yield batch.pop()  # a reference in this frame would hold the slot during the next wait
+        finally:
+            self._feeder.leave(epoch_number)
+
+    def _dequeue_in_graph(self) -> Any:
+        if isinstance(self._sink, SessionSink):
+            self._feeder.check_open()
+            self._feeder.unseen = True
+        else:
+            self._feeder.take_unseen()
+        return self.packed(self._dequeue_op(weak(self._feeder.ended)))
+
+    def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
+        leaves: Leaves = self._sink.dequeue(ended)  # type: ignore[attr-defined]
+        return leaves
+
+    def _form(self, leaves: Leaves) -> Any:
+        """The batch that eager code gets for the leaves of the sink's element."""
+        return self.packed(leaves)
+
+    def start(self, session: Any) -> None:
+        if isinstance(self._sink, SessionSink):
+            self._sink.attach(session)
+            self._feeder.take_unseen()
+
+    def reset(self) -> None:
+        """End the current epoch early: the next batch is the first of another epoch."""
+        self._drawing = None
+        self._feeder.restart()
+
+    def state_or_none(self) -> Any:
+        """``state_dict()``; None where the source has no state."""
+        return self._feeder.state()
+
+    def load_state_dict(self, state: Any, **options: Any) -> None:
+        self._drawing = None
+        self._feeder.load_state(state, **options)
+
+    def stats(self) -> InputStats:
+        return self._feeder.occupancy.read(
+            type(self).__name__,
+            capacity=self._sink.capacity,
+            level=self._sink.level(),
+            source=self._passes.source,
+        )
+
+    def close(self) -> None:
+        self._drawing = None
+        self._finalizer()
+
+
+class FeedInput(SourceInput):
+    """Draws each batch from ``source`` when the step asks for it: for debugging, and for small data.
+
+    ``source`` and ``signature`` are as for :class:`QueueInput`. Made in a v1 graph, ``dequeue`` returns
+    placeholders, and iterating the input yields the ``feed_dict`` of each batch::
+
+        for feed in feed_input:
+            session.run(step, feed)
+
+    In a ``tf.function``, the source's Python code runs within the step. Every step waits for its batch, so
+    every step counts as starved. Raises UsageError where the signature is neither given nor known.
+    """
+
+    def __init__(self, source: Source, *, signature: Any = None) -> None:
+        passes = Passes(source)
+        super().__init__(passes, signature_of(passes, signature))
+        self._occupancy = Occupancy()
+        self._pulled = PulledPasses(passes)
+        self._number: int | None = None  # the number of the pass that a graph dequeues from
+        self._placeholders = None if tf.executing_eagerly() else _placeholders_for(self.specs)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._placeholders is None and not tf.executing_eagerly():
+            raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
+        return self._epoch(self._pulled.begin())
+
+    def _epoch(self, number: int) -> Iterator[Any]:
+        while (batch := self._counted(number)) is not None:
+            made = [self._fed(batch)]
+            del batch
+            yield made.pop()
+
+    def _fed(self, batch: Any) -> Any:
+        if self._placeholders is None:
+            return self.packed(
+                tensors_of(self.element_spec, batch, zero_copy=self._passes.batches_never_change)
+            )
+        return dict(
+            zip(
+                self._placeholders,
+                arrays_of(self.element_spec, batch, zero_copy=self._passes.batches_never_change),
+                strict=True,
+            )
+        )
+
+    def _counted(self, number: int) -> Any:
+        began = perf_counter()
+        batch = self._pulled.next(number)
+        if batch is None:
+            self._occupancy.epoch()
+        else:
+            took = perf_counter() - began
+            self._occupancy.taken(waited=took)
+            self._occupancy.drew(took, 0.0)
+        return batch
+
+    def _dequeue_in_graph(self) -> Any:
+        if self._placeholders is not None:
+            return self.packed(list(self._placeholders))
+        status, *leaves = tf.py_function(
+            weak(self._pull), [], [tf.uint8, *(spec.dtype for spec in self.specs)]
+        )
+        with tf.control_dependencies([batch_or_end(status, end_epoch)]):
+            return self.packed(shaped([tf.identity(leaf) for leaf in leaves], self.specs))
+
+    def _pull(self) -> list[Any]:
+        if self._number is None:
+            self._number = self._pulled.begin_for_tensorflow()
+        number, self._number = self._number, None
+        tensors = self._pulled.next_for_tensorflow(
+            number, partial(tensors_of, self.element_spec, zero_copy=self._passes.batches_never_change)
+        )
+        if tensors is None:
+            return [tf.constant(int(Status.END), tf.uint8), *empty_tensors(self.specs)]
+        self._number = number
+        return [tf.constant(int(Status.BATCH), tf.uint8), *tensors]
+
+    def state_or_none(self) -> Any:
+        return self._passes.state()
+
+    def load_state_dict(self, state: Any, **options: Any) -> None:
+        """Begin the next epoch where the state was taken. Raises UsageError if the source has no state."""
+        self.reset()
+        self._passes.load_state(state, **options)
+
+    def reset(self) -> None:
+        """End the current epoch early: the next batch is the first of another epoch."""
+        self._drawing = self._number = None
+
+    def stats(self) -> InputStats:
+        return self._occupancy.read(type(self).__name__, capacity=0, level=0, source=self._passes.source)
+
+    def close(self) -> None:
+        self._drawing = None
+        self._pulled.close()
+
+
+def _placeholders_for(specs: list[Any]) -> list[Any]:
+    return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+
+
+class QueueInput(FedInput):
+    """A ``tf.queue.FIFOQueue`` that a thread fills from ``source``, so that steps do not wait for Python.
+
+    ``source`` is a Loader, another input, any iterable of arrays or of tuples or dicts of arrays, or a
+    function that returns such an iterable for each epoch. ``signature`` has a ``tf.TensorSpec`` for each
+    part; by default it is the source's, or that of its first batch. ``capacity`` is a number of batches or a
+    size (``"512MiB"``); the default is 2 batches. Raises UsageError for arguments that are none of these.
+
+    Made in eager mode, an input can be iterated, and dequeued from in eager code and in ``tf.function``. The
+    next epoch begins on request; once a graph dequeues, it begins as soon as the one before is over. Made in
+    a v1 graph, the input is dequeued from in that graph, after ``start(session)``. Batches of a Loader, and
+    of a source with ``batches_never_change = True``, are not copied. Other sources may reuse their arrays, so
+    they are copied.
+    """
+
+    def __init__(self, source: Source, *, signature: Any = None, capacity: int | str | None = None) -> None:
+        passes = Passes(source)
+        element_spec = signature_of(passes, signature)
+        queue, feeder = fed_queue(passes, element_spec, capacity_of(passes, capacity, element_spec))
+        super().__init__(passes, element_spec, queue, feeder)
+
+
+class BatchQueueInput(QueueInput):
+    """A :class:`QueueInput` over ``records``, a source of single records, in batches of ``batch_size``.
+
+    Each batch is assembled once, in memory that TensorFlow uses without a copy. ``remainder="drop"`` leaves
+    out a last batch that is not full, ``"keep"`` delivers it. ``signature`` and ``capacity`` are those of
+    batches, as for :class:`QueueInput`. Records of one batch that differ in form raise UsageError.
+    """
+
+    def __init__(
+        self,
+        records: Source,
+        batch_size: int,
+        *,
+        remainder: Remainder = "keep",
+        signature: Any = None,
+        capacity: int | str | None = None,
+    ) -> None:
+        super().__init__(
+            Batches(records, batch_size, remainder=remainder), signature=signature, capacity=capacity
+        )
+
+
+def fed_queue(
+    passes: Passes, element_spec: Any, capacity: int, *, on_close: Callable[[], None] | None = None
+) -> tuple[Sink, Feeder]:
+    """Return a queue, of eager mode or of the v1 graph that is being built, and its feeder."""
+    specs, eager = flat(element_spec), tf.executing_eagerly()
+    queue: Sink = TensorQueue(specs, capacity) if eager else SessionQueue(specs, capacity)
+    made_of = partial(tensors_of if eager else arrays_of, element_spec, zero_copy=passes.batches_never_change)
+    return queue, Feeder(passes, queue, made_of, on_close=on_close)
+
+
+class StagingInput(FedInput):
+    """A staging area of ``depth`` batches on each device, which a thread fills from ``source``.
+
+    ``source`` is another input, which is closed together with this one, or any source of :class:`QueueInput`.
+    ``signature`` is as for :class:`QueueInput`. ``device`` defaults to the first GPU, or the CPU. With
+    ``strategy``, each batch is the global batch: every replica gets its part of the rows, on its own device;
+    if the rows do not divide evenly, the first replicas get one row more. Iterating then yields values for
+    ``strategy.run(step, args=batch)``, and in a graph ``dequeue`` belongs in the replica's function.
+
+    A Loader's default ``slots`` suffice for depth 1 over a queue of 2. Each further batch needs one slot
+    more, otherwise batches are copied. All batches of an epoch are delivered. Batches on the device are not
+    copied. Made in a v1 graph, it wraps an input of that graph, on one device, and starts that input, too.
+    Raises UsageError for a ``depth`` below 1, and for ``device`` together with ``strategy``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        device: str | None = None,
+        strategy: Any = None,
+        depth: int = 1,
+        signature: Any = None,
+    ) -> None:
+        if depth < 1 or (device and strategy):
+            raise UsageError(
+                f"depth={depth}, device={device}: depth is at least 1, a strategy has its own devices"
+            )
+        self._strategy = strategy
+        self._wrapped = source if isinstance(source, Input) else None
+        passes = Passes(source)
+        element_spec = signature_of(passes, signature)
+        devices = list(strategy.extended.worker_devices) if strategy else [device or _first_device()]
+        make = self._eager if tf.executing_eagerly() else self._in_session
+        sink, feeder = make(passes, element_spec, devices, depth)
+        super().__init__(passes, element_spec, sink, feeder)
+
+    def _eager(self, passes: Passes, element_spec: Any, devices: list[str], depth: int) -> tuple[Any, Feeder]:
+        specs = [_part_of(spec, len(devices)) for spec in flat(element_spec)]
+        areas = StagingAreas(specs, devices, depth)
+        split = partial(_split, element_spec, len(devices), passes.batches_never_change)
+        return areas, Feeder(passes, areas, split, on_close=self._closing())
+
+    def _in_session(
+        self, passes: Passes, element_spec: Any, devices: list[str], depth: int
+    ) -> tuple[Any, Feeder]:
+        if self._wrapped is None or len(devices) > 1:
+            raise UsageError("in a v1 graph a StagingInput wraps another input, and has one device")
+        batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
+        stage = SessionStage(flat(element_spec), batch, devices[0], depth)
+        endless = Passes(partial(_endless, self._wrapped, stage))
+        return stage, Feeder(endless, stage, lambda _: [], on_close=self._closing())
+
+    def _closing(self) -> Callable[[], None] | None:
+        return self._wrapped.close if self._wrapped is not None else None
+
+    def _form(self, leaves: Leaves) -> Any:
+        if not self._strategy:
+            return self.packed(leaves[0])
+        columns = zip(*leaves, strict=True)
+        return renamed(self.element_spec, [_per_replica(self._strategy, column) for column in columns])
+
+    def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
+        if isinstance(self._sink, SessionSink):
+            return super()._dequeue_op(ended)
+        areas: StagingAreas = self._sink  # type: ignore[assignment]
+        return areas.dequeue(_replica(self._strategy) if self._strategy else 0, ended)
+
+    def start(self, session: Any) -> None:
+        if self._wrapped is not None:
+            self._wrapped.start(session)
+        super().start(session)
+
+    def as_dataset(self, *, prefetch: int = 1) -> Any:
+        if self._strategy:
+            raise UsageError(
+                "batches on several devices are no dataset; give the wrapped input's dataset to the strategy"
+            )
+        return super().as_dataset(prefetch=prefetch)
+
+
+def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
+    """Return an endless pass; the stage finds its end. If the last pass was ended early, reset the input."""
+    if stage.is_within:
+        reset = getattr(wrapped, "reset", None)
+        if not callable(reset):
+            raise UsageError(f"in a graph a {type(wrapped).__name__} has no epochs that can be left")
+        reset()
+    return itertools.repeat(None)
+
+
+def _first_device() -> str:
+    gpus = tf.config.list_logical_devices("GPU")
+    return gpus[0].name if gpus else "CPU:0"
+
+
+def _part_of(spec: Any, parts: int) -> Any:
+    """The spec of one replica's rows."""
+    rows, *sides = spec.shape.as_list() if spec.shape.rank else [None]
+    if not spec.shape.rank or parts == 1:
+        return spec
+    return tf.TensorSpec([rows // parts if rows and rows % parts == 0 else None, *sides], spec.dtype)
+
+
+def _split(element_spec: Any, parts: int, zero_copy: bool, batch: Any) -> list[Leaves]:
+    """Return one list of leaves for each device, with the rows divided as evenly as possible."""
+    leaves = tensors_of(element_spec, batch, zero_copy=zero_copy)
+    return [[_rows(leaf, part, parts) for leaf in leaves] for part in range(parts)]
+
+
+def _rows(leaf: Any, part: int, parts: int) -> Any:
+    if parts == 1 or not leaf.shape.rank:
+        return leaf
+    share, more = divmod(int(leaf.shape[0]), parts)
+    first = part * share + min(part, more)
+    return leaf[first : first + share + (part < more)]
+
+
+def _per_replica(strategy: Any, values: Sequence[Any]) -> Any:
+    remaining = iter(values)
+    return strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
+
+
+def _replica(strategy: Any) -> int:
+    """The number, among this machine's replicas, of the replica that is being traced."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.strategy is not strategy:
+        raise UsageError("with a strategy, dequeue belongs in the function given to strategy.run")
+    number = context.replica_id_in_sync_group
+    return int(tf.get_static_value(number)) if tf.is_tensor(number) else int(number)

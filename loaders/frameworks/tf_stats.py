@@ -1,0 +1,325 @@
+"""What an input has counted, and what limits the step that draws from it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, ClassVar, Self
+
+from shardprep.loaders.loader.stats import (
+    MAX_WAITING_SHARE,
+    OR_PREFETCH,
+    STEP,
+    STEP_ADVICE,
+    LoaderStats,
+    ShownStats,
+    StageLoad,
+    Verdict,
+    loads_to_list,
+    rate_of,
+)
+
+STARVED_SHARE = 0.5  # share of batches put into an empty queue, above which a graph's steps count as starved
+SOURCE_ADVICE = "the source is slow; what takes its time is unknown here"
+STAGES = {"StagingInput": "staging"}
+QUEUE = "TensorFlow queue"
+COUNTS = (
+    *("fed", "batches", "timed", "epochs", "starved_seconds", "blocked_seconds"),
+    *("elapsed", "waited", "fetching", "converting"),
+)
+MEANS = {"mean_level": "fed", "blocked": "fed", "starved": "batches"}  # each with the count it is a mean over
+PARTS = ("source", "loader", "upstream")  # of InputStats: what is known of the source
+
+
+def stage_of(stats: InputStats) -> str:
+    """The name of an input as a stage."""
+    return STAGES.get(stats.name, QUEUE)
+
+
+def load_of(stats: InputStats) -> StageLoad | None:
+    """The load of the input's thread, per batch: its work, its waits for the source, its waits for room."""
+    if not stats.batches or stats.elapsed <= 0:
+        return None
+    seconds = stats.converting / _drawn(stats)
+    return StageLoad(
+        stage_of(stats),
+        "thread",
+        seconds=seconds,
+        utilisation=min(1.0, stats.converting / stats.elapsed),
+        starved=min(1.0, stats.fetching / stats.elapsed),
+        blocked=min(1.0, stats.blocked_seconds / stats.elapsed),
+        limit=rate_of(seconds),
+    )
+
+
+def verdict_of(stats: InputStats) -> Verdict | None:
+    """The verdict on everything up to the step that draws from this input."""
+    if not stats.timed or stats.elapsed <= 0:
+        return None
+    images = _rows(stats)
+    rate = stats.timed * (images or 1) / stats.elapsed
+    unit = "images" if images else "batches"
+    name, next_rate, advice = _limit_of(stats, images or 1.0)
+    if not _starved(stats):
+        return Verdict(STEP, rate, name, max(rate, next_rate), STEP_ADVICE, unit)
+    if stats.unseen:  # the step's own time was not measured
+        return Verdict(name, rate, "", math.inf, advice, unit)
+    step = max(0.0, stats.elapsed - stats.waited)
+    alone = rate_of(step / stats.timed / (images or 1))
+    return Verdict(name, rate, STEP, max(rate, alone), advice, unit)
+
+
+def _starved(stats: InputStats) -> bool:
+    if stats.unseen:
+        return stats.starved > STARVED_SHARE
+    return stats.waited > MAX_WAITING_SHARE * stats.elapsed
+
+
+def _limit_of(stats: InputStats, images: float) -> tuple[str, float, str]:
+    """Return what limits the rate up to this input, its own thread included: stage, rate, advice."""
+    in_graph = stats.source is not None and stats.source.unseen  # then this thread handles no batches
+    if stats.fetching <= stats.converting and not in_graph:
+        working = rate_of(stats.converting / _drawn(stats) / images)
+        return stage_of(stats), working, "its thread is busy copying; give it arrays that start on 64 bytes"
+    if stats.source is not None:
+        return _limit_of(stats.source, images)
+    if stats.loader is not None and (found := stats.loader.of_workers()) is not None:
+        return found.limit, found.rate, found.advice
+    fetched = rate_of(stats.fetching / _drawn(stats) / images)
+    if stats.upstream is not None and stats.upstream.limit != STEP:
+        advice = stats.upstream.advice
+        return stats.upstream.limit, fetched, advice.removesuffix(OR_PREFETCH) if stats.capacity else advice
+    return "source", fetched, SOURCE_ADVICE
+
+
+def _drawn(stats: InputStats) -> int:
+    """The number of batches that came from the source; an input that holds none puts none in."""
+    return max(1, stats.fed if stats.capacity else stats.batches)
+
+
+def _rows(stats: InputStats) -> float:
+    """The mean number of images per batch; 0 where there is no Loader."""
+    inner: InputStats | None = stats
+    while inner is not None:
+        if inner.loader is not None and inner.loader.batches:
+            return inner.loader.rows / inner.loader.batches
+        inner = inner.source
+    return 0.0
+
+
+@dataclass(frozen=True)
+class InputStats(ShownStats):
+    """Counts and times of an input since it was made. All times are seconds.
+
+    ``name`` is the input's class. ``capacity`` is how many batches it holds at most; 0 for an input that
+    holds none. ``level`` is how many it holds now, ``mean_level`` the mean number whenever another batch was
+    put. ``fed`` batches were put in, ``batches`` were taken out, ``epochs`` were ended. ``starved`` is the
+    share of steps that found it empty, ``blocked`` the share of batches that found it full;
+    ``starved_seconds`` and ``blocked_seconds`` are how long these waited. ``timed`` of the batches came after
+    the first of all, in ``elapsed``, the time within epochs; ``waited`` is the part of it in which steps
+    waited. The input's thread waited ``fetching`` for the source, and worked ``converting`` on batches.
+    ``source`` has the stats of the input that feeds it, ``loader`` those of the Loader, ``upstream`` the
+    verdict of another source that has stats with one; None where there is none.
+
+    ``unseen`` says that a graph dequeues. Its waits cannot be measured: then ``starved`` is the share of
+    batches that were put into an empty queue, and the times of steps are 0.
+    """
+
+    kind: ClassVar[str] = "input"
+
+    name: str
+    capacity: int
+    level: int
+    mean_level: float
+    fed: int
+    batches: int
+    timed: int
+    epochs: int
+    starved: float
+    blocked: float
+    starved_seconds: float
+    blocked_seconds: float
+    elapsed: float
+    waited: float
+    fetching: float
+    converting: float
+    unseen: bool = False
+    source: InputStats | None = None
+    loader: LoaderStats | None = None
+    upstream: Verdict | None = None
+
+    @property
+    def load(self) -> StageLoad | None:
+        """This input as a stage, per batch; None before its first batch."""
+        return load_of(self)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What limits the rate: a Loader's stage, an input or the step; None before the second batch."""
+        return verdict_of(self)
+
+    def since(self, previous: Self) -> Self:
+        """Return what was counted after ``previous``, earlier stats of the same input: of an epoch, say.
+
+        ``level`` and ``upstream`` stay those of now.
+        """
+        changed: dict[str, Any] = {name: getattr(self, name) - getattr(previous, name) for name in COUNTS}
+        for name, count in MEANS.items():
+            before, after = ((getattr(each, name), getattr(each, count)) for each in (previous, self))
+            changed[name] = _mean_between(before, after)
+        for name in ("source", "loader"):
+            before, after = getattr(previous, name), getattr(self, name)
+            changed[name] = after.since(before) if before and after else after
+        return replace(self, **changed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stats as JSON values, with load and verdict."""
+        verdict, load = self.verdict, self.load
+        return {
+            **{name: value for name, value in vars(self).items() if name not in PARTS},
+            **{name: part.to_dict() if (part := getattr(self, name)) else None for name in PARTS},
+            "load": loads_to_list([load])[0] if load else None,
+            "verdict": verdict.to_dict() if verdict else None,
+        }
+
+    def __repr__(self) -> str:
+        limit = f"; {self.verdict.limit} limits" if self.verdict else ""
+        return f"<InputStats of {self.name}: {self.batches:,} batches, {self.epochs:,} epochs{limit}>"
+
+    def __str__(self) -> str:
+        shares = f"{self.name}: {self.starved:.0%} of steps found it empty, {self.blocked:.0%} of batches found it full"
+        return f"{shares}; {self.verdict}" if self.verdict else shares
+
+
+def _mean_between(before: tuple[float, int], after: tuple[float, int]) -> float:
+    """The mean of what was counted after ``before``; each is the mean of all so far, and their number."""
+    (mean, first), (total_mean, last) = before, after
+    return (total_mean * last - mean * first) / (last - first) if last > first else 0.0
+
+
+def of_source(source: object) -> dict[str, Any]:
+    """The fields ``source``, ``loader`` or ``upstream``, whichever the stats of this source fill."""
+    stats = getattr(source, "stats", None)
+    found = stats() if callable(stats) else None
+    if isinstance(found, InputStats):
+        return {"source": found}
+    if isinstance(found, LoaderStats):
+        return {"loader": found}
+    verdict = getattr(found, "verdict", None)
+    return {"upstream": verdict} if isinstance(verdict, Verdict) else {}
+
+
+class Occupancy:
+    """Counts for :class:`InputStats`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fed = self._taken = self._levels = self._found_full = self._found_empty = self._epochs = 0
+        self._starved = self._blocked = self._waited = self._elapsed = 0.0
+        self._fetching = self._converting = 0.0
+        self._since: float | None = None  # when the timed part of the current epoch began
+        self._unseen = False
+
+    def drew(self, fetching: float, converting: float) -> None:
+        """Count a batch: the seconds that the thread waited for it, and worked on it."""
+        with self._lock:
+            self._fetching += fetching
+            self._converting += converting
+
+    def fed(self, level: int, *, full: bool, seconds: float, unseen: bool) -> None:
+        """Count a batch that was put at ``level``; it waited ``seconds`` if the queue was ``full``.
+        Steps that are ``unseen`` cannot be measured; a level of 0 counts as a step that waited.
+        """
+        with self._lock:
+            self._fed += 1
+            self._levels += level
+            self._found_full += full
+            self._blocked += seconds if full else 0.0
+            if unseen:
+                self._unseen = True
+                self._count_step(waited=0.0 if level == 0 else None)
+
+    def taken(self, *, waited: float | None) -> None:
+        """Count a step that got a batch; ``waited`` is its wait in seconds, None for no wait."""
+        with self._lock:
+            self._count_step(waited=waited)
+
+    def _count_step(self, waited: float | None) -> None:
+        timed = (waited or 0.0) if self._taken else 0.0  # the wait for the first batch of all is not typical
+        self._taken += 1
+        self._found_empty += waited is not None
+        self._starved += waited or 0.0
+        self._waited += timed
+        if self._since is None:
+            self._since = perf_counter() - timed
+
+    def epoch(self) -> None:
+        """Count an epoch that has ended."""
+        with self._lock:
+            self._epochs += 1
+            self._elapsed, self._since = self._elapsed_now(), None
+
+    def _elapsed_now(self) -> float:
+        return self._elapsed if self._since is None else self._elapsed + perf_counter() - self._since
+
+    def read(
+        self,
+        name: str,
+        *,
+        capacity: int,
+        level: int,
+        source: object = None,
+    ) -> InputStats:
+        """Return the stats of the input ``name``, which draws from ``source``."""
+        inner = of_source(source)
+        with self._lock:
+            return InputStats(
+                name=name,
+                capacity=capacity,
+                level=level,
+                mean_level=self._levels / max(1, self._fed),
+                fed=self._fed,
+                batches=self._taken,
+                timed=max(0, self._taken - 1),
+                epochs=self._epochs,
+                starved=self._found_empty / max(1, self._taken),
+                blocked=self._found_full / max(1, self._fed),
+                starved_seconds=self._starved,
+                blocked_seconds=self._blocked,
+                elapsed=self._elapsed_now(),
+                waited=self._waited,
+                fetching=self._fetching,
+                converting=self._converting,
+                unseen=self._unseen,
+                **inner,
+            )
+
+
+def occupancy_of(stats: InputStats) -> dict[str, float]:
+    """Return how full the input was, and the shares of steps and batches that found it empty and full."""
+    return {"level": stats.mean_level, "starved": stats.starved, "blocked": stats.blocked}
+
+
+def scalars_of(stats: InputStats) -> dict[str, float]:
+    """Return the occupancy, the rate as ``images_per_second`` or ``batches_per_second``, and the stages.
+
+    ``stage/<name>`` is the share of the time in which a stage works: those of the Loader, and each input's.
+    Without a second batch, rate and stages are left out.
+    """
+    verdict = stats.verdict
+    rate = {f"{verdict.unit}_per_second": verdict.rate} if verdict else {}
+    stages = {f"stage/{load.name.replace(' ', '_')}": load.utilisation for load in _loads(stats)}
+    return occupancy_of(stats) | rate | stages
+
+
+def _loads(stats: InputStats) -> Iterator[StageLoad]:
+    """The stages from the Loader's on; the last of these is the input's fetching, which is not its own."""
+    if stats.source is not None:
+        yield from _loads(stats.source)
+    elif stats.loader is not None:
+        yield from stats.loader.loads[:-1]
+    if stats.load is not None:
+        yield stats.load

@@ -1,0 +1,473 @@
+"""Batches without a dataset, in a loader's place, to measure the steps after it."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.images.decode import png_of
+from shardprep.formats.images.opencv import cv2
+from shardprep.formats.records.labels import SPACES
+from shardprep.formats.records.record import Record
+from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
+from shardprep.loaders.batches.stack import BatchSpec
+from shardprep.loaders.loader.epoch_loader import EpochLoader
+from shardprep.loaders.loader.replay import Replayed, ReplayedRecord, RunOrder
+from shardprep.loaders.loader.run_card import RunCard, digest_of, installed_versions
+from shardprep.loaders.loader.stats import LoaderStats, Verdict
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep
+from shardprep.loaders.order.parts import Records
+from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
+
+
+class FakeDataset(AbstractContextManager["FakeDataset"]):
+    """The records of a FakeData by number, in the place of a Dataset: ``len``, iteration and ``classes``.
+
+    ``made_by(number)`` returns a record's image and label. Pixels become PNG files, which decode to them.
+    """
+
+    def __init__(self, made_by: Callable[[int], tuple[Any, int]], *, records: int, classes: int) -> None:
+        self._made_by = made_by
+        self._records = records
+        self._classes = classes
+
+    def __len__(self) -> int:
+        return self._records
+
+    def __getitem__(self, number: int) -> Record:
+        number = operator.index(number)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)}")
+        number %= len(self)
+        image, label = self._made_by(number)
+        encoded = bytes(image) if isinstance(image, memoryview) else png_of(image)
+        return Record(self.key(number), label, encoded)
+
+    def __iter__(self) -> Iterator[Record]:
+        return (self[number] for number in range(len(self)))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; label *i* is that of ``classes[i]``."""
+        digits = len(str(self._classes - 1))
+        return tuple(f"class{number:0{digits}}" for number in range(self._classes))
+
+    def key(self, number: int) -> str:
+        """Return the key of the record with this number."""
+        return f"fake/{number}"
+
+    def __repr__(self) -> str:
+        return f"<FakeDataset: {len(self):,} records of {self._classes:,} classes>"
+
+    def close(self) -> None:
+        """Does nothing: no file is open."""
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+PER_PHOTOGRAPH = 2
+MEAN_BYTES = 110_000
+SPREAD = 0.55  # standard deviation of the logarithm of a file's size
+BYTES_PER_PIXEL = 0.57  # of these crops with this grain at this quality
+GRAIN, QUALITY = 7, 96
+ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0)
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def fake_files(seed: int) -> list[bytes]:
+    """Make fifty JPEG files, 110 KB on average. Deterministic for equal releases of OpenCV and NumPy."""
+    rng = np.random.default_rng(seed)
+    photographs = _photographs()
+    count = PER_PHOTOGRAPH * len(photographs)
+    sizes = np.exp(SPREAD * rng.standard_normal(count))
+    pixels = sizes / sizes.mean() * MEAN_BYTES / BYTES_PER_PIXEL
+    return [_file(photographs[n % len(photographs)], area, rng) for n, area in enumerate(pixels.tolist())]
+
+
+def _photographs() -> list[Pixels]:
+    """The photographs of the sample dataset, without the CMYK one."""
+    folder = resources.files("shardprep.formats.data.photographs")
+    names = sorted(p.name for p in folder.iterdir() if p.name.endswith(".jpg"))
+    files = [np.frombuffer((folder / name).read_bytes(), np.uint8) for name in names if name != "cmyk.jpg"]
+    return [cv2.imdecode(file, cv2.IMREAD_COLOR) for file in files]  # type: ignore[misc]
+
+
+def _file(photograph: Pixels, area: float, rng: np.random.Generator) -> bytes:
+    aspect = ASPECTS[rng.integers(len(ASPECTS))]
+    target = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+    image = cv2.resize(_crop(photograph, rng), target, interpolation=cv2.INTER_CUBIC)
+    grain = GRAIN * rng.standard_normal(image.shape, np.float32)
+    noisy = np.clip(image + grain, 0, 255).astype(np.uint8)
+    return cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
+
+
+def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
+    """A random crop of 60 to 100 % of each side."""
+    height, width = (round(side * rng.uniform(0.6, 1.0)) for side in photograph.shape[:2])
+    y, x = rng.integers(photograph.shape[0] - height + 1), rng.integers(photograph.shape[1] - width + 1)
+    return photograph[y : y + height, x : x + width]
+
+
+DELAY = "delay"
+ADVICE = "FakeData itself takes this time, with seconds= for each record"
+
+
+@dataclass(frozen=True, repr=False)
+class FakeStats(LoaderStats):
+    """Stats of a FakeData, in the form of a Loader's. There are no workers; the stage is the ``delay``."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The stage that limits; None before the second batch."""
+        return _with_own_advice(super().verdict)
+
+    def of_workers(self) -> Verdict | None:
+        """Return what limits the batches, also where the consumer is slower."""
+        return _with_own_advice(super().of_workers())
+
+
+def _with_own_advice(verdict: Verdict | None) -> Verdict | None:
+    return replace(verdict, advice=ADVICE) if verdict and verdict.limit in (DELAY, "transport") else verdict
+
+
+@dataclass
+class FakeMeter:
+    """Counts of all iterations. Thread-safe."""
+
+    rows: int = 0
+    timed: int = 0
+    batches: int = 0
+    elapsed: float = 0.0
+    warming: float = 0.0
+    starved: float = 0.0
+    handing: float = 0.0
+    making: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> FakeRun:
+        """Return the counter of one iteration."""
+        return FakeRun(self)
+
+    def read(self, *, image_bytes: float) -> FakeStats:
+        with self.lock:
+            return FakeStats(
+                rows=self.rows,
+                timed=self.timed,
+                batches=self.batches,
+                elapsed=self.elapsed,
+                warming=self.warming,
+                starved=self.starved,
+                handing=self.handing,
+                blocked=0.0,
+                filling=(self.making,),
+                waiting=(0.0,),
+                cpu=(0.0,),
+                queued=(0.0,),
+                stages={DELAY: self.making},
+                copied=0,
+                restarts=0,
+                workers=0,
+                cpus=usable_cpus(),
+                image_bytes=image_bytes,
+                crop_ready=0.0,
+            )
+
+
+class FakeRun:
+    """The times of one iteration. As a Loader's, they count from its first batch on."""
+
+    def __init__(self, meter: FakeMeter) -> None:
+        self._meter = meter
+        self._last: float | None = None
+
+    def delivered(self, rows: int, *, began: float, ready: float, handed: float) -> None:
+        """Count a batch: when its making began, when it was ready, and when it was handed over."""
+        meter = self._meter
+        with meter.lock:
+            meter.batches += 1
+            meter.rows += rows
+            meter.making += ready - began
+            meter.handing += handed - ready
+            if self._last is None:
+                meter.warming += ready - began
+            else:
+                meter.timed += rows
+                meter.starved += ready - began
+                meter.elapsed += ready - self._last
+            self._last = ready
+
+
+Labels = npt.NDArray[np.int64]
+
+NONE_LEFT: Records = np.empty(0, np.int64)
+
+
+class FakeData(EpochLoader):
+    """Iterable of ``batches`` tuples of images and labels, which takes a :class:`Loader`'s place.
+
+    Images are uint8 [B, H, W, 3] of noise, at a multiple of 64 bytes, where B is ``batch_size`` and ``size``
+    is (H, W). With ``encoded`` they are a list of B memoryviews of JPEG files: crops of photographs, 110 KB
+    on average, of 45 KB to 205 KB (5 to 95 %), about 480x400, regardless of ``size``. Labels are int64 [B], 0
+    to ``classes`` - 1. All are read-only. Each batch is delayed by ``seconds`` per record, in a sleep, which
+    uses no CPU and takes as long on a busy machine.
+
+    The batches are views of few records that are made beforehand from ``seed``, two batches of pixels or 50
+    files, which repeat. Equal arguments make equal batches in every epoch. An epoch has B * ``batches``
+    records, which :meth:`receipt` counts and :attr:`dataset` has by number. Each process has all of them:
+    there are no ranks. Several iterators may run at once, in any threads; state and receipt are of the one
+    that was begun last. Picklable, in few bytes, without the state. Raises UsageError for arguments out of
+    range.
+    """
+
+    def __init__(
+        self,
+        batches: int,
+        *,
+        batch_size: int,
+        size: tuple[int, int] = (224, 224),
+        encoded: bool = False,
+        seconds: float = 0.0,
+        seed: int = 0,
+        classes: int = 1000,
+    ) -> None:
+        least_ones = min(batch_size, classes, *size)
+        if batches < 0 or least_ones < 1 or not 0 <= seconds < math.inf or not 0 <= seed < 1 << 64:
+            raise UsageError(
+                f"batches={batches}, batch_size={batch_size}, size={size}, seconds={seconds}, seed={seed}, "
+                f"classes={classes}: there must be at least 0 batches, 1 record in each, 1 pixel on each side, "
+                "0 seconds, a seed of 0 (and below 2**64) and 1 class"
+            )
+        self._options = {
+            "batch_size": batch_size,
+            "size": tuple(size),
+            "encoded": encoded,
+            "seconds": seconds,
+            "seed": seed,
+            "classes": classes,
+        }
+        self._batches = batches
+        self._rows = batch_size
+        self._shape = (*size, 3)
+        self._encoded = encoded
+        self._seconds = seconds
+        self._classes = classes
+        self._closed = False
+        super().__init__(self._plan_of(batches, batch_size, seed))
+        rng = np.random.default_rng(seed)
+        self._labels = rng.integers(0, classes, 2 * batch_size)
+        self._pool: Any = _files(seed) if encoded else _noise(rng, (2 * batch_size, *self._shape))
+        self._meter = FakeMeter()
+
+    def _plan_of(self, batches: int, batch_size: int, seed: int) -> EpochPlan:
+        made_of = {**self._options, "seconds": 0, "batches": batches}
+        return EpochPlan(
+            dataset=f"fake:{digest_of(made_of)}",
+            shard_counts=(batches * batch_size,),
+            shuffle=None,
+            seed=seed,
+            batch_size=batch_size,
+            rank=0,
+            world_size=1,
+            drop_last=True,
+        )
+
+    def __iter__(self) -> Iterator[tuple[Any, Labels]]:
+        """Begin the next epoch; one that was left early is not continued. Raises UsageError once closed."""
+        self._check_open()
+        return self._run(self._begin())
+
+    def _run(self, epoch: Epoch) -> Iterator[tuple[Any, Labels]]:
+        run = self._meter.run()
+        for number in range(epoch.place // self._rows, self._batches):
+            self._check_open()
+            began = perf_counter()
+            batch = self.batch(number)
+            ready = perf_counter()
+            epoch.delivered(self._numbers(number), [])
+            run.delivered(self._rows, began=began, ready=ready, handed=perf_counter())
+            yield batch
+        epoch.end()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this FakeData is closed; make a new one")
+
+    def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:
+        """Yield the batches of these steps, in the order given; every epoch has the same.
+
+        Place and receipt do not change. Raises IndexError for a step that the epoch does not have.
+        """
+        for step in steps:
+            self._plan.split(0).places(step)  # checks the step
+            yield LoadedStep(step, self.batch(step), self._numbers(step), NONE_LEFT, NONE_LEFT)
+
+    def batch(self, number: int) -> tuple[Any, Labels]:
+        """Return the batch of this number, after the same delay."""
+        if self._seconds:  # a sleep of 0 would still hand the CPU to other processes
+            time.sleep(self._seconds * self._rows)
+        return self._images(number), self._labels_of(number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._batches, self._options)
+
+    def _numbers(self, number: int) -> Records:
+        return np.arange(number * self._rows, (number + 1) * self._rows)
+
+    def _record(self, number: int) -> tuple[Any, int]:
+        """The image and label of a record, without the delay."""
+        batch, row = divmod(number, self._rows)
+        return self._images(batch)[row], int(self._labels_of(batch)[row])
+
+    def _images(self, number: int) -> Any:
+        if self._encoded:
+            first = number * self._rows
+            return [self._pool[row % len(self._pool)] for row in range(first, first + self._rows)]
+        start = self._start(number)
+        return self._pool[start : start + self._rows]
+
+    def _labels_of(self, number: int) -> Labels:
+        labels = aligned(8 * self._rows).view(np.int64)
+        start = number % (self._rows + 1)
+        labels[:] = self._labels[start : start + self._rows]
+        labels.flags.writeable = False
+        return labels
+
+    def _start(self, number: int) -> int:
+        """A batch's first record, different for successive batches; its pixels are aligned."""
+        step = ALIGNMENT // math.gcd(ALIGNMENT, math.prod(self._shape))
+        return number % (self._rows // step + 1) * step
+
+    @property
+    def dataset(self) -> FakeDataset:
+        """The records of an epoch by number, without a delay, and the names of the classes."""
+        records = self._batches * self._rows
+        return FakeDataset(self._record, records=records, classes=self._classes)
+
+    @property
+    def batch_specs(self) -> tuple[BatchSpec, ...]:
+        """The parts of a batch."""
+        rows = self._rows
+        image = (
+            BatchSpec("image", (rows,), None)
+            if self._encoded
+            else BatchSpec("image", (rows, *self._shape), np.dtype(np.uint8))
+        )
+        return image, BatchSpec("label", (rows,), np.dtype(np.int64))
+
+    @property
+    def most_held(self) -> int:
+        """Number of batches that may be held at a time: any, since none is copied."""
+        return sys.maxsize
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The values that determine the batches, by name; ``seconds`` does not."""
+        names = ("batch_size", "size", "encoded", "seed", "classes")
+        return {
+            "dataset": self._plan.dataset,
+            "NumPy": np.__version__,
+            **{name.replace("_", " "): str(self._options[name]) for name in names},
+        }
+
+    @property
+    def transform(self) -> None:
+        """None: images are made as they are."""
+
+    def replay(self, epoch: int, step: int, *, start: int = 0) -> Replayed:
+        """Return what a step of an epoch has, without the delay, as a Loader does."""
+        (numbers,) = EpochSteps(self._plan, epoch, start=start).batches([step], deque())
+        number = int(numbers[0]) // self._rows
+        batch = self._images(number), self._labels_of(number)
+        rows = zip(numbers.tolist(), batch[1].tolist(), strict=True)
+        records = (ReplayedRecord(record, self.key(record), label) for record, label in rows)
+        return Replayed(epoch, step, batch, tuple(records))
+
+    def _class_of(self, number: int) -> str:
+        dataset = self.dataset
+        return dataset.classes[dataset[number].label]
+
+    def card(self) -> RunCard:
+        """Return what decides the batches; a Loader cannot be made of it."""
+        plan = self._plan
+        return RunCard(
+            dataset=plan.dataset,
+            split="",
+            records=None,
+            labels=SPACES[0],
+            columns=None,
+            weights=None,
+            shuffle=plan.shuffle,
+            seed=plan.seed,
+            batch_size=plan.batch_size,
+            rank=plan.rank,
+            world_size=plan.world_size,
+            drop_last=plan.drop_last,
+            on_bad_record="raise",
+            with_numbers=False,
+            transform=None,
+            versions=installed_versions(),
+        )
+
+    def order_of(self, card: RunCard | None = None) -> RunOrder:
+        """Return what is delivered, as a Loader does."""
+        return RunOrder(card or self.card(), self._plan, lambda numbers, epoch: numbers, self._all_labels())
+
+    def _all_labels(self) -> Labels:
+        return np.concatenate([NONE_LEFT, *map(self._labels_of, range(self._batches))])
+
+    def key(self, number: int) -> str:
+        """Return the key of the record with this number."""
+        return self.dataset.key(number)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The bad records that were skipped so far: always none."""
+        return {}
+
+    def stats(self) -> FakeStats:
+        """Return the counts and times since this was made, to be printed. Thread-safe."""
+        size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
+        return self._meter.read(image_bytes=float(size))
+
+    def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
+        """Return how well the batches of an epoch are mixed: every epoch has the same."""
+        return shuffle_quality(self._plan, self._all_labels(), epoch)
+
+    def __repr__(self) -> str:
+        return f"<FakeData: {self._batches:,} batches of {self._rows:,} records, epoch {self.epoch} next>"
+
+    def close(self) -> None:
+        """End the iterations; delivered batches stay valid. Idempotent."""
+        self._closed = True
+
+
+def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    memory = aligned(math.prod(shape))
+    memory[:] = np.frombuffer(rng.bytes(memory.size), np.uint8)
+    memory.flags.writeable = False
+    return memory.reshape(shape)
+
+
+def _rebuilt(batches: int, options: dict[str, Any]) -> FakeData:
+    return FakeData(batches, **options)
+
+
+def _files(seed: int) -> list[memoryview]:
+    return [memoryview(file) for file in fake_files(seed)]

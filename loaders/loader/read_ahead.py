@@ -1,0 +1,216 @@
+"""Reading ahead: one thread that requests the data that the workers will need next, in disk order.
+
+The workers read single records, one at a time, which is very slow on a cold disk. Ahead of them, ranges of
+whole megabytes are requested by ``posix_fadvise``, in the order in which the epoch reads its shards, bounded
+in bytes. Without ``posix_fadvise`` the ranges are read and dropped.
+
+Few requests are pending at a time, because a worker's own reads would otherwise wait behind the whole budget.
+The end of a shard is requested first: HDF5's columns are there, which opening the shard reads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.runtime.files import OPEN_FLAGS
+from shardprep.formats.runtime.owned import Descriptor, Owned, starting_thread
+from shardprep.formats.shards.in_place import Block
+from shardprep.loaders.order.parts import Records
+
+CHUNK_BYTES = 4 << 20
+MAX_PENDING_CHUNKS = 4
+SHARD_END_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class ShardStream:
+    """The shards of an epoch as one stream of bytes, in the order in which they are read.
+
+    ``names`` of files in the ``folder``, ``starts`` (the shards' offsets in these) and ``ends`` (in bytes)
+    are in that order. A shard is a whole file, or a block of an archive. The rest is in the order of storage:
+    ``record_ends`` are the ends of the shards' record numbers; ``bases`` and ``slopes`` give a record's
+    estimated position in the stream, ``base + number * slope``, as if all records of a shard had the same
+    size. ``chosen`` are the record numbers that are read, ascending; None for all.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    record_ends: npt.NDArray[np.int64]
+    bases: npt.NDArray[np.float64]
+    slopes: npt.NDArray[np.float64]
+    order: npt.NDArray[np.int64]
+    chosen: Records | None
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        shards: Sequence[Block],
+        order: npt.NDArray[np.int64],
+        chosen: Records | None = None,
+    ) -> ShardStream:
+        """Return the stream of the shards at these positions, ``order``, which may be a part of all."""
+        sizes = np.array([shard.size for shard in shards], np.int64)
+        records = np.array([shard.records for shard in shards], np.int64)
+        ends, record_ends = np.cumsum(sizes[order]), np.cumsum(records)
+        starts = np.zeros(len(shards))
+        starts[order] = ends - sizes[order]
+        slopes = sizes / np.maximum(1, records)
+        bases = starts - (record_ends - records) * slopes
+        names = tuple(shards[n].name for n in order)
+        offsets = np.array([shard.start for shard in shards], np.int64)[order]
+        return cls(folder, names, offsets, ends, record_ends, bases, slopes, order, chosen)
+
+    def span(self, numbers: Records) -> tuple[int, int]:
+        """Estimate where in the stream the first of these records begins and the last one ends."""
+        shards = np.searchsorted(self.record_ends, numbers, side="right")
+        begins = self.bases[shards] + numbers * self.slopes[shards]
+        return int(begins.min()), math.ceil((begins + self.slopes[shards]).max())
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[Path, int, int]]:
+        """Yield (path, offset, length) of the bytes from ``start`` to ``stop``, in chunks of one file."""
+        stop = min(stop, int(self.ends[-1]))
+        while start < stop:
+            number = int(np.searchsorted(self.ends, start, side="right"))
+            begin = int(self.ends[number - 1]) if number else 0
+            length = min(stop, int(self.ends[number]), start + CHUNK_BYTES) - start
+            yield self.folder / self.names[number], int(self.starts[number]) + start - begin, length
+            start += length
+
+    def is_wanted(self, start: int, length: int) -> bool:
+        """Whether at least half of the records of a piece are chosen, so that it is worth reading whole."""
+        if self.chosen is None:
+            return True
+        shard = self.order[np.searchsorted(self.ends, start, side="right")]
+        reach = np.array([start, start + length]) - self.bases[shard]
+        first, last = np.rint(reach / self.slopes[shard])
+        found = np.diff(np.searchsorted(self.chosen, [first, max(last, first + 1)]))
+        return bool(2 * found >= last - first)
+
+
+class ReadAhead(Owned):
+    """A thread that requests data ahead of the workers' reads.
+
+    It requests up to ``budget`` bytes of the stream beyond them, and each shard's end. Where most records of
+    a piece are not chosen, it is not requested: the workers read the others one by one.
+
+    The thread is a daemon and ends with :meth:`close`. Errors are ignored: the worker that reads the record
+    raises them, with the record's key.
+    """
+
+    def __init__(self, stream: ShardStream, *, budget: int) -> None:
+        self._stream = stream
+        self._budget = budget
+        self._spans: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._follow, name="shardprep-read-ahead", daemon=True)
+        with starting_thread():
+            self._thread.start()
+
+    def expect(self, numbers: Records) -> None:
+        """Note that the workers will soon read these records."""
+        self._spans.put(self._stream.span(numbers))
+
+    def close(self) -> None:
+        """End the thread. Idempotent; may be called when the interpreter ends."""
+        self._closed = True
+        self._spans.put(None)
+        if not sys.is_finalizing():  # daemons do not run then, and a join would wait for its whole time-out
+            self._thread.join(5)
+
+    def _follow(self) -> None:
+        position: int | None = None
+        with _OneFile() as file:
+            for first, reach in iter(self._spans.get, None):
+                position = first if position is None else position
+                for path, offset, length in self._stream.pieces(position, reach + self._budget):
+                    if self._closed:
+                        return
+                    if self._stream.is_wanted(position, length):
+                        file.request(path, offset, length)
+                    position += length
+
+
+@contextmanager
+def reading_ahead(
+    folder: Path,
+    files: Sequence[Sequence[Block]],
+    order: npt.NDArray[np.int64] | None,
+    *,
+    budget: int,
+    chosen: Records | None = None,
+) -> Iterator[list[ReadAhead]]:
+    """Read the files of the images, and those of each column, ahead, with shares of the budget.
+
+    ``files`` are the blocks of each of these, which are read in this ``order``; without one, or a budget,
+    nothing is read ahead.
+    """
+    if order is None or not budget:
+        yield []
+        return
+    sizes = [sum(block.size for block in blocks) for blocks in files]
+    ahead = []
+    with ExitStack() as opened:
+        for blocks, size in zip(files, sizes, strict=True):
+            stream = ShardStream.of(folder, blocks, order, chosen)
+            share = ReadAhead(stream, budget=budget * size // sum(sizes))
+            ahead.append(opened.enter_context(closing(share)))
+        yield ahead
+
+
+class _OneFile(Owned):
+    """The file that is being read ahead; at most one is open at a time."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._file = Descriptor(-1)
+        self._pending: deque[int] = deque()
+
+    def request(self, path: Path, offset: int, length: int) -> None:
+        """Request a chunk; where MAX_PENDING_CHUNKS are pending, wait first for the oldest of this file."""
+        with suppress(OSError):
+            self._open(path)
+            self._pending.append(offset + length - 1)
+            if len(self._pending) > MAX_PENDING_CHUNKS:
+                os.pread(self._file.fileno(), 1, self._pending.popleft())
+            self._advise(offset, length)
+
+    def _advise(self, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
+        else:
+            os.pread(self._file.fileno(), length, offset)
+
+    def _open(self, path: Path) -> None:
+        if path != self._path:
+            self._close()
+            self._file = Descriptor(os.open(path, OPEN_FLAGS))
+            self._path = path
+            size = os.fstat(self._file.fileno()).st_size
+            self._advise(max(0, size - SHARD_END_BYTES), SHARD_END_BYTES)
+
+    def _close(self) -> None:
+        if self._path is not None:
+            self._path = None
+            self._pending.clear()
+            self._file.close()
+
+    def __enter__(self) -> _OneFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()

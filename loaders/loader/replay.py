@@ -1,0 +1,358 @@
+"""A step that was made again, its pictures, and where two runs part."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.images.decode import png_of
+from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
+from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
+from shardprep.loaders.order.epoch import EpochPlan, EpochSteps
+from shardprep.loaders.order.parts import Records
+from shardprep.loaders.transforms.contract import (
+    CHANNELS_FIRST,
+    IMAGE,
+    Array,
+    Transform,
+    TransformInput,
+    fill_rows,
+    outputs_of,
+)
+from shardprep.loaders.transforms.decode import decode_rgb
+from shardprep.loaders.transforms.geometry import ShownPart
+from shardprep.loaders.transforms.transforms import ImageTransform
+
+
+class ObservedTransform:
+    """A ``transform`` with the same results; ``shown`` maps keys to what it shows, where it can tell.
+
+    It can if it has a method ``shown(record, rng)`` that returns a ShownPart.
+    """
+
+    def __init__(self, transform: Transform) -> None:
+        self._transform = transform
+        self.outputs = outputs_of(transform)
+        self.shown: dict[str, ShownPart] = {}
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
+        self._note(record, rng)
+        return self._transform(record, rng)
+
+    def fill(self, record: TransformInput, rng: np.random.Generator, *arrays: Array) -> None:
+        """Write the outputs."""
+        self._note(record, rng)
+        fill_rows(self._transform, record, rng, arrays)
+
+    def _note(self, record: TransformInput, rng: np.random.Generator) -> None:
+        """Ask what is shown, and put the random numbers back to where they were."""
+        tell = getattr(self._transform, "shown", None)
+        if tell is None:
+            return
+        state = rng.bit_generator.state
+        found = tell(record, rng)
+        rng.bit_generator.state = state
+        if isinstance(found, ShownPart):
+            self.shown[record.key] = found
+
+
+Kind = Literal["dataset", "order", "labels", "columns", "augmentation", "pixels"]
+Compared = Callable[[int, int], int | None]
+
+KINDS: tuple[Kind, ...] = ("order", "labels", "columns", "augmentation")
+AT_ONCE: tuple[Kind, ...] = ("columns", "augmentation")
+NONE = np.empty(0, np.int64)
+
+
+class RunOrder(NamedTuple):
+    """What a run delivers of a dataset: its ``card`` and ``plan``, and the records of the plan's places.
+
+    ``numbers_at`` maps places of an epoch to record numbers; ``labels`` are the run's, by record number.
+    """
+
+    card: RunCard
+    plan: EpochPlan
+    numbers_at: Callable[[Records, int], Records]
+    labels: npt.NDArray[np.int64]
+
+    def steps(self, epoch: int) -> Iterator[Records]:
+        """Yield the record numbers of each step of this rank."""
+        steps = EpochSteps(self.plan, epoch)
+        places = steps.batches(range(len(steps)), deque(maxlen=0))
+        return (self.numbers_at(each, epoch) for each in places)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first ``row`` of a ``step`` of an ``epoch`` at which two runs differ.
+
+    ``kind`` is what differs there: the dataset, the order of records, their labels, the columns of a batch,
+    the augmentation, or the pixels. ``numbers`` are the two record numbers, None where a run has no such row,
+    or where the datasets differ. ``because`` has the settings that decide it: name to both values.
+    """
+
+    epoch: int
+    step: int
+    row: int
+    kind: Kind
+    numbers: tuple[int | None, int | None]
+    because: Differences
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types."""
+        return asdict(self) | {"numbers": list(self.numbers), "because": _listed(self.because)}
+
+
+def _listed(found: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
+    return {name: list(both) for name, both in found.items()}
+
+
+def parting_of_datasets(one: RunCard, other: RunCard) -> Parting | None:
+    """Return where runs of two datasets part, which is at once; None for runs of one dataset."""
+    if one.dataset == other.dataset:
+        return None
+    return Parting(0, 0, 0, "dataset", (None, None), {"dataset": (one.dataset, other.dataset)})
+
+
+def first_parting(
+    one: RunOrder,
+    other: RunOrder,
+    epochs: Iterable[int],
+    *,
+    pixels: Compared | None = None,
+    step_done: Callable[[], object] = lambda: None,
+) -> Parting | None:
+    """Return where two runs of one dataset part in these epochs, and None where they do not.
+
+    Settings that decide the augmentation of every record count from the first one. With ``pixels`` they do
+    not: it is asked for the first row of a step that differs, while records and labels are the same.
+    ``step_done`` is called after each step.
+    """
+    if parted := parting_of_datasets(one.card, other.card):
+        return parted
+    found = {kind: deciding(kind, one.card, other.card) for kind in DECIDING}
+    kinds = [kind for kind in KINDS if found[kind] and not (pixels and kind == "augmentation")]
+    if not kinds and not pixels:
+        return None
+    for epoch in epochs:
+        for step, both in enumerate(zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NONE)):
+            rows = dict(_in_step(one, other, *both)) | {kind: 0 for kind in AT_ONCE if kind in kinds}
+            if not rows and pixels and (row := pixels(epoch, step)) is not None:
+                rows = {"pixels": row}
+            if rows:
+                kind = min(rows, key=lambda kind: rows[kind])  # the record before what is made of it
+                return Parting(epoch, step, rows[kind], kind, _at(rows[kind], both), found[kind])
+            step_done()
+    return None
+
+
+def _in_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> Iterator[tuple[Kind, int]]:
+    """Yield what differs, and the first row where it does: another record or none, another label."""
+    common = min(len(some), len(others))
+    records = some[:common] != others[:common]
+    if records.any() or len(some) != len(others):
+        yield "order", int(records.argmax()) if records.any() else common
+    labels = one.labels[some[:common]] != other.labels[others[:common]]
+    if (labels & ~records).any():
+        yield "labels", int((labels & ~records).argmax())
+
+
+def _at(row: int, both: tuple[Records, Records]) -> tuple[int | None, int | None]:
+    one, other = (int(numbers[row]) if row < len(numbers) else None for numbers in both)
+    return one, other
+
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ReplayedRecord:
+    """One record of a step: its number in the dataset, its key and its label in the loader's label space.
+
+    ``shown`` is the part of the image that the transform shows, None where the transform does not tell.
+    ``skipped`` is the reason for which a bad record is not in the batch, None for the others.
+    """
+
+    number: int
+    key: str
+    label: int
+    shown: ShownPart | None = None
+    skipped: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types."""
+        shown = self.shown.to_json() if self.shown else {"crop": None, "mirrored": None}
+        named = {"number": self.number, "key": self.key, "label": self.label}
+        return {**named, **shown, "skipped": self.skipped}
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """What a rank got at a ``step`` of an ``epoch``.
+
+    ``batch`` is bit for bit the tuple that was delivered; its arrays are in memory of their own. ``records``
+    are those of the step in their order, with the bad ones that were skipped.
+    """
+
+    epoch: int
+    step: int
+    batch: tuple[Any, ...]
+    records: tuple[ReplayedRecord, ...]
+
+    @property
+    def delivered(self) -> tuple[ReplayedRecord, ...]:
+        """The records of the batch, one for each row."""
+        return tuple(record for record in self.records if record.skipped is None)
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The record numbers of the rows: int64 [B]."""
+        return np.array([record.number for record in self.delivered], np.int64)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the rows."""
+        return [record.key for record in self.delivered]
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """The labels of the rows: int64 [B]."""
+        return np.array([record.label for record in self.delivered], np.int64)
+
+    @property
+    def skipped(self) -> tuple[ReplayedRecord, ...]:
+        """The bad records that are not in the batch."""
+        return tuple(record for record in self.records if record.skipped is not None)
+
+    def digests(self) -> list[str]:
+        """Return a digest of the values of each row, to compare between machines: 32 hex digits."""
+        return [_digest(row) for row in self._rows()]
+
+    def digest(self) -> str:
+        """Return a digest of the values of the whole batch: 32 hex digits."""
+        return _digest(self.digests())
+
+    def first_difference(self, other: Replayed) -> int | None:
+        """Return the first row with other values than in the other step; None where all are equal."""
+        pairs = zip_longest(self.digests(), other.digests())
+        return next((row for row, (one, two) in enumerate(pairs) if one != two), None)
+
+    def _rows(self) -> Iterator[list[Any]]:
+        for row in range(len(self)):
+            yield [
+                [value[row] for value in part.values()] if isinstance(part, dict) else part[row]
+                for part in self.batch
+            ]
+
+    def __len__(self) -> int:
+        return len(self.delivered)
+
+    def __iter__(self) -> Iterator[ReplayedRecord]:
+        return iter(self.records)
+
+    def __repr__(self) -> str:
+        bad = f", {len(self.skipped):,} skipped" if self.skipped else ""
+        return f"<Replayed step {self.step} of epoch {self.epoch}: {len(self):,} records{bad}>"
+
+
+def _digest(value: Any) -> str:
+    """The digest of arrays, bytes and values of JSON, and of lists and dicts of them."""
+    found = blake2b(digest_size=DIGEST_BYTES)
+    if isinstance(value, dict):
+        return _digest([part for item in value.items() for part in item])
+    if isinstance(value, list | tuple):
+        found.update("".join(map(_digest, value)).encode())
+    elif isinstance(value, np.ndarray | np.generic):
+        found.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
+    else:
+        found.update(value if isinstance(value, bytes | memoryview) else repr(value).encode())
+    return found.hexdigest()
+
+
+Picture = npt.NDArray[np.uint8]
+
+
+def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Picture]:
+    """Return the images of a batch: uint8 [height, width, 3] each, in RGB.
+
+    They are in the batch's first part, or in its part "image". Encoded images are decoded. Normalised values
+    are made 0..255 again by the ``mean`` and ``std`` of the transform; without these, numbers from 0 to 1 are
+    multiplied by 255, and others are stretched from the smallest to the largest. Raises UsageError for a
+    batch without images.
+    """
+    first = batch[0]
+    if isinstance(first, dict):
+        if IMAGE not in first:
+            raise UsageError("the batch has no images, of which a sheet could be made")
+        first = first[IMAGE]
+    return [_picture(image, transform) for image in first]
+
+
+def _picture(image: Any, transform: Transform | None) -> Picture:
+    if isinstance(image, bytes | memoryview):
+        return decode_rgb(image)
+    values = np.asarray(image)
+    if isinstance(transform, ImageTransform):
+        return _plain(_channels_last(values, transform.layout in CHANNELS_FIRST), transform)
+    if values.ndim == 2:
+        values = np.stack([values] * 3, axis=-1)
+    is_first = values.ndim == 3 and values.shape[0] == 3 and values.shape[2] != 3
+    values = _channels_last(values, is_first)
+    if values.ndim != 3 or values.shape[2] != 3 or values.dtype.kind not in "uif":
+        raise UsageError(
+            f"the batch has {values.dtype}{list(values.shape)} for each record, which is not an RGB image"
+        )
+    return _stretched(values)
+
+
+def _channels_last(values: npt.NDArray[Any], is_first: bool) -> npt.NDArray[Any]:
+    return np.moveaxis(values, 0, -1) if is_first else values
+
+
+def _plain(values: npt.NDArray[Any], transform: ImageTransform) -> Picture:
+    """The pixels before they were normalised."""
+    if transform.dtype == "uint8":
+        return np.ascontiguousarray(values)
+    if transform.dtype == "bfloat16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return _rounded(255 * (values.astype(np.float64) * transform.std + transform.mean))
+
+
+def _stretched(values: npt.NDArray[Any]) -> Picture:
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values)
+    values = np.nan_to_num(values.astype(np.float64))
+    low, high = values.min(initial=0), values.max(initial=0)
+    if low < 0 or high > 1:
+        values = (values - low) / max(high - low, 1e-9)
+    return _rounded(255 * values)
+
+
+def _rounded(values: npt.NDArray[np.float64]) -> Picture:
+    pixels: Picture = np.rint(values.clip(0, 255)).astype(np.uint8)
+    return pixels
+
+
+def shown_batch(
+    made: Replayed, transform: Transform | None, class_of: Callable[[int], str], *, title: str, most: int
+) -> Gallery:
+    """Return the first images of a step, at most ``most``, as PNG files. Raises UsageError without images."""
+    count = max(0, min(most, MOST_SHOWN, len(made)))
+    pictures = pictures_of(made.batch, transform)[:count]
+    shown = [
+        ShownImage(
+            png_of(picture), f"{record.number:,}: {record.key}, {class_of(record.number)}".rstrip(", ")
+        )
+        for record, picture in zip(made.delivered, pictures, strict=False)
+    ]
+    return Gallery(
+        f"{title}: {count} of {len(made):,} images of step {made.step:,} of epoch {made.epoch:,}", shown
+    )

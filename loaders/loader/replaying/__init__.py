@@ -1,1 +1,0 @@
-"""What identifies a run, its steps made again, and where two runs part."""

@@ -1,0 +1,630 @@
+"""The card of a run: what decides which records a rank gets at each step, and what becomes of them.
+
+It is compared between machines and runs, as text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
+from importlib.metadata import version
+from itertools import zip_longest
+from pathlib import Path
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+
+from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError
+from shardprep.formats.images.opencv import cv2
+from shardprep.formats.records.codecs import is_masked
+from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.shards.columns import ColumnEntry
+from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
+from shardprep.loaders.order.parts import MAX_RECORDS, Records
+from shardprep.loaders.order.receipt import natural
+from shardprep.loaders.transforms.augment import ColorJitter
+from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays
+from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+
+MOST_LISTED = 4096
+
+
+@dataclass(frozen=True)
+class ChosenRecords:
+    """A ``count`` of records, the ``digest`` of their numbers, and the ``numbers`` if they are few."""
+
+    count: int
+    digest: str
+    numbers: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, numbers: Records, digest: str) -> Self:
+        """Return the choice of these record numbers; more than MOST_LISTED are not listed."""
+        listed = tuple(numbers.tolist()) if len(numbers) <= MOST_LISTED else None
+        return cls(len(numbers), digest, listed)
+
+    def given(self) -> Records:
+        """Return the record numbers, int64. Raises UsageError where they are not listed."""
+        if self.numbers is None:
+            raise UsageError(f"the run chose {self.count} records, which its card does not list; give them")
+        return np.array(self.numbers, np.int64)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types."""
+        numbers = None if self.numbers is None else list(self.numbers)
+        return {"count": self.count, "digest": self.digest, "numbers": numbers}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Return the choice that ``to_json`` described. Raises KeyError, TypeError or ValueError."""
+        numbers, digest = value["numbers"], value["digest"]
+        if not isinstance(digest, str):
+            raise ValueError(f"{digest!r} is no digest")
+        listed = None if numbers is None else tuple(map(natural, numbers))
+        if listed is not None and (len(listed) > MOST_LISTED or max(listed, default=0) >= MAX_RECORDS):
+            raise ValueError("it lists too many records, or too large numbers")
+        return cls(natural(value["count"]), digest, listed)
+
+
+OWN: dict[str, Callable[..., Transform]] = {kind.__name__: kind for kind in (TrainTransform, EvalTransform)}
+
+
+@dataclass(frozen=True)
+class TransformCard:
+    """A transform: its ``name``, and, of this package's own, its ``arguments``; of others, its ``identity``.
+
+    The identity is the loader's: equal for transforms that are made in the same way. It is None for one that
+    cannot be compared.
+    """
+
+    name: str
+    identity: str | None
+    arguments: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, transform: Transform, identity: str | None) -> Self:
+        """Return the card of a transform."""
+        name = str(getattr(transform, "__name__", type(transform).__name__))
+        is_own = OWN.get(name) is type(transform)
+        return cls(name, None, _arguments(transform)) if is_own else cls(name, identity, None)
+
+    def made(self) -> Transform:
+        """Return the transform made of the arguments. Raises UsageError without them."""
+        if self.arguments is None or self.name not in OWN:
+            raise UsageError(
+                f"the run's transform, {self.name}, is not one of {', '.join(OWN)}; give the same one"
+            )
+        return _made(self.name, self.arguments)
+
+    @property
+    def title(self) -> str:
+        """The name, and the identity where it is known."""
+        return f"{self.name} {self.identity}" if self.identity else self.name
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the seed may decide what it makes."""
+        return self.name != EvalTransform.__name__ or self.arguments is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Return the card that ``to_json`` described. Raises ValueError for other values."""
+        name, identity, arguments = (value[field.name] for field in fields(cls))
+        if not isinstance(name, str) or not isinstance(identity, str | None):
+            raise ValueError(f"{value!r} is not a transform")
+        if arguments is not None:
+            try:
+                arguments = _arguments(_made(name, arguments))
+            except (ShardprepError, TypeError, KeyError, AttributeError, OverflowError) as error:
+                raise ValueError(f"its {name} cannot be made: {error}") from error
+        return cls(name, identity, arguments)
+
+
+def _arguments(transform: Any) -> dict[str, Any]:
+    """The arguments of a transform, as JSON has them."""
+    values = {field.name: getattr(transform, field.name) for field in fields(transform)}
+    return {
+        name: asdict(value) if isinstance(value, ColorJitter) else _plain(value)
+        for name, value in values.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _made(name: str, arguments: dict[str, Any]) -> Transform:
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    if isinstance(jitter := given.get("color_jitter"), dict):
+        given["color_jitter"] = ColorJitter(**jitter)
+    return OWN[name](**given)
+
+
+FORMAT = "shardprep run card"
+VERSION = 1
+LARGEST = 1 << 20  # bytes of a file
+ADVICE = "write it with loader.card().save(path)"
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """The options of a rank's run, as JSON: for :meth:`.Loader.replay` of its steps on any machine.
+
+    ``dataset`` is the root of the dataset's manifest, ``split`` its split. ``records`` says which were
+    chosen, None for all. ``columns`` are those that were named, and ``weights`` those of a collection's
+    parts, None without. ``transform`` has the arguments, or the identity, of the transform. ``versions``
+    are those of the programs that decide the pixels; a replay takes those that are installed. ``labels``,
+    ``shuffle`` (a window counts records), ``seed``, ``batch_size``, ``rank``, ``world_size``,
+    ``drop_last``, ``on_bad_record`` and ``with_numbers`` are the Loader's arguments of these names.
+    """
+
+    dataset: str
+    split: str
+    records: ChosenRecords | None
+    labels: str
+    columns: tuple[str, ...] | None
+    weights: dict[str, float] | None
+    shuffle: Shuffle | None
+    seed: int
+    batch_size: int
+    rank: int
+    world_size: int
+    drop_last: bool
+    on_bad_record: str
+    with_numbers: bool
+    transform: TransformCard | None
+    versions: dict[str, str]
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of a Loader of this run, beside the path of the dataset.
+
+        Raises UsageError for a transform that is not this package's own, and for chosen records of which the
+        card does not have the numbers: replace these with None, and give the Loader the same ones.
+        """
+        plain = (
+            "labels",
+            "columns",
+            "weights",
+            "shuffle",
+            "seed",
+            "batch_size",
+            "rank",
+            "world_size",
+            "drop_last",
+        )
+        options = {name: getattr(self, name) for name in (*plain, "on_bad_record", "with_numbers")}
+        options["transform"] = self.transform.made() if self.transform else None
+        options["records"] = self.records.given() if self.records else None
+        return options
+
+    def without_numbers(self) -> RunCard:
+        """Return a card of a bounded size, that does not list the records that were chosen."""
+        return replace(self, records=self.records and replace(self.records, numbers=None))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"format": FORMAT, "version": VERSION} | {
+            name: value.to_json() if hasattr(value, "to_json") else value for name, value in values.items()
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Return the card that ``to_json`` described, only if it has exactly this JSON.
+
+        Raises DataError, and UnknownVersion for that of another version.
+        """
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise DataError(f"is not a run card; {ADVICE}")
+        if value.get("version") != VERSION:
+            raise UnknownVersion(f"run card version {value.get('version')!r}; this release knows {VERSION}")
+        try:
+            card = cls(**_checked(value))
+            same = canonical_json(card.to_json()) == canonical_json(value)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, UsageError) as error:
+            raise DataError(f"is a damaged run card ({error}); {ADVICE}") from error
+        if not same:
+            raise DataError(f"is a damaged run card: it has other parts than a card; {ADVICE}")
+        return card
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the card to a file, replacing an existing one. Raises OSError, OperationError."""
+        final = user_path(path).absolute()
+        save_bytes(final, canonical_json(self.to_json()))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file. Raises DataError where it holds no card, UnknownVersion, OSError."""
+        file = user_path(path)
+        data = read_small_file(file, LARGEST)
+        try:
+            return cls.from_json(parse_canonical_json(data))
+        except ValueError as error:
+            raise DataError(f"is not a run card ({error}); {ADVICE}", path=file) from error
+        except (DataError, UnknownVersion) as error:
+            raise type(error)(error.message, path=file) from error
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions that decide the pixels of a batch."""
+    return {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
+
+
+def _checked(value: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a card. Raises KeyError, TypeError or ValueError."""
+    texts = {name: _of(str, value[name], name) for name in ("dataset", "split", "labels", "on_bad_record")}
+    counts = {name: natural(value[name]) for name in ("seed", "batch_size", "rank", "world_size")}
+    flags = {name: _of(bool, value[name], name) for name in ("drop_last", "with_numbers")}
+    columns, records, transform = (value[name] for name in ("columns", "records", "transform"))
+    weights = value["weights"]
+    versions = _of(dict, value["versions"], "versions")
+    return {
+        **texts,
+        **counts,
+        **flags,
+        "records": None if records is None else ChosenRecords.from_json(records),
+        "columns": None if columns is None else tuple(_of(str, name, "columns") for name in columns),
+        "weights": None
+        if weights is None
+        else {name: _of(float, weight, "weights") for name, weight in weights.items()},
+        "shuffle": shuffle_from_json(value["shuffle"]),
+        "transform": None if transform is None else TransformCard.from_json(transform),
+        "versions": {name: _of(str, text, "versions") for name, text in versions.items()},
+    }
+
+
+def _of(kind: type, value: Any, name: str) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"its {name} is {json.dumps(value)[:100]}")
+    return value
+
+
+DIGEST_BYTES = 16
+ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+
+
+class RowWork(Protocol):
+    """What a loader does with each record, as far as its batches depend on it."""
+
+    @property
+    def label_map(self) -> tuple[int, ...]: ...
+    @property
+    def skip_bad(self) -> bool: ...
+    @property
+    def columns(self) -> tuple[ColumnEntry, ...]: ...
+    @property
+    def with_image(self) -> bool: ...
+    @property
+    def transform(self) -> Transform | None: ...
+
+
+def loader_identity(plan: EpochPlan, work: RowWork, *, with_numbers: bool) -> dict[str, str]:
+    """The values that determine a loader's batches, by name."""
+    found = {
+        "dataset": plan.dataset,
+        "shuffle": json.dumps(plan.shuffle.to_json() if plan.shuffle else None),
+        "seed": str(plan.seed),
+        "batch size": str(plan.batch_size),
+        "drop_last": str(plan.drop_last),
+        "rank": f"{plan.rank} of {plan.world_size}",
+        "labels": digest_of(work.label_map),
+        "record numbers": str(with_numbers),
+        "bad records": "skipped" if work.skip_bad else "raised",
+        "transform": "none",
+    }
+    if work.columns or not work.with_image:
+        found["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in work.columns)])
+    if work.transform is not None:
+        found["transform"] = f"{_title(work.transform)} {digest_of(work.transform)}"
+        found["OpenCV"] = cv2.__version__  # the decoder
+    return found
+
+
+def digest_of(value: object, *, without: tuple[type, ...] = ()) -> str:
+    """32 hex digits that are equal for objects made in the same way, in any process on any machine.
+
+    Containers, arrays, tensors, dataclasses and other picklable objects are hashed by their contents;
+    functions by their name, bytecode (so the Python version counts, too), defaults and closure; classes by
+    their name. An object with an ``identity`` is hashed by that instead. Parts of the types ``without`` count
+    as equal. Raises UsageError for an object without any of these.
+    """
+    return _digest(value, (), without).hex()
+
+
+def _digest(value: object, above: tuple[int, ...], without: tuple[type, ...]) -> bytes:
+    if isinstance(value, without):
+        return _joined("left out", [])
+    if id(value) in above:
+        return _joined("cycle", [])
+    if isinstance(value, set | frozenset):
+        parts: Iterable[object] = map(_Literal, sorted(_digest(item, (), without) for item in value))
+        kind = _name_of(type(value))
+    else:
+        kind, parts = _parts(value)
+    inner = (*above, id(value))
+    return _joined(
+        kind,
+        (part if isinstance(part, _Literal) else _Literal(_digest(part, inner, without)) for part in parts),
+    )
+
+
+class _Literal(bytes):
+    """Bytes that are hashed directly."""
+
+
+def _joined(kind: str, parts: Iterable[bytes]) -> bytes:
+    found = hashlib.blake2b(kind.encode(), digest_size=DIGEST_BYTES)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
+
+
+def _parts(value: Any) -> tuple[str, Iterable[object]]:
+    """The kind of a value, and its parts."""
+    kind = str if isinstance(value, LibraryVersion) else type(value)
+    if isinstance(value, ATOMS):
+        return kind.__name__, [_Literal(repr(value).encode("utf-8", "backslashreplace"))]
+    if isinstance(value, np.ndarray) and not is_masked(value) and not value.dtype.hasobject:
+        return f"array {value.dtype.str} {value.shape}", [_Literal(value.tobytes())]
+    if isinstance(value, type | BuiltinFunctionType | ModuleType):
+        return f"name {_name_of(value)}", []
+    if isinstance(value, FunctionType | MethodType | CodeType):
+        return _parts_of_code(value)
+    if isinstance(value, tuple | list):
+        is_flat = all(type(part) in ATOMS for part in value)
+        return _name_of(kind), [
+            _Literal(repr(list(value)).encode("utf-8", "backslashreplace"))
+        ] if is_flat else value
+    if isinstance(value, Mapping):
+        return _name_of(kind), [part for item in value.items() for part in item]
+    return _parts_of_object(value)
+
+
+def _parts_of_code(value: Any) -> tuple[str, Iterable[object]]:
+    if isinstance(value, MethodType):
+        return "method", [value.__func__, value.__self__]
+    if isinstance(value, CodeType):
+        version = ".".join(platform.python_version_tuple()[:2])
+        return f"code {version}", [_Literal(value.co_code), value.co_names, value.co_consts]
+    cells = map(_content, value.__closure__ or ())
+    return f"function {value.__qualname__}", [
+        value.__code__,
+        value.__defaults__,
+        value.__kwdefaults__,
+        *cells,
+    ]
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the cell is empty
+        return None
+
+
+def _parts_of_object(value: Any) -> tuple[str, Iterable[object]]:
+    name = _name_of(type(value))
+    if isinstance(value, Enum):
+        return name, [value.name]
+    if (identity := getattr(value, "identity", None)) is not None and not callable(identity):
+        return name, [identity]
+    if isinstance(array := in_arrays(value), np.ndarray) and not array.dtype.hasobject:
+        return f"array of {name}", [array]  # a tensor's pickle has more than its values
+    if dataclasses.is_dataclass(value):
+        return name, [getattr(value, field.name) for field in dataclasses.fields(value)]
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception as error:
+        raise UsageError(
+            f"a {name} cannot be compared with another one ({error}); state what determines the batches by "
+            "identity=..."
+        ) from error
+    if isinstance(reduced, str):
+        return name, [reduced]
+    return name, [list(part) if hasattr(part, "__next__") else part for part in reduced]
+
+
+def _title(value: object) -> str:
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+def _name_of(kind: Any) -> str:
+    """The qualified name; without the module for this package's names, so that a move keeps digests equal."""
+    module, name = str(getattr(kind, "__module__", "")), getattr(kind, "__qualname__", kind.__name__)
+    if module.startswith("shardprep."):
+        return f"shardprep.{name}"
+    return f"{'__main__' if module == '__mp_main__' else module}.{name}"  # that of a spawned process
+
+
+Differences = dict[str, tuple[str, str]]
+"""Settings that differ: name to both values, as text."""
+
+DECIDING: dict[str, tuple[str, ...]] = {
+    "dataset": ("dataset",),
+    "order": ("records", "weights", "shuffle", "seed", "batch_size", "rank", "world_size", "drop_last"),
+    "labels": ("labels",),
+    "columns": ("columns", "with_numbers"),
+    "augmentation": ("transform", "seed"),
+    "pixels": ("transform", "seed", "versions"),
+}
+OTHERS = ("on_bad_record",)  # it decides where a record is bad
+
+
+def differences(one: RunCard, other: RunCard) -> Differences:
+    """Return all settings in which the runs differ, with the versions of programs."""
+    names = dict.fromkeys((*(name for names in DECIDING.values() for name in names), *OTHERS))
+    return {name: texts for name in names if (texts := _texts(name, one, other))}
+
+
+def deciding(kind: str, one: RunCard, other: RunCard) -> Differences:
+    """Return those that decide what is of this kind. A seed decides nothing where nothing is random."""
+    found = {name: texts for name in DECIDING[kind] if (texts := _texts(name, one, other))}
+    if "seed" in found and not _draws(kind, one, other):
+        del found["seed"]
+    return found
+
+
+def _draws(kind: str, one: RunCard, other: RunCard) -> bool:
+    """Whether what is of this kind may be drawn at random, in either run."""
+    if kind == "order":
+        return one.shuffle is not None or other.shuffle is not None
+    return any(card.transform is not None and card.transform.is_random for card in (one, other))
+
+
+def _texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
+    """Both values of a setting, None where they are equal."""
+    if name == "transform":
+        return differing_transforms(one.transform, other.transform)
+    if name == "records":
+        one, other = one.without_numbers(), other.without_numbers()
+    texts = _text(one.to_json()[name]), _text(other.to_json()[name])
+    return None if texts[0] == texts[1] else texts
+
+
+def differing_transforms(one: TransformCard | None, other: TransformCard | None) -> tuple[str, str] | None:
+    """Return two transforms as text, or None: the arguments that differ, or the identities."""
+    if one is None or other is None:
+        return None if one is other else (one.title if one else "none", other.title if other else "none")
+    if one.name == other.name and one.arguments is not None and other.arguments is not None:
+        names = [name for name in one.arguments if one.arguments[name] != other.arguments[name]]
+        return (_named(one, names), _named(other, names)) if names else None
+    unknown = one.identity is None or other.identity is None
+    same = one.name == other.name and (unknown or one.identity == other.identity)
+    return None if same else (one.title, other.title)
+
+
+def _named(transform: TransformCard, names: list[str]) -> str:
+    arguments = transform.arguments or {}
+    return f"{transform.name}({', '.join(f'{name}={_text(arguments[name])}' for name in names)})"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+TRANSFORM_ADVICE = 'go on with this one by load_state_dict(state, transform="changed")'
+Resumed = Literal["same", "changed"]
+"""What a state is loaded for: the transform that it was taken with, or any."""
+
+
+def kept_transform(transform: Transform) -> dict[str, Any]:
+    """Return JSON values that are equal for transforms made in the same way, in any process.
+
+    Of this package's own they are the arguments, of others the name and digests: of the values that the
+    transform has, and of its code, which can be compared within one version of Python. Both are None for one
+    that cannot be compared.
+    """
+    card = TransformCard.of(transform, _transform_digest(transform, CodeType, LibraryVersion))
+    code = None if card.arguments else _transform_digest(transform, LibraryVersion)
+    return card.to_json() | {"code": code, "python": ".".join(platform.python_version_tuple()[:2])}
+
+
+def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transform: Resumed) -> None:
+    """Raise UsageError where a state has other transforms than are used here, unless they may be "changed".
+
+    Both are lists of what :func:`kept_transform` returned, with None for no transform.
+    """
+    if transform not in ("same", "changed"):
+        raise UsageError(f"transform must be 'same' or 'changed', not {transform!r}")
+    if transform == "changed":
+        return
+    try:
+        found = [_difference(*each) for each in zip_longest(there, here)]  # type: ignore[call-overload]
+    except (TypeError, KeyError, ValueError) as error:
+        raise UsageError(
+            f"the state's transform is none of this version's ({error}); {TRANSFORM_ADVICE}"
+        ) from error
+    for one, other in filter(None, found):
+        raise UsageError(
+            f"the state is of another transform: it has {one} where this one has {other}; use the same one, or {TRANSFORM_ADVICE}"
+        )
+
+
+def _difference(there: Any, here: Any) -> tuple[str, str] | None:
+    one, other = (None if each is None else TransformCard.from_json(each) for each in (there, here))
+    named = differing_transforms(*(each and replace(each, identity=None) for each in (one, other)))
+    if named or one is None or other is None:
+        return named
+    if differing_transforms(one, other):
+        return f"{one.name} of other values", other.name
+    has_code = there["python"] == here["python"] and there["code"] and here["code"]
+    return (f"{one.name} of other code", other.name) if has_code and there["code"] != here["code"] else None
+
+
+def _transform_digest(transform: Transform, *without: type) -> str | None:
+    try:
+        return digest_of(transform, without=without)
+    except (UsageError, RecursionError):  # it cannot be compared
+        return None
+
+
+LARGEST_STATE = 16 << 20  # bytes; the skipped records make it long
+CARD_ADVICE = "a state is loader.state_dict(), written as JSON"
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """The place of a state: the ``epoch`` went on at ``start``, and all ranks have reached ``place``."""
+
+    epoch: int
+    start: int
+    place: int
+
+    def last_step(self, card: RunCard) -> int | None:
+        """The step that was delivered last, counted from ``start``; None where none was in this epoch."""
+        taken = self.place - self.start
+        return -(-taken // (card.batch_size * card.world_size)) - 1 if taken > 0 else None
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The ``card`` of a run, and the ``place`` of a state; None for a card."""
+
+    card: RunCard
+    place: StatePlace | None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a card, or a state as JSON. Raises DataError for anything else, UnknownVersion, OSError."""
+        file = user_path(path)
+        data = read_small_file(file, LARGEST_STATE)
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"is neither a run card nor a state; {CARD_ADVICE}", path=file) from error
+        if isinstance(value, dict) and value.get("format") == FORMAT:
+            return cls(RunCard.load(file), None)
+        return cls._of_state(value, file)
+
+    @classmethod
+    def _of_state(cls, value: Any, file: Path) -> Self:
+        try:
+            place = StatePlace(*(natural(value[name]) for name in ("epoch", "start", "place")))
+            card = RunCard.from_json(value["card"])
+        except (KeyError, TypeError, ValueError) as error:
+            reason = "has no card, as those of older releases" if _is_state(value) else "is no loader's state"
+            raise DataError(f"{reason}; {CARD_ADVICE}", path=file) from error
+        except (DataError, UnknownVersion) as error:
+            raise type(error)(f"its card {error.message}", path=file) from error
+        return cls(card, place)
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, dict) and {"epoch", "place", "receipt"} <= value.keys()

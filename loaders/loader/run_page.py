@@ -1,0 +1,461 @@
+"""A run of a loader or a flow as a page of HTML: its figures, its course and its timeline."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from shardprep.formats.errors import DataError, printable
+from shardprep.formats.reports.pages import bars, line_chart, page, shown_name, shown_share
+from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.sizes import size
+from shardprep.formats.sources.listing import read_small_file
+
+MOST_PARTS = 1000  # of the time
+MOST_STAGES = 100  # the longest flows have some dozens
+
+
+@dataclass(frozen=True)
+class ShownStage:
+    """A stage: its ``share`` of the time in work, 0..1, and seconds per image; ``limit`` is a rate or inf."""
+
+    name: str
+    place: str
+    share: float
+    starved: float
+    blocked: float
+    seconds: float
+    limit: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the stage has a limit; one that takes no time has none."""
+        return math.isfinite(self.limit)
+
+
+@dataclass(frozen=True)
+class CoursePart:
+    """What came in a part of the time, in seconds since the first batch."""
+
+    began: float
+    batches: float
+    rows: float
+    ready: float
+    waited: float
+
+
+@dataclass(frozen=True)
+class RunValues:
+    """The ``stages`` in the order of the data, the name of the one that ``limits``, and a ``sentence``.
+
+    ``limits`` is "" and ``rate`` 0 where nothing is known yet. ``rate`` is in ``unit`` per second. ``course``
+    has parts of ``part_seconds`` each; it is empty where the stats have none, as a flow's.
+    """
+
+    stages: tuple[ShownStage, ...]
+    limits: str
+    rate: float
+    unit: str
+    sentence: str
+    course: tuple[CoursePart, ...] = ()
+    part_seconds: float = 1.0
+
+    @classmethod
+    def of(cls, values: Any) -> RunValues:
+        """Return the figures of ``to_dict()`` of a loader's, a flow's or an input's stats.
+
+        Raises DataError for values of another form.
+        """
+        try:
+            verdict = values["verdict"] or {"limit": "", "rate": 0.0, "unit": "images", "sentence": ""}
+            found = cls(
+                tuple(map(_stage, _loads(values)[:MOST_STAGES])),
+                text_in(verdict["limit"]),
+                number_in(verdict["rate"]),
+                text_in(verdict["unit"]),
+                text_in(verdict["sentence"]),
+                *_course(values),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"these are not the stats of a loader, a flow or an input: {type(error).__name__}: {error}"
+            ) from error
+        return found
+
+
+def _loads(values: Mapping[str, Any]) -> list[Any]:
+    """The stages up to the step; an input has those of its source before its own."""
+    if "loads" in values:
+        return list_in(values["loads"])
+    before = values["source"] or values["loader"]
+    stages = _loads(before) if before else []
+    own = [values["load"]] if values["load"] else []
+    return [*(stages if values["source"] else stages[:-1]), *own]  # a loader's step is the input's own work
+
+
+def _course(values: Mapping[str, Any]) -> tuple[tuple[CoursePart, ...], float]:
+    """The parts of the time and their length; those of the loader that an input draws from."""
+    while values.get("loads") is None:
+        values = values["source"] or values["loader"] or {"loads": []}
+    found = list_in(values.get("course", []))[:MOST_PARTS]
+    names = ("began", "batches", "rows", "ready", "waited")
+    return tuple(CoursePart(*(number_in(part[name]) for name in names)) for part in found), (
+        number_in(found[0]["seconds"]) or 1.0 if found else 1.0
+    )
+
+
+def _stage(load: Mapping[str, Any]) -> ShownStage:
+    limit = load["limit"]
+    return ShownStage(
+        text_in(load["name"]),
+        text_in(load["place"]),
+        share=number_in(load["utilisation"], most=1.0),
+        starved=number_in(load["starved"], most=1.0),
+        blocked=number_in(load["blocked"], most=1.0),
+        seconds=number_in(load["seconds"]),
+        limit=math.inf if limit is None else number_in(limit),
+    )
+
+
+def number_in(value: object, *, most: float = 1e18) -> float:
+    """Return a number of a JSON value. Raises ValueError for another value, and outside of 0 to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]!r} is not a number of 0 to {most:g}")
+    return float(value)
+
+
+def text_in(value: object) -> str:
+    """Return the text of a JSON value. Raises TypeError for another value."""
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} is not text")
+    return value
+
+
+def list_in(value: object) -> list[Any]:
+    """Return the list of a JSON value, or its tuple. Raises TypeError for another value."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{str(value)[:40]!r} is not a list")
+    return list(value)
+
+
+ENOUGH = 0.95  # of the greatest rate of a sweep; the smallest value that reaches it is its knee
+MOST_RUNS = 100
+
+Part = dict[str, Any]
+
+
+def bench_facts(bench: Mapping[str, Any], stats: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and texts of what was measured beside the stages."""
+    facts = []
+    if "first_batch" in bench:
+        facts.append(("first batch", f"after {number_in(bench['first_batch']):.2f} s"))
+    elif "warming" in stats:
+        facts.append(("first batch", f"waited for {number_in(stats['warming']):.2f} s"))
+    if "gap_p50" in bench:
+        p50, p99 = (1e3 * number_in(bench[name]) for name in ("gap_p50", "gap_p99"))
+        facts.append(("between batches", f"p50 {p50:,.1f} ms, p99 {p99:,.1f} ms"))
+    if "bytes_per_second" in bench:
+        facts.append(("encoded images", f"{size(number_in(bench['bytes_per_second']))}/s"))
+    if "workers" in stats:
+        cpus = number_in(stats["cpus"])
+        facts.append(("workers", f"{number_in(stats['workers']):.0f} on {cpus:.0f} CPUs"))
+    if stats.get("restarts"):
+        facts.append(("workers replaced", f"{number_in(stats['restarts']):.0f}"))
+    return facts
+
+
+def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
+    """Return the plot of a sweep with its knee marked, and a sentence; None without one."""
+    if not sweep:
+        return None
+    runs = sorted(
+        (number_in(run["value"]), number_in(run["images_per_second"]))
+        for run in list_in(sweep["runs"])[:MOST_RUNS]
+    )
+    option, most = text_in(sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
+    knee, rate = next(run for run in runs if run[1] >= ENOUGH * most)
+    text = f"{option} {knee:,.0f} reaches {rate:,.0f} images/s"
+    less = f", {shown_share(rate / most)} of the most" if rate < most else ", the most"
+    chart = line_chart(
+        runs, title=f"Rate by {option}", x=option, y="images/s", dotted=True, mark=(knee, "enough")
+    )
+    return {"text": f"{text}{less}; a greater number adds little or nothing.", "chart": chart}
+
+
+def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part | None:
+    """Return bars of what the loader takes and what the disk reads, and the sentence of the comparison."""
+    rows = []
+    if "bytes_per_second" in bench:
+        rows.append(("this run, as delivered", number_in(bench["bytes_per_second"])))
+    if disk:
+        patterns = {"the loader's pattern": disk["stream"], **_by_depth(disk)}
+        rows += [
+            (f"{name}, {kind}", number_in(reads[kind]["median"]))
+            for name, reads in patterns.items()
+            for kind in ("cold", "warm")
+            if reads[kind]
+        ]
+    against = bench.get("disk") or {}
+    if not disk and against:
+        rows += [
+            (f"the disk, {kind}", number_in(against[kind])) for kind in ("cold", "warm") if against[kind]
+        ]
+    if len(rows) < 2:
+        return None
+    chart = bars(rows, title="Encoded images that are read", axis="bytes per second", show=_rate)
+    return {"text": text_in(against["sentence"]) if against else "", "chart": chart}
+
+
+def _by_depth(disk: Mapping[str, Any]) -> dict[str, Any]:
+    found = list_in(disk["random"])
+    return {
+        f"random, {number_in(reads['queue_depth']):.0f} at once": reads
+        for reads in (found[:1] + found[1:][-1:])
+    }
+
+
+def _rate(value: float) -> str:
+    return f"{size(value)}/s"
+
+
+BATCHES = 4  # in a point of a chart; fewer would draw the batches, and not the rate
+SECONDS = "seconds since the first batch"
+
+
+def course_charts(run: RunValues) -> list[Markup]:
+    """Return the charts; none of a run with fewer than two whole parts of the time."""
+    parts = run.course[:-1]  # the last one is not over
+    if len(parts) < 2:
+        return []
+    together = min(ceil(BATCHES * len(parts) / max(1, sum(part.batches for part in parts))), len(parts) // 2)
+    width = run.part_seconds * together
+    parts = tuple(
+        _joined(parts[first : first + together]) for first in range(0, len(parts) - together + 1, together)
+    )
+    times = [part.began + width / 2 for part in parts]
+    rates = [part.rows / width for part in parts]
+    waits = [min(1.0, part.waited / width) for part in parts]
+    queue = [part.ready for part in parts]
+    return [
+        line_chart(list(zip(times, rates, strict=True)), title="Rate", x=SECONDS, y=f"{run.unit}/s"),
+        line_chart(
+            list(zip(times, queue, strict=True)), title="Queue", x=SECONDS, y="batches that are ready"
+        ),
+        line_chart(
+            list(zip(times, waits, strict=True)),
+            title="Waiting of the step",
+            x=SECONDS,
+            y="share of the time",
+            show_y=shown_share,
+        ),
+    ]
+
+
+def _joined(parts: Sequence[CoursePart]) -> CoursePart:
+    """Return what came in several parts, one after the other."""
+    batches = sum(part.batches for part in parts)
+    return CoursePart(
+        began=parts[0].began,
+        batches=batches,
+        rows=sum(part.rows for part in parts),
+        ready=sum(part.ready * part.batches for part in parts) / max(1, batches),
+        waited=sum(part.waited for part in parts),
+    )
+
+
+MOST_IN_NAME = 40
+BAR, LIMIT_BAR = "#0072b2", "#c0392b"
+CELL = "text-align: left; padding: 0 0.6em 0 0"
+
+
+def load_chart(values: dict[str, Any]) -> str:
+    """Return a chart of the stages' shares of the time, from ``to_dict()`` of stats; the limit is marked.
+
+    It is of HTML alone, without a script. Names are shown as text, in at most 40 characters.
+    """
+    run = RunValues.of(values)
+    rows = "".join(_row(stage, limits=stage.name == run.limits) for stage in run.stages)
+    text = run.sentence or "nothing is known before the second batch"
+    return f"<table>{rows}</table><p>{html.escape(printable(text))}</p>"
+
+
+def _row(stage: ShownStage, *, limits: bool) -> str:
+    name = html.escape(printable(stage.name, MOST_IN_NAME))
+    colour, word = (LIMIT_BAR, f'<b style="color: {LIMIT_BAR}">limits</b>') if limits else (BAR, "")
+    bar = f"width: {10 * stage.share:.2f}em; height: 0.8em; background: {colour}"
+    cells = (name, f'<div style="width: 10em"><div style="{bar}"></div></div>', f"{stage.share:.0%}", word)
+    shown = "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells)
+    return f"<tr>{shown}</tr>"
+
+
+MOST_EVENTS = 600  # that are drawn; the page has some 100 bytes of each
+MOST_TRACKS = 17  # the consumer and 16 workers
+COLOURS = 6  # classes s0 to s5 of the style sheet; further names share the last
+LEFT, WIDTH, ROW, TIMELINE_BAR = 70, 570, 24, 18  # of the view
+WAITING = "waiting"
+KINDS = ("stage", "consumer")
+
+
+class TracedSpan(NamedTuple):
+    """What a process did from ``began`` for ``lasted`` microseconds."""
+
+    track: int
+    name: str
+    began: float
+    lasted: float
+
+
+def timeline(trace: Any) -> Markup:
+    """Return a picture of 600 spans in the middle of a Chrome trace of a loader.
+
+    Raises KeyError, TypeError, ValueError or AttributeError for values of another form.
+    """
+    events = list_in(trace["traceEvents"])
+    names = {event["tid"]: text_in(event["args"]["name"]) for event in events if _names_a_track(event)}
+    found = [_span(event) for event in events if event["ph"] == "X" and event["cat"] in KINDS]
+    spans = _middle(found)
+    if not spans:
+        return Markup("<p>The trace has no span.</p>")
+    tracks = sorted({span.track for span in spans})[:MOST_TRACKS]
+    began = min(span.began for span in spans)
+    lasted = max(span.began + span.lasted for span in spans) - began or 1.0
+    classes = _classes(span.name for span in spans)
+    drawn = [
+        _drawn(span, tracks.index(span.track), (span.began - began) / lasted, span.lasted / lasted, classes)
+        for span in spans
+        if span.track in tracks
+    ]
+    texts = [_row_name(row, names.get(track, str(track))) for row, track in enumerate(tracks)]
+    height = ROW * len(tracks) + 20
+    part = " from the middle of the trace" if len(spans) < len(found) else ""
+    text = f"{lasted / 1e6:.2f} seconds{part}, {len(drawn):,} spans of {len(tracks)} threads and processes."
+    return Markup(
+        '<p>{}</p>{}<div class="timeline"><svg role="img" viewBox="0 0 {} {}"><title>Timeline</title>'
+        "<desc>{}</desc>{}</svg></div>"
+    ).format(
+        text,
+        _legend(classes),
+        LEFT + WIDTH,
+        height,
+        text,
+        Markup("").join([*texts, *drawn, *_axis(lasted, height)]),
+    )
+
+
+def _names_a_track(event: Any) -> bool:
+    return bool(event["ph"] == "M" and event["name"] == "thread_name")
+
+
+def _span(event: Any) -> TracedSpan:
+    return TracedSpan(
+        int(event["tid"]), text_in(event["name"]), number_in(event["ts"]), number_in(event["dur"])
+    )
+
+
+def _middle(spans: Sequence[TracedSpan]) -> Sequence[TracedSpan]:
+    ordered = sorted(spans, key=lambda span: span.began)
+    first = max(0, (len(ordered) - MOST_EVENTS) // 2)
+    return ordered[first : first + MOST_EVENTS]
+
+
+def _classes(names: Iterable[str]) -> dict[str, str]:
+    """The class of each name, in the order of their first spans; waiting is not filled."""
+    found = dict.fromkeys(names)
+    filled = [name for name in found if name != WAITING]
+    return {name: f"s{min(number, COLOURS - 1)}" for number, name in enumerate(filled)} | (
+        {WAITING: "idle"} if WAITING in found else {}
+    )
+
+
+def _drawn(span: TracedSpan, row: int, began: float, lasted: float, classes: dict[str, str]) -> Markup:
+    return Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>').format(
+        classes[span.name], LEFT + began * WIDTH, row * ROW + 2, max(lasted * WIDTH, 0.3), TIMELINE_BAR
+    )
+
+
+def _row_name(row: int, name: str) -> Markup:
+    return Markup('<text x="0" y="{}">{}</text>').format(row * ROW + 16, name[:14])
+
+
+def _axis(lasted: float, height: int) -> list[Markup]:
+    return [
+        Markup('<text class="{}" x="{:.0f}" y="{}">{:.2f} s</text>').format(
+            "end" if part == 1 else "", LEFT + part * WIDTH, height - 4, part * lasted / 1e6
+        )
+        for part in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+
+
+def _legend(classes: dict[str, str]) -> Markup:
+    rows = [
+        Markup(
+            '<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{}" width="10" height="10"/></svg>{}</li>'
+        ).format(kind, shown_name(name, 40))
+        for name, kind in classes.items()
+    ]
+    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(rows))
+
+
+LARGEST = 64 << 20  # bytes of a file of stats; a trace of 200,000 spans has 100 MB
+
+
+def run_page(
+    values: Any, *, name: str = "run", disk: Mapping[str, Any] | None = None, trace: Any = None
+) -> str:
+    """Return the page of a run: stages with the limit marked, course, sweep, disk and timeline.
+
+    ``values`` are the JSON values of stats (``stats.to_dict()``), or of ``prep bench-loader --json``.
+    ``name`` stands in the title. ``disk`` has those of a disk's profile (``prep bench-disk --save``), and
+    ``trace`` those of a Chrome trace of a loader. The page is one file without a script. Raises DataError for
+    values of another form.
+    """
+    is_bench = isinstance(values, dict) and isinstance(values.get("stats"), dict)
+    run = RunValues.of(values["stats"] if is_bench else values)
+    bench = values if is_bench else {}
+    try:
+        shown = {
+            "name": name,
+            **{part: getattr(run, part) for part in ("stages", "limits", "rate", "unit")},
+            "sentence": run.sentence or "Nothing is known before the second batch.",
+            "facts": bench_facts(bench, values["stats"] if is_bench else values),
+        }
+        return page(
+            "run",
+            title=f"{name}: what limits",
+            run=shown,
+            charts=course_charts(run),
+            sweep=sweep_part(bench.get("sweep")),
+            disk=disk_part(bench, disk),
+            timeline=_timeline(trace),
+        )
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise DataError(f"these are not the values of a run: {type(error).__name__}: {error}") from error
+
+
+def _timeline(trace: Any) -> Markup | None:
+    return None if trace is None else timeline(trace)
+
+
+def json_of(path: str | os.PathLike[str], *, most: int = LARGEST) -> Any:
+    """Return the values of a JSON file. Raises DataError, which names the file, and OSError."""
+    path = user_path(path)
+    try:
+        return json.loads(read_small_file(path, most))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON: {error}", path=path) from error
+
+
+def save_page(text: str, path: str | os.PathLike[str]) -> None:
+    """Write a page, replacing an existing file at once.
+
+    Raises OperationError if a folder or a device is there, OSError.
+    """
+    save_bytes(user_path(path), text.encode())

@@ -1,0 +1,370 @@
+"""The work of a loader's workers: read a record, transform it, and write it to its row of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.records.record import CropReadyRecord, Record
+from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
+from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, PartFiles, RecordPlace
+from shardprep.formats.shards.container import Indexed, Room, ShardReader
+from shardprep.formats.shards.dataset import IndexRows, RecordSet
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.in_place import Block, blocks_of
+from shardprep.formats.shards.read import DAMAGE, OpenShards, container
+from shardprep.formats.storage.cache import FileSource
+from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm
+from shardprep.loaders.batches.stack import JsonValues, gathered
+from shardprep.loaders.engine.dispatcher import BatchRequest
+from shardprep.loaders.engine.messages import (
+    ROW_COLUMNS,
+    Clock,
+    EngineBatch,
+    Fill,
+    Items,
+    RowWriter,
+    Skipped,
+    written_rows,
+)
+from shardprep.loaders.order.parts import Records
+from shardprep.loaders.order.rng import RecordRandom
+from shardprep.loaders.transforms.contract import AsColumns, Transform, fill_rows, outputs_of
+from shardprep.loaders.transforms.decode import decoding_seconds
+
+TIMED_OF = 8  # of so many reads of encoded images, one is timed
+STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode_rgb, augment the rest
+
+
+def item_dtype(key_bytes: int) -> np.dtype[np.void]:
+    """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
+    place = [("number", "<i8"), ("draw", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
+    indexed = [("key", f"S{key_bytes}"), ("label", "<i4"), ("crc32c", "<u4")]
+    return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *indexed])
+
+
+class Item(NamedTuple):
+    """One record to deliver: its number in the dataset, its place and kind, and its columns in the index.
+
+    ``draw`` is the number of its random values. Between them are the ROW_COLUMNS of its row of the batch.
+    """
+
+    epoch: int
+    number: int
+    draw: int
+    shard: int
+    ordinal: int
+    crop_ready: bool
+    row: int
+    rows: int
+    form_at: int
+    form_size: int
+    key: bytes
+    label: int
+    crc32c: int
+
+    @property
+    def indexed(self) -> Indexed:
+        return self[-3:]
+
+
+def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records | None = None) -> Items:
+    """Return the work items of these records, with the random values of ``draws``, or of their numbers."""
+    items = np.zeros(len(numbers), item_dtype(index.dtype["key"].itemsize))
+    items["epoch"], items["number"] = epoch, numbers
+    items["draw"] = numbers if draws is None else draws
+    rows = index[numbers]
+    for column in ("shard", "ordinal", "key", "label", "crc32c"):
+        items[column] = rows[column]
+    items["crop_ready"] = rows["flags"] & ImageFlag.CROP_READY != 0
+    return items
+
+
+def blocks_read(dataset: RecordSet, work: ShardWork) -> list[tuple[Block, ...]]:
+    """Return the blocks of the images and of each column that has shards, as far as ``work`` reads them."""
+    of_images = [dataset.blocks] if work.with_image else []
+    if dataset.in_place:  # its blocks are not those of columns
+        return of_images
+    return of_images + [
+        _blocks_of_column(dataset, work, at) for at, each in enumerate(work.columns) if each.shards
+    ]
+
+
+def _blocks_of_column(dataset: RecordSet, work: ShardWork, column: int) -> tuple[Block, ...]:
+    pairs = zip(dataset.parts, work.parts, strict=True)
+    placed = (dataset.placed(part, blocks_of(files.columns[column].shards)) for part, files in pairs)
+    return tuple(block for blocks in placed for block in blocks)
+
+
+def files_read(work: ShardWork) -> list[tuple[FileEntry, ...]]:
+    """Return the files of the images and of each column that has shards, by shard, as ``work`` reads them.
+
+    They are those of one dataset: a collection has no remote parts.
+    """
+    (part,) = work.parts
+    of_images = [part.shards] if work.with_image else []
+    return of_images + [column.shards for column in work.columns if column.shards]
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """A loader's work: the place of its shards and what to do with each record. Picklable.
+
+    Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
+    ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record, or one
+    that does not decode, is skipped; a shard that cannot be opened is still an error. ``one_thread`` limits
+    OpenCV and PyTorch to one thread, for work in several processes. A transform is given the columns of the
+    ``parts``, and without ``with_image`` no image. ``files`` is where damaged copies are fetched again from.
+    """
+
+    parts: tuple[PartFiles, ...]
+    key_bytes: int
+    transform: Transform | None
+    label_map: tuple[int, ...]
+    seed: int
+    skip_bad: bool
+    one_thread: bool
+    with_image: bool = True
+    files: FileSource = field(default_factory=FileSource)
+
+    @property
+    def columns(self) -> tuple[ColumnEntry, ...]:
+        """The columns of the first part; the others have the same."""
+        return self.parts[0].columns
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]:
+        return item_dtype(self.key_bytes)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return STAGES
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        for name in {part.container for part in self.parts}:
+            container(name)  # importing its library takes up to 0.1 s: do it before the first batch
+        if self.one_thread:
+            use_one_thread()
+            keep_freed_memory()
+        folders = ((part.folder, part.container, part.shards) for part in self.parts)
+        with (
+            self.files.open(held=True) as files,
+            closing(OpenShards.of_parts(folders, files)) as shards,
+            closing(ChainedColumns(self.parts, files)) as columns,
+        ):
+            yield _ShardWorkspace(self, shards, columns, clock).fill
+
+
+class _ShardWorkspace:
+    """The open shards of a worker; fills rows in one thread."""
+
+    def __init__(self, work: ShardWork, shards: OpenShards, columns: ChainedColumns, clock: Clock) -> None:
+        self._work = work
+        self._shards = shards
+        self._columns = columns
+        self._clock = clock
+        self._took, self._rows = [0.0] * len(STAGES), 0
+        self._random = RecordRandom(work.seed)
+        self._transform = work.transform or AsColumns(())
+        self._outputs = outputs_of(self._transform)
+
+    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+        self._took, self._rows = [0.0] * len(STAGES), len(items)
+        self._written = RowWriter(items, arrays.pop(INPUTS, None))
+        try:
+            yield from self._outcomes(items, arrays, room)
+        finally:
+            self._clock += (
+                self._took
+            )  # once for all rows: adding to an array takes longer than reading a clock
+
+    def _outcomes(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+        for row, item in enumerate(map(Item._make, items.tolist())):
+            reader = self._shards[item.shard] if self._work.with_image else None
+            try:
+                outcome = self._outcome(reader, item, arrays, row, room)
+            except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
+                if not self._work.skip_bad:
+                    raise
+                outcome = Skipped(str(error))
+            yield outcome
+
+    def _outcome(
+        self, reader: ShardReader | None, item: Item, arrays: Arrays, row: int, room: Room
+    ) -> object:
+        if self._work.transform is None and reader is not None:
+            return self._encoded(reader, item, row, room)
+        began = perf_counter()
+        record = self._read(reader, item)
+        if isinstance(self._transform, AsColumns):  # which reads
+            values = self._transform.write(record, arrays, row)
+            self._took[0] += perf_counter() - began
+            return values
+        read, decoded = perf_counter(), decoding_seconds()
+        outcome = self._transformed(self._transform, record, item, arrays, row)
+        decoding = decoding_seconds() - decoded
+        self._took[0] += read - began
+        self._took[1] += decoding
+        self._took[2] += perf_counter() - read - decoding
+        return outcome
+
+    def _encoded(self, reader: ShardReader, item: Item, row: int, room: Room) -> object:
+        """Read an image; one of TIMED_OF is timed for all, because two clock readings take 1 % of a read."""
+        if row % TIMED_OF:
+            return self._image_in(reader, item, room)
+        began = perf_counter()
+        image = self._image_in(reader, item, room)
+        self._took[0] += (perf_counter() - began) * min(TIMED_OF, self._rows - row)
+        return image
+
+    def _image_in(self, reader: ShardReader, item: Item, room: Room) -> object:
+        try:
+            return reader.image_in(item.ordinal, room, indexed=item.indexed)
+        except DAMAGE as error:
+            return self._shards.again(
+                item.shard, error, lambda right: right.image_in(item.ordinal, room, indexed=item.indexed)
+            )
+
+    def _read(self, reader: ShardReader | None, item: Item) -> Record:
+        record = self._image(reader, item)
+        if not len(self._columns):
+            return record
+        return self._columns.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
+
+    def _image(self, reader: ShardReader | None, item: Item) -> Record:
+        """Return the record without columns; with no image if none is wanted."""
+        label = self._work.label_map[item.label]
+        if reader is None:
+            return Record(item.key.decode(), label, b"")
+        try:
+            record = reader.read(item.ordinal, indexed=item.indexed)
+        except DAMAGE as error:
+            record = self._shards.again(
+                item.shard, error, lambda right: right.read(item.ordinal, indexed=item.indexed)
+            )
+        kind = CropReadyRecord if item.crop_ready else Record
+        return kind(record.key, label, record.image)
+
+    def _transformed(
+        self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
+    ) -> object:
+        rng = self._random(item.epoch, item.draw)
+        if self._outputs is not None:
+            fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))
+            return None
+        made = transform(record, rng)
+        if made is None:
+            raise UsageError("the transform returned None; it must return an array", key=record.key)
+        return None if self._written.write(made, item.row) else made
+
+
+class DeclaredResults:
+    """The arrays that a transform declares."""
+
+    def request(self, items: Items) -> BatchRequest:
+        """Return what an engine is asked for."""
+        return BatchRequest(items)
+
+    def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
+        """Return a batch's parts, without the rows that were skipped."""
+        return without(skipped, batch.arrays.values())
+
+
+class EncodedImages(DeclaredResults):
+    """A list of the encoded images, without a transform."""
+
+    def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
+        return [list(batch.payloads.values())]
+
+
+class FoundResults(DeclaredResults):
+    """The results of a transform that declares no outputs.
+
+    Their form is found in the first batch of which all results have one. From then on the workers write
+    results of that form to rows of the slot's input area, of ``room`` bytes. The parts of a batch depend on
+    its own results only, and not on when the form was found.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._form: RowForm | None = None
+
+    def request(self, items: Items) -> BatchRequest:
+        rows = written_rows(self._form, items, at=0, room=self._room) if self._form else None
+        return BatchRequest(items, ((rows.at, rows.form),), rows.arrays) if rows else BatchRequest(items)
+
+    def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
+        found = self._together(batch, skipped)
+        return list(found) if isinstance(found, tuple) else [found]
+
+    def _together(self, batch: EngineBatch, skipped: Sequence[int]) -> Any:
+        if self._form and not batch.payloads:
+            arrays = dict(zip(batch.arrays, without(skipped, batch.arrays.values()), strict=True))
+            return self._form.made_of(arrays or self._form.no_rows())
+        results = [self._result(batch, row) for row in range(len(batch.items)) if row not in batch.skipped]
+        if self._form is None and results:
+            self._form = _common_form(results)
+        return gathered(results)
+
+    def _result(self, batch: EngineBatch, row: int) -> Any:
+        if row in batch.payloads or self._form is None:
+            return batch.payloads[row]
+        return self._form.row_of({name: array[row, ...] for name, array in batch.arrays.items()})
+
+
+class ColumnResults(DeclaredResults):
+    """A dict of the columns of a batch.
+
+    Columns of one size are arrays; of the others, arrays are stacked where their dtypes and shapes agree, and
+    all else is a list.
+    """
+
+    def __init__(self, columns: AsColumns) -> None:
+        self._columns = columns
+        self._written = [spec.name for spec in columns.rows]
+
+    def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
+        arrays = dict(
+            zip(self._written, without(skipped, map(batch.arrays.__getitem__, self._written)), strict=True)
+        )
+        rows: list[Any] = list(batch.payloads.values())
+        return [
+            {name: arrays[name] if name in arrays else self._sent(rows, name) for name in self._columns.names}
+        ]
+
+    def _sent(self, rows: list[Any], name: str) -> Any:
+        values = [row[name] for row in rows]
+        return JsonValues(values) if name in self._columns.json else _stacked(values)
+
+
+def _stacked(values: list[Any]) -> Any:
+    forms = {(each.shape, each.dtype) if isinstance(each, np.ndarray) else None for each in values}
+    return np.stack(values) if len(forms) == 1 and None not in forms else values
+
+
+def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:
+    """Return what makes the parts; workers have ``room`` bytes for rows of a form that is found."""
+    if transform is None:
+        return EncodedImages()
+    if isinstance(transform, AsColumns):
+        return ColumnResults(transform)
+    return FoundResults(room) if outputs_of(transform) is None else DeclaredResults()
+
+
+def without(skipped: Sequence[int], arrays: Iterable[Any]) -> list[Any]:
+    """Return the arrays without these rows."""
+    return [np.delete(array, skipped, axis=0) if len(skipped) else array for array in arrays]
+
+
+def _common_form(results: Sequence[Any]) -> RowForm | None:
+    """The form that all results have; None if they differ."""
+    form = None if isinstance(results[0], list) else RowForm.of(results[0])
+    return form if form and all(form.arrays_of(result) for result in results) else None

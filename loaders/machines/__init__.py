@@ -1,0 +1,1 @@
+"""Batches between processes and machines: frames, keys, leases, and both ends."""

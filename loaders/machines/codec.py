@@ -1,0 +1,418 @@
+"""A batch as the buffers of a message: a header, then the raw bytes; see docs/reference/frames.md.
+
+Lists as one buffer: of bytes, of text, of JSON values, and of arrays that differ in shape only. A list's
+buffer begins with a table of numbers, LENGTH each: the length in bytes of each item, or the shape of each
+array. The items follow, without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import DataError, UsageError
+from shardprep.loaders.batches.pickling import aligned
+from shardprep.loaders.batches.stack import JsonValues, unmasked
+
+DTYPES = frozenset(
+    ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]
+)
+MAX_DIMENSIONS = 32
+MAX_SIZE = (1 << 63) - 1  # what numpy can address
+
+
+class FrameDamaged(DataError):
+    """A frame that :func:`.codec.pack_batch` and :func:`.codec.pack_note` do not make. It is not used."""
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value of a description is a number of bytes, items or rows."""
+    return type(value) is int and 0 <= value <= MAX_SIZE
+
+
+LENGTH = np.dtype("<u8")
+Raw = npt.NDArray[np.uint8]
+
+
+def packed_items(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
+    """Return the description and the buffer of a list of bytes, text or JSON; None for any other list."""
+    of: dict[str, Any]
+    if isinstance(part, JsonValues):
+        of, items = {"of": "json"}, list(map(_json_bytes, part))
+    elif all(isinstance(item, bytes | bytearray | memoryview) for item in part):
+        of, items = {}, part
+    elif all(isinstance(item, str) for item in part):
+        of, items = {"of": "text"}, list(map(_text_bytes, part))
+    else:
+        return None
+    lengths = np.array([memoryview(item).nbytes for item in items], LENGTH)
+    return {"count": len(items)} | of, np.frombuffer(b"".join([lengths.tobytes(), *items]), np.uint8)
+
+
+def packed_arrays(part: Sequence[npt.NDArray[Any]]) -> tuple[dict[str, Any], Raw]:
+    """Return the description and the buffer of little-endian arrays of one dtype and number of axes."""
+    shapes = np.array([array.shape for array in part], LENGTH).tobytes()
+    raw = np.frombuffer(b"".join([shapes, *(array.tobytes() for array in part)]), np.uint8)
+    return {"count": len(part), "of": part[0].dtype.str, "axes": part[0].ndim}, raw
+
+
+def are_alike(part: list[Any]) -> bool:
+    """Whether a list has arrays, and these differ in shape only."""
+    if not part or not all(type(item) is np.ndarray for item in part):
+        return False
+    return len({(item.dtype.str, item.ndim) for item in part}) == 1
+
+
+def _text_bytes(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"text with surrogates cannot be sent: {text[:80]!r}") from error
+
+
+def _json_bytes(value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"a list of JSON values has one that is none: {error}") from error
+
+
+OF_ITEMS: dict[str, Callable[[list[bytes]], list[Any]]] = {
+    "bytes": lambda items: items,
+    "text": lambda items: [item.decode() for item in items],
+    "json": lambda items: JsonValues(
+        json.loads(item.decode(), parse_constant=_no_constant) for item in items
+    ),
+}
+
+
+def checked_list(count: Any, rest: Mapping[Any, Any]) -> Callable[[Raw], list[Any]]:
+    """Return what makes a list of its buffer, by its description. Raises FrameDamaged."""
+    if is_count(count):
+        match rest:
+            case {"of": "text" | "json" as of, **more} if not more:
+                return partial(_unpacked_items, count=count, of=of)
+            case {"of": str(dtype), "axes": axes, **more} if not more and dtype in DTYPES:
+                if is_count(axes) and axes <= MAX_DIMENSIONS:
+                    return partial(_unpacked_arrays, count=count, dtype=np.dtype(dtype), axes=axes)
+            case {} if not rest:
+                return partial(_unpacked_items, count=count, of="bytes")
+    raise FrameDamaged("a frame's description is not of the known form")
+
+
+def _unpacked_items(raw: Raw, count: int, of: str) -> list[Any]:
+    """Return the items of such a buffer. Raises FrameDamaged."""
+    table = _table(raw, count, 1)
+    lengths = table.tolist()
+    if sum(lengths) != raw.size - table.nbytes:
+        raise FrameDamaged("the lengths of a list's items do not add up to its size")
+    ends = (np.cumsum(lengths, dtype=np.int64) + table.nbytes).tolist()
+    starts = [table.nbytes, *ends]
+    items = [raw[a:b].tobytes() for a, b in zip(starts, ends, strict=False)]
+    try:
+        return OF_ITEMS[of](items)
+    except (ValueError, RecursionError) as error:
+        raise FrameDamaged(f"a frame has a list of {of} with an item that is none: {error}") from None
+
+
+def _unpacked_arrays(raw: Raw, count: int, dtype: np.dtype[Any], axes: int) -> list[npt.NDArray[Any]]:
+    """Return the arrays of such a buffer, as views of it. Raises FrameDamaged."""
+    table = _table(raw, count, axes)
+    shapes = table.reshape(count, axes).tolist()
+    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
+    if sum(sizes) != raw.size - table.nbytes or any(
+        math.prod(max(s, 1) for s in shape) >> 62 for shape in shapes
+    ):
+        raise FrameDamaged("the shapes of a list's arrays do not add up to its size")
+    arrays, start = [], table.nbytes
+    for shape, size in zip(shapes, sizes, strict=True):
+        arrays.append(raw[start : start + size].view(dtype).reshape(shape))
+        start += size
+    return arrays
+
+
+def _is_too_large(shape: list[int], dtype: np.dtype[Any]) -> bool:
+    """Whether numpy cannot address such an array, even if it has no elements."""
+    return math.prod(max(side, 1) for side in shape) * dtype.itemsize > MAX_SIZE
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _table(raw: Raw, count: int, numbers: int) -> npt.NDArray[np.uint64]:
+    size = count * numbers * LENGTH.itemsize
+    if max(size, count) > raw.size:  # arrays without axes have elements all the same
+        raise FrameDamaged(f"a frame describes more items than fit into {raw.size} bytes")
+    return raw[:size].view(LENGTH)
+
+
+Buffer = bytes | npt.NDArray[np.uint8]
+Memory = Callable[[int], npt.NDArray[np.uint8]]
+
+MAGIC = b"SPBF"
+VERSION = 1
+HEAD = struct.Struct("<4sBBHQII")
+CRC = struct.Struct("<I")
+PIECE = 1 << 20  # bytes of a buffer; libzmq allocates larger ones each time, at a quarter of the speed
+MAX_PARTS = 4096  # buffers after the header
+MAX_DEPTH = 8
+MAX_DESCRIPTION = 1 << 16
+DEFAULT_LIMIT = 256 << 20  # bytes of a batch
+
+
+class FrameKind(IntEnum):
+    """The kind of a frame. docs/reference has which end sends which kind, and when: frames.md, wire.md."""
+
+    DATA = 0
+    END = 1
+    ERROR = 2
+    HELLO = 3
+    WELCOME = 4
+    CREDIT = 5
+    DONE = 6
+    STOP = 7
+    LEASE = 8
+
+
+@dataclass(frozen=True)
+class Head:
+    """The fields of a header.
+
+    ``number`` is the number of the batch, or what the kind counts; ``parts`` buffers follow the header.
+    ``description`` is the form of a DATA frame's batch; for other kinds it maps names to short values.
+    """
+
+    kind: FrameKind
+    number: int
+    parts: int
+    description: dict[str, Any]
+
+
+def pack_batch(batch: Any, number: int = 0) -> list[Buffer]:
+    """Return a DATA frame: a header, and the bytes of each part. Contiguous arrays are not copied.
+
+    A batch is an array, a list of bytes, a list of text, JsonValues, or a tuple, dict or other list of these,
+    nested at most MAX_DEPTH deep. Arrays are of booleans, integers, floats or complex numbers. The buffers
+    alias the batch, which must not change until they are sent. Raises UsageError for anything else.
+    """
+    buffers: list[Buffer] = []
+    description = _described(batch, buffers, 0)
+    return [_head(FrameKind.DATA, number, description, len(buffers)), *buffers]
+
+
+def pack_note(kind: FrameKind, number: int = 0, **notes: str | int) -> list[Buffer]:
+    """Return a frame without arrays."""
+    return [_head(kind, number, notes, 0)]
+
+
+def read_head(part: Any) -> Head:
+    """Return the header in ``part``, the first buffer of a message (bytes-like). Raises FrameDamaged."""
+    data = bytes(memoryview(part)[: HEAD.size + CRC.size + MAX_DESCRIPTION + 1])
+    if len(data) < HEAD.size + CRC.size:
+        raise FrameDamaged(f"a frame's header of {len(data)} bytes is too short")
+    magic, version, kind, zero, number, parts, length = HEAD.unpack_from(data)
+    text = data[HEAD.size + CRC.size :]
+    if (magic, version, zero, length) != (MAGIC, VERSION, 0, len(text)) or kind >= len(FrameKind):
+        raise FrameDamaged("this is not the header of a frame of version 1")
+    if google_crc32c.value(data[: HEAD.size] + text) != CRC.unpack_from(data, HEAD.size)[0]:
+        raise FrameDamaged("a frame's header does not match its checksum")
+    if parts > MAX_PARTS or length > MAX_DESCRIPTION:
+        raise FrameDamaged(f"a frame of {parts} parts and a description of {length} bytes is too large")
+    return Head(FrameKind(kind), number, parts, _parsed(text))
+
+
+def unpack_batch(
+    head: Head, parts: Sequence[Any], *, limit_bytes: int = DEFAULT_LIMIT, memory: Memory = aligned
+) -> Any:
+    """Return the batch of a DATA frame. Its arrays are copied once, into memory aligned to 64 bytes.
+
+    ``head`` is what :func:`read_head` returned, ``parts`` are the buffers after the header. ``limit_bytes``
+    bounds the sum of their sizes. ``memory`` allocates: it maps a size in bytes to a uint8 array [size].
+
+    Named tuples are returned as tuples. Lengths, shapes
+    and dtypes are checked before anything is allocated, checksums as the bytes are copied. Raises
+    FrameDamaged where a check fails.
+    """
+    buffers = [np.frombuffer(part, np.uint8) for part in parts]
+    size = sum(buffer.size for buffer in buffers)
+    if head.kind != FrameKind.DATA or len(buffers) != head.parts or size > limit_bytes:
+        raise FrameDamaged(
+            f"a {head.kind.name} frame with {len(buffers)} buffers of {size} bytes, not DATA with {head.parts} buffers "
+            f"of at most {limit_bytes} bytes"
+        )
+    remaining = iter(buffers)
+    checked = _checked(head.description, remaining, 0)
+    if next(remaining, None) is not None:
+        raise FrameDamaged("a frame has more buffers than it describes")
+    return checked.make(memory)
+
+
+def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: int) -> bytes:
+    text = json.dumps(description, separators=(",", ":")).encode()
+    if parts > MAX_PARTS or len(text) > MAX_DESCRIPTION:
+        raise UsageError(
+            f"a batch of {parts} buffers, described in {len(text)} bytes, is too large for a frame: at most "
+            f"{MAX_PARTS} buffers and {MAX_DESCRIPTION} bytes"
+        )
+    fixed = HEAD.pack(MAGIC, VERSION, kind, 0, number, parts, len(text))
+    return fixed + CRC.pack(google_crc32c.value(fixed + text)) + text
+
+
+def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
+    if depth > MAX_DEPTH:
+        raise UsageError(f"a batch is nested more than {MAX_DEPTH} deep; flatten it")
+    if isinstance(part, Mapping):
+        if not all(isinstance(name, str) for name in part):
+            raise UsageError(f"the keys of a dict in a batch must be strings, not {list(part)!r}")
+        return {"dict": {name: _described(value, buffers, depth + 1) for name, value in part.items()}}
+    if isinstance(part, list) and (packed := packed_items(part) or _packed_arrays(part)):
+        described, raw = packed
+        return described | _added(raw, buffers)
+    if isinstance(part, tuple | list):
+        kind = "tuple" if isinstance(part, tuple) else "list"
+        return {kind: [_described(value, buffers, depth + 1) for value in part]}
+    array = _little_endian(unmasked(part))
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return {"dtype": array.dtype.str, "shape": list(array.shape)} | _added(raw, buffers)
+
+
+def _packed_arrays(part: list[Any]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]] | None:
+    return packed_arrays([_little_endian(array) for array in part]) if are_alike(part) else None
+
+
+def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    little = array.dtype.newbyteorder("<")
+    if little.str not in DTYPES:
+        raise UsageError(f"an array of {array.dtype} cannot be sent; turn it into numbers or a list of bytes")
+    return array.astype(little, copy=False)
+
+
+def _added(raw: npt.NDArray[np.uint8], buffers: list[Buffer]) -> dict[str, int]:
+    buffers.extend(raw[start : start + PIECE] for start in range(0, max(1, len(raw)), PIECE))
+    return {"bytes": len(raw), "crc32c": google_crc32c.value(raw)}
+
+
+# Unpacking: everything is checked first, then the parts are made
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        description = json.loads(text.decode("ascii"), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise FrameDamaged(f"a frame's description is not valid JSON: {error}") from None
+    if not isinstance(description, dict):
+        raise FrameDamaged("a frame's description is not a JSON object")
+    return description
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+@dataclass(frozen=True)
+class _RawBytes:
+    """The bytes of one array or list, in one buffer or, above PIECE, in several."""
+
+    pieces: list[npt.NDArray[np.uint8]]
+    size: int
+    crc: int
+
+    def copied(self, memory: Memory) -> npt.NDArray[np.uint8]:
+        """Return a copy, in one pass: a piece stays in the processor's cache between checksum and copy."""
+        copy, crc, end = memory(self.size), 0, 0
+        for piece in self.pieces:
+            crc = google_crc32c.extend(crc, piece)
+            copy[end : end + piece.size] = piece
+            end += piece.size
+        if crc != self.crc:
+            raise FrameDamaged("a frame's buffer does not match its checksum")
+        return copy
+
+
+@dataclass(frozen=True)
+class _Array:
+    raw: _RawBytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def make(self, memory: Memory) -> npt.NDArray[Any]:
+        return self.raw.copied(memory).view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class _List:
+    raw: _RawBytes
+    unpacked: Callable[[npt.NDArray[np.uint8]], list[Any]]
+
+    def make(self, memory: Memory) -> list[Any]:
+        return self.unpacked(self.raw.copied(memory))
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    kind: Callable[[Iterable[Any]], Any]
+    parts: list[Any]
+
+    def make(self, memory: Memory) -> Any:
+        return self.kind(part.make(memory) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class _Dict:
+    parts: dict[str, Any]
+
+    def make(self, memory: Memory) -> dict[str, Any]:
+        return {name: part.make(memory) for name, part in self.parts.items()}
+
+
+def _checked(node: Any, buffers: Any, depth: int) -> _Array | _List | _Sequence | _Dict:
+    match node:
+        case {"dict": dict(parts), **rest} if not rest and depth <= MAX_DEPTH:
+            return _Dict({name: _checked(part, buffers, depth + 1) for name, part in parts.items()})
+        case {"tuple": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
+            return _Sequence(tuple, [_checked(part, buffers, depth + 1) for part in parts])
+        case {"list": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
+            return _Sequence(list, [_checked(part, buffers, depth + 1) for part in parts])
+        case {"count": count, "bytes": size, "crc32c": crc, **rest}:
+            return _List(_checked_raw(size, crc, buffers), checked_list(count, rest))
+        case {"dtype": dtype, "shape": shape, "bytes": size, "crc32c": crc, **rest} if not rest:
+            return _checked_array(_checked_raw(size, crc, buffers), dtype, shape)
+    raise FrameDamaged("a frame's description is not of the known form")
+
+
+def _checked_raw(size: Any, crc: Any, buffers: Iterator[npt.NDArray[np.uint8]]) -> _RawBytes:
+    if not is_count(size) or not is_count(crc):
+        raise FrameDamaged("a frame describes a buffer without a size or a checksum")
+    full, rest = divmod(max(size, 1) - 1, PIECE)
+    pieces = list(islice(buffers, full + 1))
+    if len(pieces) <= full or [piece.size for piece in pieces] != [PIECE] * full + [min(size, rest + 1)]:
+        raise FrameDamaged("a buffer of a frame does not have the described size")
+    return _RawBytes(pieces, size, crc)
+
+
+def _checked_array(raw: _RawBytes, dtype: Any, shape: Any) -> _Array:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise FrameDamaged("a frame has an array of a dtype that is not allowed")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(is_count, shape)):
+        raise FrameDamaged("a frame has an array without a valid shape")
+    found = np.dtype(dtype)
+    if math.prod(max(side, 1) for side in shape) * found.itemsize > MAX_SIZE:
+        raise FrameDamaged("the shape of an array in a frame is too large")
+    if math.prod(shape) * found.itemsize != raw.size:
+        raise FrameDamaged(f"a frame has {raw.size} bytes for {dtype} {shape}")
+    return _Array(raw, found, tuple(shape))

@@ -1,0 +1,636 @@
+"""The sender and the receiver of batches from other processes or machines, without leases."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.util import Finalize
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.sizes import byte_count
+from shardprep.loaders.batches.passes import Passes, Source, end
+from shardprep.loaders.engine.messages import reported
+from shardprep.loaders.machines.codec import (
+    DEFAULT_LIMIT,
+    Buffer,
+    FrameDamaged,
+    FrameKind,
+    Head,
+    pack_batch,
+    pack_note,
+    read_head,
+    unpack_batch,
+)
+from shardprep.loaders.machines.socket import (
+    LINGER_MS,
+    MAX_TEXT_CHARACTERS,
+    POLL_INTERVAL_S,
+    SPARE_MESSAGES,
+    ExclusiveUse,
+    FrameSocket,
+    Message,
+    Security,
+    endpoints_of,
+)
+
+MAX_NAME = 256  # characters
+MAX_PEERS = 1000
+MAX_DISMISSED = 1000  # addresses of dismissed peers; their last batches may still arrive
+
+
+class Role(Enum):
+    """The state of a peer."""
+
+    WAITING = "waits for an epoch"
+    SENDING = "sends its batches"
+    DONE = "has sent all batches"
+
+
+@dataclass
+class Peer:
+    """A sender's connection: its address, and the number of batches that were received in order."""
+
+    address: bytes
+    name: str
+    role: Role = Role.WAITING
+    received: int = 0
+
+
+class Peers:
+    """All connected senders, of which at most ``senders`` of different names take part in an epoch.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, senders: int) -> None:
+        self._senders = senders
+        self._peers: dict[bytes, Peer] = {}
+        self._dismissed: deque[bytes] = deque(maxlen=MAX_DISMISSED)
+
+    def add(self, address: bytes, head: Head) -> None:
+        """Add the sender of a HELLO; a second HELLO changes nothing. Raises FrameDamaged."""
+        name = head.description.get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or len(self._peers) >= MAX_PEERS:
+            raise FrameDamaged("a HELLO has no valid name, or there are too many senders")
+        if address not in self._peers:
+            self._peers[address] = Peer(address, name)
+
+    def get(self, address: bytes) -> Peer | None:
+        return self._peers.get(address)
+
+    def admit_next(self) -> Peer | None:
+        """Admit the first waiting sender to the epoch, and return it; None where there is none or no room."""
+        names = {peer.name for peer in self._taking_part()}
+        if len(names) < self._senders:
+            for peer in self._peers.values():
+                if peer.role is Role.WAITING and peer.name not in names:
+                    peer.role = Role.SENDING
+                    return peer
+        return None
+
+    def all_done(self) -> bool:
+        """Whether the epoch is over."""
+        return sum(peer.role is Role.DONE for peer in self._peers.values()) == self._senders
+
+    def sending(self) -> list[Peer]:
+        """The admitted senders that have not finished."""
+        return [peer for peer in self._peers.values() if peer.role is Role.SENDING]
+
+    def forget(self, peer: Peer) -> None:
+        del self._peers[peer.address]
+
+    def was_dismissed(self, address: bytes) -> bool:
+        """Return whether a peer took part in an earlier epoch. Its late frames are not counted as damaged."""
+        return address in self._dismissed
+
+    def end_epoch(self) -> list[Peer]:
+        """Dismiss all senders that took part, and return those that had not finished."""
+        unfinished = self.sending()
+        for peer in self._taking_part():
+            self.forget(peer)
+            self._dismissed.append(peer.address)
+        return unfinished
+
+    def _taking_part(self) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer.role is not Role.WAITING]
+
+
+class SenderFailed(OperationError):
+    """A sender reported an error, disconnected, or lost a batch before the end of its epoch."""
+
+
+class FrameReceiver(Owned):
+    """The batches that :func:`send_batches` sends to ``endpoint`` (``tcp://ADDRESS:PORT`` or ``ipc://PATH``).
+
+    Each iteration is one epoch. It admits ``senders`` senders, each name once, and ends when each has sent
+    its batches; further senders wait for the next epoch. The batches of one sender arrive in its order,
+    exactly once. Where a sender reports an error, dies within its epoch or loses a batch, SenderFailed is
+    raised; the next iteration admits senders again. Leaving an iteration early stops its senders.
+
+    A batch is an array, a list of bytes, or a tuple or dict of these; arrays are aligned to 64 bytes. At most
+    ``high_water_mark`` batches of a sender are in flight, each of at most ``limit_bytes`` (a number, or a
+    text such as ``"256MiB"``). Frames that are damaged, or from a peer that was not admitted, are dropped and
+    counted in ``rejected``.
+
+    With ``bind``, the default, the receiver listens; port ``*`` chooses a free one, which is in the attribute
+    ``endpoint``. Given a list of endpoints it listens at all of them; they are in ``endpoints``. Otherwise it
+    connects to one sender that listens. There is no authentication and no encryption: any program that
+    reaches an endpoint can send batches. Use loopback or a trusted network.
+
+    A context manager. ``close()`` is idempotent, may be called from any thread, and a thread that waits for a
+    batch then raises UsageError. One thread at a time may draw. Neither copyable nor picklable. Raises
+    UsageError for arguments that are not valid, OperationError where the endpoint cannot be used.
+    """
+
+    instead = "an endpoint has one receiver: make it where it is needed"
+
+    batches_never_change = True
+
+    def __init__(
+        self,
+        endpoint: str | Sequence[str],
+        *,
+        senders: int = 1,
+        bind: bool = True,
+        limit_bytes: int | str = DEFAULT_LIMIT,
+        high_water_mark: int = 4,
+    ) -> None:
+        endpoints = endpoints_of(endpoint)
+        if senders < 1 or high_water_mark < 1 or (not bind and (senders > 1 or len(endpoints) > 1)):
+            raise UsageError(
+                f"senders={senders}, high_water_mark={high_water_mark}, bind={bind}: at least 1 each, and with "
+                "bind=False one sender and one endpoint"
+            )
+        limit = (
+            int(byte_count(limit_bytes, of="limit_bytes")) if isinstance(limit_bytes, str) else limit_bytes
+        )
+        options: dict[int, int] = {
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.MAXMSGSIZE: max(limit, 1 << 17),
+        }
+        socket = FrameSocket(
+            zmq.ROUTER,
+            endpoints,
+            bind=bind,
+            options=options,
+            most_bytes=limit,
+            most_waiting=high_water_mark + SPARE_MESSAGES,
+        )
+        self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
+        self._reception = _Reception(socket, Peers(senders), limit, high_water_mark)
+        Finalize(self, self._reception.close, exitpriority=20)
+
+    @property
+    def rejected(self) -> int:
+        """The number of messages that were dropped."""
+        return self._reception.rejected
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch. Raises UsageError once this is closed, or another iteration has begun."""
+        return self._epoch(self._reception.begin())
+
+    def _epoch(self, epoch_number: int) -> Iterator[Any]:
+        try:
+            while batch := self._reception.next(epoch_number):
+                yield batch.pop()
+        finally:
+            self._reception.leave(epoch_number)
+
+    def close(self) -> None:
+        """Wake a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
+        self._reception.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Reception(Owned):
+    """The socket and the senders of a FrameReceiver. The thread that draws has exclusive use."""
+
+    def __init__(self, socket: FrameSocket, peers: Peers, limit: int, credit: int) -> None:
+        self._rejected = 0
+        self._socket = socket
+        self._peers = peers
+        self._limit = limit
+        self._credit = credit
+        self._epoch_number = 0
+        self._is_running = False
+        self._exclusive = ExclusiveUse("receiver", self._release, socket.fetch)
+
+    @property
+    def rejected(self) -> int:
+        return self._rejected + self._socket.dropped
+
+    def begin(self) -> int:
+        """Begin an epoch, and return its number."""
+        with self._exclusive.use():
+            self._leave()
+            self._epoch_number += 1
+            self._is_running = True
+            self._admit_waiting()
+            return self._epoch_number
+
+    def next(self, epoch_number: int) -> list[Any]:
+        """Return the next batch in a list, which is empty at the end of the epoch."""
+        with self._exclusive.use():
+            while True:
+                self._exclusive.check_open()
+                if epoch_number != self._epoch_number:
+                    raise UsageError(
+                        "another iteration of this receiver has begun; end the first, or use two receivers"
+                    )
+                if self._peers.all_done():
+                    return []
+                if (message := self._socket.receive()) is None:
+                    self._wait()
+                elif batch := self._handle(message):
+                    return batch
+
+    def leave(self, epoch_number: int) -> None:
+        """Stop the senders of the epoch, if it is still the current one."""
+        if epoch_number == self._epoch_number:
+            with suppress(UsageError), self._exclusive.use():  # closed: there is nothing to leave
+                self._leave()
+
+    def close(self) -> None:
+        self._exclusive.close()
+
+    def _release(self) -> None:
+        self._socket.close(linger_ms=LINGER_MS)
+
+    def _leave(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            for peer in self._peers.end_epoch():
+                self._send_note(peer, FrameKind.STOP)
+
+    def _wait(self) -> None:
+        if not self._socket.wait(POLL_INTERVAL_S, other=self._exclusive.woken):
+            self._check_connected()
+
+    def _check_connected(self) -> None:
+        """Raise SenderFailed where a sender is disconnected. Called when all messages were read."""
+        for peer in self._peers.sending():
+            if not self._send_note(peer, FrameKind.CREDIT, 0):
+                self._peers.forget(peer)
+                self._check_lost(peer)
+        self._admit_waiting()
+
+    def _check_lost(self, peer: Peer) -> None:
+        """Raise SenderFailed where a batch of a peer that is gone was taken in this epoch."""
+        if peer.role is Role.SENDING and peer.received:
+            raise SenderFailed(
+                f"sender {peer.name} disconnected after {peer.received} batches, before the end of its epoch; "
+                "iterate again, with a sender that sends its epoch from the beginning"
+            )
+
+    def _send_note(self, peer: Peer, kind: FrameKind, number: int = 0, **notes: str | int) -> bool:
+        """Return False where the peer is disconnected."""
+        return self._socket.send(pack_note(kind, number, **notes), peer=peer.address)
+
+    def _admit_waiting(self) -> None:
+        while peer := self._peers.admit_next():
+            if not self._send_note(peer, FrameKind.WELCOME, self._credit, limit=self._limit):
+                self._peers.forget(peer)
+
+    def _handle(self, message: Message) -> list[Any]:
+        """Handle a message. Return its batch in a list, which is empty where it has none."""
+        try:
+            head = read_head(message.parts[0] if message.parts else b"")
+            peer = self._peers.get(message.peer)
+            if head.kind == FrameKind.HELLO:
+                self._handle_hello(message.peer, peer, head)
+            elif peer is not None and peer.role is Role.SENDING:
+                return self._handle_admitted(peer, head, message.parts[1:])
+            elif not self._peers.was_dismissed(message.peer):
+                raise FrameDamaged("a frame is from a peer that was not admitted")
+        except FrameDamaged:
+            self._rejected += 1
+        return []
+
+    def _handle_hello(self, address: bytes, known: Peer | None, head: Head) -> None:
+        if known is None or self._socket.binds:
+            self._peers.add(address, head)
+        else:  # the next sender at the place to which this connects
+            self._peers.forget(known)
+            self._peers.add(address, head)
+            self._check_lost(known)
+        self._admit_waiting()
+
+    def _handle_admitted(self, peer: Peer, head: Head, parts: list[zmq.Frame]) -> list[Any]:
+        if head.kind == FrameKind.DATA:
+            return self._receive_batch(peer, head, parts)
+        if head.kind == FrameKind.END:
+            self._check_number(peer, head)
+        elif head.kind != FrameKind.ERROR:
+            raise FrameDamaged("a frame from a sender is of a kind that only receivers send")
+        peer.role = Role.DONE
+        self._send_note(peer, FrameKind.DONE)
+        if head.kind == FrameKind.ERROR:
+            raise reported(SenderFailed, f"sender {peer.name} failed", str(head.description.get("text")))
+        return []
+
+    def _receive_batch(self, peer: Peer, head: Head, parts: list[zmq.Frame]) -> list[Any]:
+        batch = [unpack_batch(head, parts, limit_bytes=self._limit)]
+        if head.number < peer.received:
+            raise FrameDamaged("a batch arrived twice")
+        self._check_number(peer, head)
+        peer.received += 1
+        self._send_note(peer, FrameKind.CREDIT, 1)
+        return batch
+
+    def _check_number(self, peer: Peer, head: Head) -> None:
+        if head.number != peer.received:
+            raise SenderFailed(
+                f"sender {peer.name} has sent {head.number} batches, of which {peer.received} arrived; "
+                f"{self.rejected} messages were rejected"
+            )
+
+
+RECONNECT_INTERVAL_MS = 100
+MAX_NOTES = 20_000  # that a receiver sends while a batch is made: one each half second that it waits for it
+
+
+class ReceiverLink(Owned, ABC):
+    """The socket of a sender. It handles messages of the receiver while it waits. Not thread-safe.
+
+    ``max_note_bytes`` bounds the buffers of these messages.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        watched: int,
+        max_note_bytes: int,
+        bind: bool = False,
+        max_reconnect_ms: int = 0,
+        security: Security | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        options: dict[int, int] = {
+            zmq.SNDHWM: 0,  # the receiver's credit or leases bound it
+            zmq.MAXMSGSIZE: max_note_bytes,
+            zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS,
+            zmq.RECONNECT_IVL_MAX: max_reconnect_ms,
+        }
+        self._socket = FrameSocket(
+            zmq.DEALER,
+            endpoint,
+            bind=bind,
+            options=options,
+            most_bytes=max_note_bytes,
+            watched=watched,
+            security=security,
+        )
+
+    @abstractmethod
+    def _receive_all(self) -> None:
+        """Handle all events and messages that have arrived."""
+
+    @abstractmethod
+    def _handle(self, message: Message, head: Head) -> None:
+        """Handle one message. Raises FrameDamaged where it is to be dropped."""
+
+    def _check(self) -> None:
+        """Raise where the receiver is lost."""
+
+    def _on_wait(self) -> None:
+        """Called before each wait for the receiver."""
+
+    def _handle_messages(self) -> None:
+        """Raises OperationError where the receiver's messages have no end."""
+        for _ in range(MAX_NOTES):
+            if (message := self._socket.receive()) is None:
+                return
+            with suppress(FrameDamaged):
+                self._handle(message, read_head(message.parts[0]))
+        raise OperationError(
+            f"{self._endpoint}: what listens there sends more messages than a receiver does; is the address right?"
+        )
+
+    def _await(self, holds: Callable[[], bool], timeout_s: float = math.inf) -> bool:
+        """Handle messages until ``holds()``; return False after ``timeout_s``."""
+        until = time.monotonic() + timeout_s
+        while True:
+            self._receive_all()
+            if holds():
+                return True
+            self._check()
+            if (remaining := until - time.monotonic()) <= 0:
+                return False
+            self._on_wait()
+            self._socket.wait(min(POLL_INTERVAL_S, remaining))
+
+    def _await_sent(self, tracker: zmq.MessageTracker) -> None:
+        """Handle messages until the memory of a message may be used again."""
+        while True:
+            try:
+                return tracker.wait(POLL_INTERVAL_S)
+            except zmq.NotDone:
+                self._receive_all()
+                self._check()
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def error_text(error: BaseException) -> str:
+    """The end of the traceback, short enough for an ERROR frame."""
+    return "".join(traceback.format_exception(error))[-MAX_TEXT_CHARACTERS:]
+
+
+ERROR_REPORT_TIMEOUT_S = 1.0  # for which the sender waits until the receiver has acknowledged an error
+MAX_NOTE_BYTES = 1 << 20
+
+_TOKEN = secrets.token_hex(4)
+
+
+class ReceiverGone(OperationError):
+    """The receiver was closed or disconnected before it acknowledged the end of the epoch."""
+
+
+def send_batches(
+    batches: Source,
+    endpoint: str,
+    *,
+    bind: bool = False,
+    name: str | None = None,
+    timeout: float | None = None,
+) -> int:
+    """Send one epoch to the FrameReceiver at ``endpoint`` (``tcp://ADDRESS:PORT`` or ``ipc://PATH``).
+
+    ``batches`` is a Loader, an iterable, or a function that returns one. A batch is an array, a list of
+    bytes, or a tuple or dict of these. The iteration begins when the receiver admits this sender, and the
+    next batch is drawn when the last one is sent and its memory is free again. Large arrays are not copied.
+
+    With ``bind`` the sender listens and one receiver connects; by default the receiver listens. ``name`` has
+    1 to 256 characters; None means a name made of host and process. A receiver admits each name once per
+    epoch, so threads of one process need different names. ``timeout`` is in seconds: how long to wait for
+    admission; None waits for ever.
+
+    Returns the number of batches sent once the receiver has acknowledged them: fewer than all where the
+    receiver left the epoch early. Raises OperationError after ``timeout``, ReceiverGone where the receiver
+    was closed or died, UsageError for a batch that cannot be sent or is above the receiver's limit, and what
+    ``batches`` raises; the receiver gets a report of the last two. Ctrl-C ends it.
+
+    There is no authentication and no encryption: use it on loopback or on a trusted network.
+    """
+    if name is not None and not 0 < len(name) <= MAX_NAME:
+        raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(name)}")
+    with _Link(endpoint, bind=bind, name=name or _name_of_process()) as link:
+        link.enter(timeout)
+        number = 0
+        try:
+            source = Passes(batches).begin()
+            try:
+                for batch in source:
+                    if not link.send_batch(batch, number):
+                        return number
+                    number += 1
+                    del batch
+            finally:
+                end(source)
+        except ReceiverGone:
+            raise
+        except BaseException as error:
+            link.report_error(error)
+            raise
+        link.finish(number)
+        return number
+
+
+def _name_of_process() -> str:
+    return f"{socket.gethostname()[:64]}:{os.getpid()}:{_TOKEN}"
+
+
+class _Link(ReceiverLink):
+    """The connection to a FrameReceiver for one epoch."""
+
+    def __init__(self, endpoint: str, *, bind: bool, name: str) -> None:
+        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        super().__init__(endpoint, watched=watched, max_note_bytes=MAX_NOTE_BYTES, bind=bind)
+        self._bind = bind
+        self._name = name
+        self._must_send_hello = self._has_sent_hello = False
+        self._connection: int | None = None
+        self._credit = 0
+        self._limit = 0
+        self._is_stopped = self._is_done = False
+
+    def enter(self, timeout: float | None) -> None:
+        """Wait until a receiver admits this sender. Raises OperationError after ``timeout`` seconds."""
+        if not self._await(lambda: self._connection is not None, math.inf if timeout is None else timeout):
+            raise OperationError(
+                f"{self._endpoint}: no receiver admitted this sender within {timeout} s; is one iterating there?"
+            )
+
+    def send_batch(self, batch: Any, number: int) -> bool:
+        """Send a batch, and wait until its memory is free. Return False where the receiver left the epoch."""
+        parts = pack_batch(batch, number)
+        size = sum(len(part) for part in parts[1:])
+        if size > self._limit:
+            raise UsageError(
+                f"a batch of {size:,} bytes is above the receiver's limit of {self._limit:,}; send smaller ones, or "
+                "raise its limit_bytes"
+            )
+        self._await(lambda: self._credit > 0 or self._is_stopped)
+        if self._is_stopped:
+            return False
+        self._credit -= 1
+        self._send(parts)
+        return True
+
+    def finish(self, number: int) -> None:
+        """Send END, and wait for the acknowledgement."""
+        self._send_note(FrameKind.END, number)
+        self._await(lambda: self._is_done or self._is_stopped)
+
+    def report_error(self, error: BaseException) -> None:
+        """Send the error to the receiver, if it is still connected."""
+        with suppress(OperationError):
+            self._send_note(FrameKind.ERROR, text=error_text(error))
+            self._await(lambda: self._is_done or self._is_stopped, ERROR_REPORT_TIMEOUT_S)
+
+    def _send_note(self, kind: FrameKind, number: int = 0, **notes: str | int) -> None:
+        if not self._socket.send(pack_note(kind, number, **notes)):
+            raise self._receiver_gone()
+
+    def _send(self, parts: Sequence[Buffer]) -> None:
+        try:
+            tracker = self._socket.send_tracked(parts)
+        except zmq.Again:
+            raise self._receiver_gone() from None
+        self._await_sent(tracker)
+
+    def _receive_all(self) -> None:
+        """Handle what has arrived. Raises ReceiverGone."""
+        is_gone = self._note_events()
+        if self._must_send_hello and self._socket.send(pack_note(FrameKind.HELLO, name=self._name)):
+            self._must_send_hello, self._has_sent_hello = False, True
+        self._handle_messages()  # also those that a receiver sent before it disconnected
+        if is_gone and not self._is_done and not self._is_stopped:
+            raise self._receiver_gone()
+
+    def _note_events(self) -> bool:
+        """Return whether the receiver has disconnected."""
+        is_gone = False
+        for event, connection in self._socket.events():
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._must_send_hello = not self._has_sent_hello or (self._bind and self._connection is None)
+            elif connection == self._connection if self._bind else self._has_sent_hello:
+                is_gone = True
+        return is_gone
+
+    def _handle(self, message: Message, head: Head) -> None:
+        if (
+            self._connection is None
+        ):  # what comes before a WELCOME was meant for an earlier sender at this place
+            if head.kind == FrameKind.WELCOME:
+                self._limit = _limit_in(head)
+                self._connection = message.connection
+                self._credit = head.number
+        elif head.kind == FrameKind.CREDIT:
+            self._credit += head.number
+        elif head.kind == FrameKind.DONE:
+            self._is_done = True
+        elif head.kind == FrameKind.STOP:
+            self._is_stopped = True
+
+    def _receiver_gone(self) -> ReceiverGone:
+        return ReceiverGone(
+            f"{self._endpoint}: the receiver was closed or disconnected before the end of this epoch; the "
+            "batches that it had taken may be used, the rest is lost"
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close(linger_ms=0 if self._is_done else LINGER_MS)
+
+
+def _limit_in(head: Head) -> int:
+    limit = head.description.get("limit")
+    if type(limit) is not int:
+        raise FrameDamaged("a WELCOME has no limit")
+    return limit

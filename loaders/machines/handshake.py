@@ -1,0 +1,407 @@
+"""The handshake of two machines, from both ends, with the allow-list and the errors of one that fails."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from socket import socketpair
+from typing import ClassVar, NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from shardprep.formats.errors import OperationError, ShardprepError
+from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.loaders.machines.keys import (
+    PRIVATE_SUFFIX,
+    PUBLIC_SUFFIX,
+    ReceiverKeys,
+    SenderKeys,
+    fingerprint,
+    host_of,
+    load_allowed,
+    load_public,
+    load_secret,
+)
+from shardprep.loaders.machines.socket import DOMAIN
+
+ENDPOINT = "inproc://zeromq.zap.01"
+VERSION = b"1.0"
+THREAD_EXIT_TIMEOUT_S = 5.0  # for which close() waits until the thread has ended
+
+MAX_REFUSALS = 100  # that are kept
+
+UNKNOWN_KEY = "unknown key"
+NO_KEY = "no key"
+OTHER_KEY = "key of another receiver, or damaged data"
+NOT_A_SENDER = "not a sender"
+FAILED = "handshake failed"
+
+REASONS: dict[int, str] = {
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: NO_KEY,
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: OTHER_KEY,
+}
+
+Admit = Callable[[str, list[bytes], str], str | None]
+"""``admit(mechanism, credentials, address)`` returns the user of a peer, None where the peer is refused."""
+
+
+class ZapHandler(Owned):
+    """Authenticates the peers of all sockets of a context, in a thread, until ``close()``.
+
+    ``admit`` is called in that thread. An exception ends the thread and is kept as ``failure``; every further
+    peer is refused: libzmq refuses the peers of a socket with ZAP_ENFORCE_DOMAIN that has no handler, and
+    HANDSHAKE_IVL ends a handshake that a handler does not answer.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], admit: Admit) -> None:
+        self.failure: BaseException | None = None
+        self._admit = admit
+        self._woken, self._waker = socketpair()
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._thread = threading.Thread(target=self._run, name="shardprep-zap", daemon=True)
+        try:
+            self._socket.bind(ENDPOINT)
+            with starting_thread():
+                self._thread.start()
+        except BaseException:
+            self._release()
+            self._waker.close()
+            raise
+
+    def close(self) -> bool:
+        """End the thread. Return whether it still runs after some seconds. Idempotent."""
+        with suppress(OSError):  # closed already
+            self._waker.send(b"x")
+        self._thread.join(THREAD_EXIT_TIMEOUT_S)
+        self._waker.close()
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing():
+                self._answer()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self._release()
+
+    def _is_closing(self) -> bool:
+        """Wait for a request or for close(); return whether it was close()."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        return self._socket not in dict(poller.poll())
+
+    def _answer(self) -> None:
+        _, number, domain, address, _, mechanism, *credentials = self._socket.recv_multipart()
+        user = None
+        if domain == DOMAIN:
+            user = self._admit(mechanism.decode(), credentials, address.decode())
+        code, text = (b"400", b"not admitted") if user is None else (b"200", b"admitted")
+        self._socket.send_multipart([VERSION, number, code, text, (user or "").encode(), b""])
+
+    def _release(self) -> None:
+        self._socket.close()
+        self._woken.close()
+
+
+class Refusal(NamedTuple):
+    """The reason why a peer was refused. libzmq reports the address only of unknown keys; else it is ""."""
+
+    address: str
+    reason: str
+
+
+class ReceiverAuth(Owned):
+    """Authenticates the peers of a receiver's socket. Thread-safe.
+
+    With ``keys``, only peers that prove to have an allowed key are admitted, over an encrypted connection; no
+    data of other peers reaches the process. Without, every peer with ZeroMQ's current protocol is admitted.
+    It is the ``security`` of one FrameSocket, which also needs ``watched=ReceiverAuth.WATCHED``.
+
+    Raises UsageError and OperationError where the key files cannot be used.
+    """
+
+    WATCHED: ClassVar[int] = (
+        zmq.EVENT_HANDSHAKE_SUCCEEDED
+        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        | zmq.EVENT_DISCONNECTED
+    )
+
+    def __init__(self, keys: ReceiverKeys | None) -> None:
+        self._keys = keys
+        self._secret = load_secret(keys.secret) if keys else None
+        self._names: dict[str, str] = {}
+        self._allowed: frozenset[bytes] = frozenset()
+        self._lock = threading.Lock()
+        self._refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
+        self._refused = 0
+        self._is_counted = False
+        self._connected = 0
+        self._handler: ZapHandler | None = None
+        self.reload()
+
+    @property
+    def refused(self) -> int:
+        """The number of refused peers. Some are counted only when the connected ones have left."""
+        return self._refused
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The last 100 refusals, oldest first."""
+        with self._lock:
+            return tuple(self._refusals)
+
+    def reload(self) -> None:
+        """Read the allow-list again. Raises where it cannot be used; the old one stays then.
+
+        A peer with a removed key stays connected, so check each message with :meth:`admits`.
+        """
+        if self._keys:
+            try:
+                allowed = load_allowed(self._keys.allowed)
+            except ShardprepError as error:
+                if self._names:
+                    error.message += (
+                        "; until then the old allow-list is used (close the receiver to refuse all)"
+                    )
+                raise
+            self._names = {fingerprint(public): name for public, name in allowed.items()}
+            self._allowed = frozenset(allowed)  # last, so that every admitted peer has a name
+
+    def admits(self, user: str) -> bool:
+        """Return whether the allow-list now has the key of this :attr:`.Message.user`."""
+        return self._keys is None or user in self._names
+
+    def name_of(self, user: str) -> str:
+        """Return the name of the key's file without ``.key``, "" where it is not in the list."""
+        return self._names.get(user, "")
+
+    def check(self) -> None:
+        """Raise OperationError where the authenticating thread has died, so that all peers are refused."""
+        if self._handler and self._handler.failure:
+            raise OperationError(
+                f"the thread that authenticates senders has died ({type(self._handler.failure).__name__}); open this "
+                "receiver again"
+            ) from self._handler.failure
+
+    def note_event(self, event: int, value: int) -> None:
+        """Count refused peers. One thread calls it with every event of the socket, in order."""
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._connected += 1
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._connected += 1  # until it is disconnected; _admit() has counted it
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._count_failed(REASONS.get(value, FAILED))
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._count_failed(FAILED)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._count_disconnected()
+
+    def _count_failed(self, reason: str) -> None:
+        self._refuse("", reason)
+        self._is_counted = True  # the next event is that it disconnects
+
+    def _count_disconnected(self) -> None:
+        """Count a peer with another protocol, for which libzmq reports no other event."""
+        if not self._is_counted and not self._connected:
+            self._refuse("", NOT_A_SENDER)
+        elif not self._is_counted:
+            self._connected -= 1
+        self._is_counted = False
+
+    def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        """Set up the socket. The FrameSocket calls it before it binds."""
+        self._handler = ZapHandler(context, self._admit)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        if self._secret:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
+
+    def close(self) -> bool:
+        """End the thread; return whether it still runs. The FrameSocket calls it at its end. Idempotent."""
+        return self._handler.close() if self._handler else False
+
+    def _admit(self, mechanism: str, credentials: list[bytes], address: str) -> str | None:
+        """Return the user of a peer, None to refuse it. Runs in the handler's thread."""
+        if self._keys is None:
+            return ""
+        if mechanism == "CURVE" and len(credentials) == 1:
+            public = z85.encode(credentials[0])
+            if public in self._allowed:
+                return fingerprint(public)
+        self._refuse(address, UNKNOWN_KEY)
+        return None
+
+    def _refuse(self, address: str, reason: str) -> None:
+        with self._lock:
+            self._refused += 1
+            self._refusals.append(Refusal(address, reason))
+
+
+# ZeroMQ's greeting, the first 64 bytes of a connection
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+COMMAND_VERSION = b"\x03\x01"
+MECHANISM = slice(12, 32)
+GREETING_BYTES = 64
+
+HANDSHAKE_TIMEOUT_S = 2.0
+MAX_CONNECTION_REFUSALS = (
+    3  # in a row, before the reason is determined; one may come from a receiver that is closing
+)
+CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
+
+
+def mechanism_of(endpoint: str) -> str:
+    """Return the mechanism of the receiver: ``"CURVE"`` with keys, ``"NULL"`` without.
+
+    Returns "" where no ZeroMQ greeting arrives within some seconds. Sends no mechanism: a receiver with
+    another one would close the connection, perhaps before its own greeting.
+    """
+    greeting = b""
+    with suppress(OSError), _connected(endpoint) as connection:
+        connection.sendall(SIGNATURE + COMMAND_VERSION)
+        while len(greeting) < MECHANISM.stop and (received := connection.recv(GREETING_BYTES)):
+            greeting += received
+    name = greeting[MECHANISM].rstrip(b"\0") if greeting[:1] == SIGNATURE[:1] else b""
+    return name.decode("ascii", "replace")
+
+
+def _connected(endpoint: str) -> socket.socket:
+    kind, _, place = endpoint.partition("://")
+    if kind == "tcp":
+        return socket.create_connection(
+            (host_of(endpoint), int(place.rpartition(":")[2])), HANDSHAKE_TIMEOUT_S
+        )
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(HANDSHAKE_TIMEOUT_S)
+    try:
+        connection.connect(place)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+class NotAdmitted(OperationError):
+    """The receiver does not admit this sender: its key is not in the allow-list, or it has none."""
+
+
+class WrongReceiver(OperationError):
+    """The process at the endpoint does not prove to have the receiver's key, or is not a receiver."""
+
+
+class ConnectionDamaged(OperationError):
+    """A connection delivered data that ZeroMQ cannot read; a new connection may succeed."""
+
+
+class SenderAuth:
+    """Authenticates a sender's socket, and raises where connecting cannot succeed. Not thread-safe.
+
+    libzmq alone reconnects for ever, or, after a plain refusal, never. A receiver that is not there yet, or
+    not any more, is not an error. It is the ``security`` of one FrameSocket, which also needs
+    ``watched=SenderAuth.WATCHED``. Raises UsageError and OperationError where the key files cannot be used.
+    """
+
+    WATCHED: ClassVar[int] = (
+        zmq.EVENT_CONNECTED
+        | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        | zmq.EVENT_DISCONNECTED
+    )
+
+    def __init__(self, endpoint: str, keys: SenderKeys | None) -> None:
+        self.is_made = False
+        self._endpoint = endpoint
+        self._keys = keys
+        self._secret = load_secret(keys.secret) if keys else None
+        self._receiver = load_public(keys.receiver) if keys else b""
+        self._is_explained = False
+        self._refusals = 0
+
+    def note_event(self, event: int, value: int) -> None:
+        """Handle an event of the socket. Called with every event, in order.
+
+        Raises NotAdmitted, WrongReceiver or ConnectionDamaged, after which the socket cannot be used. Some
+        refusals make it open another connection, for at most some seconds, to read the receiver's mechanism.
+        """
+        if event == zmq.EVENT_CONNECTED:
+            self._is_explained = False
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.is_made, self._refusals = True, 0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise self._not_admitted()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            raise self._mismatch(value)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._is_explained = True
+            self._count_refusal(value)
+        elif event == zmq.EVENT_DISCONNECTED:
+            if not self.is_made and not self._is_explained:
+                raise self._wrong_receiver("what listens there is not a receiver; is the address right?")
+            self.is_made = False
+
+    def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        """Set up the socket. The FrameSocket calls it before it connects."""
+        if self._secret:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._receiver)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
+
+    def close(self) -> bool:
+        """Return False: nothing is open."""
+        return False
+
+    def _count_refusal(self, error: int) -> None:
+        """Count a connection that the peer closed. A tunnel without a receiver behind it does so, too."""
+        self._refusals = self._refusals + 1 if error in CLOSED_BY_PEER else 0
+        if self._refusals % MAX_CONNECTION_REFUSALS == 0 < self._refusals:
+            mechanism = mechanism_of(self._endpoint)
+            if self._keys and mechanism == "CURVE":
+                raise self._wrong_receiver(
+                    f"the receiver there has another key than {Path(self._keys.receiver).name}; copy its present "
+                    f"{PUBLIC_SUFFIX} file here"
+                )
+            if mechanism == ("NULL" if self._keys else "CURVE"):
+                raise self._other_mechanism()
+
+    def _not_admitted(self) -> NotAdmitted:
+        if not self._keys or not self._secret:
+            return NotAdmitted(f"{self._endpoint}: the receiver there does not admit this sender")
+        name = Path(self._keys.secret).name.removesuffix(PRIVATE_SUFFIX) + PUBLIC_SUFFIX
+        return NotAdmitted(
+            f"{self._endpoint}: the receiver there does not know this machine's key ({fingerprint(self._secret.public)}); "
+            f"add {name} to its allow-list"
+        )
+
+    def _mismatch(self, reason: int) -> OperationError:
+        if self.is_made:
+            return ConnectionDamaged(f"{self._endpoint}: the data that arrived is damaged; connect again")
+        if reason == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            return self._other_mechanism()
+        return self._wrong_receiver("the handshake there is not that of a receiver of this release")
+
+    def _other_mechanism(self) -> OperationError:
+        if self._keys:
+            return self._wrong_receiver(
+                "the receiver there has no keys, so it cannot prove its identity; give it keys"
+            )
+        return NotAdmitted(
+            f"{self._endpoint}: the receiver there needs a key; make one with prep keygen, add it to the receiver's "
+            "allow-list and give it here as keys= (--key and --receiver)"
+        )
+
+    def _wrong_receiver(self, problem: str) -> WrongReceiver:
+        return WrongReceiver(f"{self._endpoint}: {problem}")

@@ -1,0 +1,537 @@
+"""The leases of a pass's steps: which sender makes which, each exactly once. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, Self, TypeVar
+
+from shardprep.loaders.machines.codec import FrameDamaged
+
+FIRST_SIZE = 4  # steps; small, so that a slow sender does not begin with many
+SLOW_GROWTH = 16  # steps that arrive in time for each one that a window grows, once it was shrunk
+
+
+@dataclass
+class SenderWindow:
+    """``steps`` in the order in which the sender sends them, each with the number of its lease.
+
+    A window has a size, at most ``wants``, as in TCP's congestion control. It grows by one step for each step
+    that arrives. Where other senders have nothing to do because of this one, it is halved, and from then on
+    grows by one step for every SLOW_GROWTH steps that arrive. This needs no clock, and where all senders wait
+    for the consumer, no window is halved.
+    """
+
+    wants: int
+    last_arrival: float
+    steps: deque[tuple[int, int]] = field(default_factory=deque)
+    is_suspended: bool = False
+    has_begun: bool = False
+    size: int = field(init=False)
+    _steps_per_growth: int = field(init=False, default=1)
+    _in_time: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.size = min(self.wants, FIRST_SIZE)
+
+    @property
+    def room(self) -> int:
+        """The number of further steps that the sender may hold."""
+        return max(0, self.size - len(self.steps))
+
+    @property
+    def is_nearly_empty(self) -> bool:
+        """Whether the sender will soon have nothing to do."""
+        return len(self.steps) <= self.size // 4
+
+    def holds(self, step: int) -> bool:
+        return any(held == step for _, held in self.steps)
+
+    def shrink(self) -> None:
+        """Halve the window, as others wait for it. Does nothing before the first step has arrived."""
+        if not self.has_begun:  # it still starts its workers
+            return
+        self.size = max(1, self.size // 2)
+        self._steps_per_growth, self._in_time = SLOW_GROWTH, 0
+
+    def grow(self, steps: int) -> None:
+        """Enlarge the window for ``steps`` steps that have arrived, or are lost."""
+        self.has_begun = self.has_begun or steps > 0
+        more, self._in_time = divmod(self._in_time + steps, self._steps_per_growth)
+        self.size = min(self.wants, self.size + more)
+
+
+T = TypeVar("T")
+
+
+class Steps(Generic[T]):
+    """The steps ``start`` to ``total`` - 1 of a pass, without those ``taken`` before.
+
+    ``total`` is None while it is unknown. Items are taken in the order of the steps, or, unless ``ordered``,
+    in the order of arrival. Each step is taken once, however often it arrives. Not thread-safe.
+    """
+
+    def __init__(
+        self, *, start: int = 0, total: int | None, taken: Collection[int] = (), ordered: bool = True
+    ) -> None:
+        self.due = start
+        self.total = total
+        self.ordered = ordered
+        self._taken = set(taken)  # beyond ``due``
+        self._arrived: dict[int, T] = {}
+        self._unassigned: list[int] = []  # a heap; a step in it may have arrived since
+        self._next = start  # the first that was never assigned
+        self._pass_over_taken()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps were taken."""
+        return self.total is not None and self.due >= self.total
+
+    @property
+    def taken(self) -> list[int]:
+        """The steps after ``due`` that were already taken."""
+        return sorted(self._taken)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether an item can be taken."""
+        return self.due in self._arrived if self.ordered else bool(self._arrived)
+
+    def is_missing(self, step: int) -> bool:
+        """Return whether a step has not arrived, and is one of the pass as far as known."""
+        beyond = self.total is not None and step >= self.total
+        return self.due <= step and not beyond and step not in self._arrived and step not in self._taken
+
+    def assign(self, most: int, *, below: int, peer: bytes = b"") -> range:
+        """Assign the first consecutive missing steps that are not assigned to ``peer``; perhaps none."""
+        first = self._first_unassigned()
+        if first >= below:
+            return range(0)
+        stop = first
+        while stop < min(first + most, below) and self._first_unassigned() == stop and self.is_missing(stop):
+            self._mark_assigned(stop)
+            stop += 1
+        return range(first, stop)
+
+    def goes_beyond(self, step: int) -> bool:
+        """Return whether the next step to assign is at or after ``step``."""
+        first = self._first_unassigned()
+        return first >= step and (self.total is None or first < self.total)
+
+    def unassign(self, steps: Iterable[int]) -> None:
+        """Mark steps as not assigned; those that are missing are assigned next."""
+        for step in filter(self.is_missing, steps):
+            heapq.heappush(self._unassigned, step)
+
+    def release(self, peer: bytes, *, one: bool = False) -> None:
+        """Leave what further steps this peer would get to others, or only ``one`` part of it."""
+
+    def arrive(self, step: int, item: T) -> bool:
+        """Add an item. Return False where its step is not missing; the item is dropped then."""
+        if not self.is_missing(step):
+            return False
+        self._arrived[step] = item
+        return True
+
+    def take(self) -> T:
+        """Take the next item. Raises KeyError unless :attr:`has_next`."""
+        step = self.due if self.ordered else next(iter(self._arrived), self.due)
+        item = self._arrived.pop(step)
+        self._taken.add(step)
+        self._pass_over_taken()
+        return item
+
+    def end_at(self, total: int) -> bool:
+        """Set the number of steps; return False where it cannot be right."""
+        known = max([self.due - 1, *self._arrived, *self._taken])
+        if self.total not in (None, total) or total <= known:
+            return False
+        self.total = total
+        return True
+
+    def _first_unassigned(self) -> int:
+        while self._unassigned and not self.is_missing(self._unassigned[0]):
+            heapq.heappop(self._unassigned)
+        self._next = max(self._next, self.due)
+        while self._next in self._taken or self._next in self._arrived:
+            self._next += 1
+        return self._unassigned[0] if self._unassigned else self._next
+
+    def _mark_assigned(self, step: int) -> None:
+        while self._unassigned and self._unassigned[0] == step:
+            heapq.heappop(self._unassigned)
+        self._next = max(self._next, step + 1)
+
+    def _pass_over_taken(self) -> None:
+        while self.due in self._taken:
+            self._taken.remove(self.due)
+            self.due += 1
+
+
+AHEAD = 12  # steps of one sender; a Loader draws up to its slots ahead, and must not run out of steps
+LEASE_STEPS = 4  # at most; few, so that the batches of one sender do not wait for those of a slow one
+MAX_FAILURES = 3  # of senders at one step
+
+
+@dataclass(frozen=True)
+class StepLease:
+    """The steps ``start`` to ``stop`` - 1 of a pass, for one sender to make."""
+
+    id: int
+    pass_number: int
+    start: int
+    stop: int
+
+
+class Arrival(Enum):
+    """The outcome of a step that arrived."""
+
+    FRESH = "it was missing"
+    REPEATED = "it had arrived before"
+    STALE = "its pass is over"
+
+
+class Ledger(Generic[T]):
+    """Leases the steps of one pass after the other, at most ``ahead`` of them to each peer.
+
+    No step is leased that is further from the one due than ``ahead`` times the number of peers, so no more
+    items than that wait. A peer makes the steps of its leases in order; a step that it skips is leased again.
+    So are the steps of a peer that leaves, and of one that holds a lease and sends nothing for
+    ``lease_seconds``; it is suspended until it sends something, and a step that still arrives is used where
+    it is missing. A peer that the others wait for gets fewer steps at a time (:class:`.SenderWindow`). Where
+    steps cannot be made in any order (``in_any_order``), one peer has all leases until it leaves or is
+    suspended. The callers pass the time in seconds as ``now``. Not thread-safe.
+    """
+
+    def __init__(self, *, ahead: int, lease_seconds: float) -> None:
+        self.leases_given_again = 0
+        self.steps: Steps[T] = Steps(total=0)
+        self._ahead = ahead
+        self._lease_seconds = lease_seconds
+        self._pass_number = -1
+        self.in_any_order = True
+        self._next_id = 1
+        self._windows: dict[bytes, SenderWindow] = {}
+        # of this pass, except those with all steps before ``due``
+        self._leases: dict[int, tuple[bytes, StepLease]] = {}
+        self._first_id = 1  # of the leases since the last ``begin``
+        self._failures: dict[int, list[str]] = {}
+        self._delaying_step = -1  # the last step that others were found to wait for
+
+    def begin(self, pass_number: int, steps: Steps[T], *, in_any_order: bool) -> None:
+        """Lease the steps of this pass. Leases of another pass become stale."""
+        if pass_number != self._pass_number:
+            self._leases.clear()
+        self._first_id = self._next_id
+        self.steps, self._pass_number, self.in_any_order = steps, pass_number, in_any_order
+        self._failures.clear()
+        self._delaying_step = -1
+        for window in self._windows.values():
+            window.steps.clear()
+
+    @property
+    def peers(self) -> int:
+        return len(self._windows)
+
+    def held(self, peer: bytes) -> int:
+        """Return the number of steps that are leased to a peer and have not arrived."""
+        window = self._windows.get(peer)
+        return len(window.steps) if window else 0
+
+    def join(self, peer: bytes, *, wants: int, now: float) -> None:
+        """Add a peer, which takes leases of at most ``wants`` steps together."""
+        self._windows[peer] = SenderWindow(max(1, min(wants, self._ahead)), now)
+
+    def leave(self, peer: bytes) -> None:
+        """Remove a peer, and lease its steps again."""
+        if window := self._windows.pop(peer, None):
+            self.steps.release(peer)
+            self._return_steps(window)
+
+    def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
+        """Yield new leases for all peers with room, a few steps to each in turn."""
+        self._forget_old_leases()
+        self._throttle()
+        granted = True
+        while granted:
+            granted = False
+            for peer, window in self._active_windows():
+                if lease := self._lease_for(peer, window, now):
+                    granted = True
+                    self._move_to_end(peer)
+                    yield peer, lease
+
+    def arrive(
+        self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float
+    ) -> Arrival:
+        """Add a step that arrived. Raises FrameDamaged where it was never leased to this peer."""
+        if self._is_of_before(lease_id, pass_number):
+            return Arrival.STALE
+        self._check(peer, lease_id, pass_number, step)
+        is_fresh = self.steps.arrive(step, item)
+        self._failures.pop(step, None)
+        self._mark_sent(peer, now, until=(lease_id, step))
+        return Arrival.FRESH if is_fresh else Arrival.REPEATED
+
+    def idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
+        """Note that a peer has nothing more to send of its leases up to this one. Raises FrameDamaged."""
+        if not 0 <= lease_id < self._next_id:
+            raise FrameDamaged("a sender refers to a lease that does not exist")
+        self._mark_sent(peer, now, until=(lease_id, sys.maxsize))
+
+    def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> None:
+        """Note that the pass, or the part of step ``total``, ends before it, as a peer found.
+
+        Raises FrameDamaged.
+        """
+        if self._is_of_before(lease_id, pass_number):
+            return
+        owner, lease = self._leases.get(lease_id, (b"", None))
+        if lease is None and 0 < lease_id < self._next_id:
+            return  # forgotten: all its steps are before ``due``
+        is_leased = lease is not None and owner == peer and pass_number == self._pass_number
+        if not is_leased or not self.steps.end_at(total):
+            raise FrameDamaged(f"a sender ends pass {pass_number} after {total} steps, which is not valid")
+        for window in self._windows.values():
+            window.steps = deque(held for held in window.steps if self.steps.is_missing(held[1]))
+
+    def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
+        """Note that a peer failed at a step, and remove it."""
+        if not self._is_of_before(lease_id, pass_number):
+            self._check(peer, lease_id, pass_number, step)
+            self._failures.setdefault(step, []).append(text)
+        self.leave(peer)
+
+    @property
+    def failure(self) -> str | None:
+        """The error of the step due, if MAX_FAILURES peers or all peers failed at it; else None."""
+        step = min(self._failures, default=None)
+        if step is None or self.steps.has_next:
+            return None
+        texts = self._failures[step]
+        is_final = not self._windows or (step == self.steps.due and len(texts) >= MAX_FAILURES)
+        return texts[0] if is_final else None
+
+    def expire(self, now: float) -> int:
+        """Suspend peers with expired leases where another peer can take these; return how many."""
+        late = 0
+        for peer, window in list(self._windows.items()):
+            is_late = window.steps and now - window.last_arrival > self._lease_seconds
+            others = [other for other in self._windows.values() if other is not window]
+            if is_late and any(not other.is_suspended for other in others):
+                self._suspend(peer, window)
+                late += 1
+        return late
+
+    def _active_windows(self) -> list[tuple[bytes, SenderWindow]]:
+        active = [(peer, window) for peer, window in self._windows.items() if not window.is_suspended]
+        return active if self.in_any_order else active[:1]
+
+    def _move_to_end(self, peer: bytes) -> None:
+        if self.in_any_order:
+            self._windows[peer] = self._windows.pop(peer)
+
+    def _lease_for(self, peer: bytes, window: SenderWindow, now: float) -> StepLease | None:
+        most = min(LEASE_STEPS, window.room)
+        steps = self.steps.assign(most, below=self._end_of_window, peer=peer)
+        if not steps:
+            return None
+        lease = StepLease(self._next_id, self._pass_number, steps.start, steps.stop)
+        self._next_id += 1
+        self._leases[lease.id] = peer, lease
+        if not window.steps:
+            window.last_arrival = now
+        window.steps.extend((lease.id, step) for step in steps)
+        return lease
+
+    @property
+    def _end_of_window(self) -> int:
+        return self.steps.due + self._ahead * len(self._windows)
+
+    def _throttle(self) -> None:
+        """Shrink the window of the peer that holds the step due, once per step, if others wait for it."""
+        due = self.steps.due
+        if due == self._delaying_step or self.steps.has_next:
+            return
+        if not self.steps.goes_beyond(self._end_of_window):
+            return
+        active = self._active_windows()
+        slow = next(((peer, window) for peer, window in active if window.holds(due)), None)
+        if slow and any(window.is_nearly_empty for _, window in active if window is not slow[1]):
+            self._delaying_step = due
+            self._slow_down(*slow)
+
+    def _slow_down(self, peer: bytes, window: SenderWindow) -> None:
+        """Shrink a window. A peer that still delays the others with a window of one step is suspended."""
+        if window.has_begun and window.size == 1:
+            self._suspend(peer, window)
+        self.steps.release(peer, one=True)
+        window.shrink()
+
+    def _suspend(self, peer: bytes, window: SenderWindow) -> None:
+        """Lease the steps of a peer to others, and nothing to it until it sends something."""
+        self.steps.release(peer)
+        self._return_steps(window)
+        window.is_suspended = True
+        self._windows[peer] = self._windows.pop(peer)  # the last in turn
+
+    def _is_of_before(self, lease_id: int, pass_number: int) -> bool:
+        """Return whether a lease is from before the pass was begun, perhaps again, and cannot be used now."""
+        is_known = lease_id in self._leases and pass_number == self._pass_number
+        return pass_number < self._pass_number or (0 < lease_id < self._first_id and not is_known)
+
+    def _check(self, peer: bytes, lease_id: int, pass_number: int, step: int) -> None:
+        owner, lease = self._leases.get(lease_id, (peer, None))
+        if lease is None:  # forgotten: all its steps are before ``due``
+            known = 0 < lease_id < self._next_id and 0 <= step < self.steps.due
+        else:
+            known = owner == peer and lease.start <= step < lease.stop
+        if not known or pass_number != self._pass_number:
+            raise FrameDamaged(
+                f"a sender sends step {step} of pass {pass_number}, which was not leased to it"
+            )
+
+    def _mark_sent(self, peer: bytes, now: float, *, until: tuple[int, int]) -> None:
+        """Remove the steps up to ``until`` from a window. Those that have not arrived are leased again."""
+        window = self._windows[peer]
+        window.last_arrival, window.is_suspended = now, False
+        done = [held for held in window.steps if held <= until]
+        window.steps = deque(held for held in window.steps if held > until and self.steps.is_missing(held[1]))
+        window.grow(len(done))
+        self._lease_again(done)
+
+    def _return_steps(self, window: SenderWindow) -> None:
+        held, window.steps = window.steps, deque()
+        self._lease_again(held)
+
+    def _lease_again(self, held: Iterable[tuple[int, int]]) -> None:
+        missing = [(lease, step) for lease, step in held if self.steps.is_missing(step)]
+        self.leases_given_again += len({lease for lease, _ in missing})
+        self.steps.unassign(step for _, step in missing)
+
+    def _forget_old_leases(self) -> None:
+        while self._leases:
+            oldest = next(iter(self._leases))
+            if self._leases[oldest][1].stop > self.steps.due:
+                return
+            del self._leases[oldest]
+
+
+@dataclass
+class PartLease:
+    """A part: the peer that makes it, and its steps that are not assigned.
+
+    ``first`` is the first step that was never assigned, ``again`` a heap of others. ``end`` is the step after
+    the last one; None while it is unknown.
+    """
+
+    first: int
+    owner: bytes | None = None
+    again: list[int] = field(default_factory=list)
+    end: int | None = None
+
+
+class PartSteps(Steps[T]):
+    """Steps from ``start`` on, of which step n belongs to part n % ``parts``; parts end one by one.
+
+    A peer gets steps of the parts that it has, then of one that no peer has. A peer without either takes a
+    part from the peer with the most, if that has two more than itself.
+    """
+
+    def __init__(
+        self, parts: int, *, start: int = 0, taken: Collection[int] = (), ordered: bool = True
+    ) -> None:
+        self._parts = [PartLease(start + (part - start) % parts) for part in range(parts)]
+        super().__init__(start=start, total=None, taken=taken, ordered=ordered)
+
+    @classmethod
+    def of(cls, steps: Steps[T], parts: int) -> Self:
+        """Return the steps of a pass of which none was assigned, in parts."""
+        return cls(parts, start=steps.due, taken=steps.taken, ordered=steps.ordered)
+
+    def is_missing(self, step: int) -> bool:
+        return super().is_missing(step) and not self._is_beyond(step)
+
+    def assign(self, most: int, *, below: int, peer: bytes = b"") -> range:
+        part = self._part_for(peer, below) if most > 0 else None
+        if part is None:
+            return range(0)
+        part.owner = peer
+        step = self._next_of(part)
+        if part.again and part.again[0] == step:
+            heapq.heappop(part.again)
+        else:
+            part.first = step + len(self._parts)
+        return range(step, step + 1)
+
+    def goes_beyond(self, step: int) -> bool:
+        open_steps = [self._next_of(part) for part in self._parts if not self._has_ended(part)]
+        return bool(open_steps) and min(open_steps) >= step
+
+    def unassign(self, steps: Iterable[int]) -> None:
+        for step in filter(self.is_missing, steps):
+            heapq.heappush(self._parts[step % len(self._parts)].again, step)
+
+    def release(self, peer: bytes, *, one: bool = False) -> None:
+        own = [part for part in self._parts if part.owner == peer and not self._has_ended(part)]
+        for part in own[1:][:1] if one else own:
+            part.owner = None
+
+    def end_at(self, total: int) -> bool:
+        part = self._parts[total % len(self._parts)]
+        known = [step for step in (*self._arrived, *self._taken) if (step - total) % len(self._parts) == 0]
+        if part.end not in (None, total) or total <= max(known, default=-1):
+            return False
+        part.end = total
+        ends = [part.end for part in self._parts]
+        if None not in ends:
+            last = max(end for end in ends if end is not None) - len(self._parts)
+            self.total = max(last + 1, self.due)
+        self._pass_over_taken()
+        return True
+
+    def _part_for(self, peer: bytes, below: int) -> PartLease | None:
+        """The part of which the peer gets the next step."""
+        ready = [part for part in self._parts if self._is_ready(part, below)]
+        own = [part for part in ready if part.owner == peer]
+        free = [part for part in ready if part.owner is None]
+        if not own and not free:
+            free = self._from_the_one_with_most(ready, self._held_by(peer))
+        return min(own or free, key=self._next_of, default=None)
+
+    def _from_the_one_with_most(self, ready: list[PartLease], own: int) -> list[PartLease]:
+        owners = {part.owner for part in ready if part.owner is not None}
+        most = max(owners, key=self._held_by, default=b"")
+        return [part for part in ready if part.owner == most][-1:] if self._held_by(most) >= own + 2 else []
+
+    def _held_by(self, peer: bytes) -> int:
+        return sum(part.owner == peer and not self._has_ended(part) for part in self._parts)
+
+    def _is_ready(self, part: PartLease, below: int) -> bool:
+        return not self._has_ended(part) and self._next_of(part) < below
+
+    def _has_ended(self, part: PartLease) -> bool:
+        """Whether the part has no more steps to assign."""
+        return part.end is not None and self._next_of(part) >= part.end
+
+    def _next_of(self, part: PartLease) -> int:
+        """The first step of the part that is missing and not assigned; perhaps beyond its end."""
+        while part.again and not self.is_missing(part.again[0]):
+            heapq.heappop(part.again)
+        while part.first < self.due or part.first in self._arrived or part.first in self._taken:
+            part.first += len(self._parts)
+        return part.again[0] if part.again else part.first
+
+    def _is_beyond(self, step: int) -> bool:
+        end = self._parts[step % len(self._parts)].end
+        return end is not None and step >= end
+
+    def _pass_over_taken(self) -> None:
+        while not self.is_over and (self.due in self._taken or self._is_beyond(self.due)):
+            self._taken.discard(self.due)
+            self.due += 1

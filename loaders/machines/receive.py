@@ -1,0 +1,614 @@
+"""The batches that other machines make, for a training process: its end of the connection."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket as sockets
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.sizes import byte_count
+from shardprep.loaders.batches.passes import FrameworkHint
+from shardprep.loaders.batches.pickling import Recycled
+from shardprep.loaders.engine.messages import reported
+from shardprep.loaders.machines.codec import (
+    DEFAULT_LIMIT,
+    PIECE,
+    FrameDamaged,
+    FrameKind,
+    Head,
+    pack_note,
+    read_head,
+)
+from shardprep.loaders.machines.frames import SenderFailed
+from shardprep.loaders.machines.handshake import ReceiverAuth
+from shardprep.loaders.machines.keys import ReceiverKeys, check_endpoint
+from shardprep.loaders.machines.ledger import AHEAD, Arrival, Ledger, PartSteps, Steps
+from shardprep.loaders.machines.socket import (
+    LINGER_MS,
+    MAX_TEXT_CHARACTERS,
+    POLL_INTERVAL_S,
+    SPARE_MESSAGES,
+    ExclusiveUse,
+    FrameSocket,
+    Message,
+    endpoints_of,
+)
+from shardprep.loaders.machines.wire import (
+    UNKNOWN,
+    VERSION,
+    Delivery,
+    Facts,
+    Hello,
+    Position,
+    RemoteStats,
+    SenderReport,
+    SourceTerms,
+    StepRef,
+    Welcome,
+    pack_lease,
+    position_from_json,
+    read_delivery,
+    text_in,
+)
+from shardprep.loaders.order.receipt import Receipt
+
+MAX_SENDERS = 256
+MAX_BAD_FRAMES = 8  # of a peer, which is dropped then
+MAX_REMEMBERED = 1000  # addresses of peers that were dropped, or have sent bad frames
+MAX_REFUSALS = 100  # that are kept for the stats
+
+
+@dataclass
+class Sender:
+    """An admitted sender: its HELLO, the user of its key, and what it has sent."""
+
+    hello: Hello
+    user: str
+    batches: int = 0
+    bytes: int = 0
+    joined: float = field(default_factory=monotonic)
+    last: float = field(default_factory=monotonic)
+
+    def sent(self, size: int) -> None:
+        """Count a batch that was missing."""
+        self.batches += 1
+        self.bytes += size
+        self.last = monotonic()
+
+
+class Senders:
+    """Senders by the address of their connection. One thread changes it, any thread may read."""
+
+    def __init__(self, expected: Facts) -> None:
+        self.terms: SourceTerms | None = None
+        self._expected = expected  # of every sender, also of the first
+        self.present: dict[bytes, Sender] = {}
+        self.refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
+        self._dropped: OrderedDict[bytes, None] = OrderedDict()
+        self._bad: OrderedDict[bytes, int] = OrderedDict()
+
+    def refusal_reason(self, hello: Hello) -> str:
+        """Return why a sender is refused, "" where it is not. The first sender's terms bind all others."""
+        if len(self.present) >= MAX_SENDERS:
+            return f"there are {MAX_SENDERS} senders already"
+        difference = hello.terms.missing(self._expected)
+        if self.terms and not difference:
+            difference = hello.terms.difference(self.terms)
+        return f"its batches would differ from the expected ones: {difference}" if difference else ""
+
+    def add(self, address: bytes, hello: Hello, user: str) -> None:
+        self.present[address] = Sender(hello, user)
+        self.terms = self.terms or hello.terms
+
+    def earlier(self, hello: Hello) -> list[bytes]:
+        """Return the addresses of earlier connections of the same sender."""
+        return [a for a, sender in self.present.items() if sender.hello.instance == hello.instance]
+
+    def drop(self, address: bytes, name: str, reason: str) -> None:
+        """Ignore this connection from now on."""
+        self.present.pop(address, None)
+        self._bad.pop(address, None)
+        self.refused.append((name, reason))
+        self._dropped[address] = None
+        _forget_old(self._dropped)
+
+    def is_dropped(self, address: bytes) -> bool:
+        return address in self._dropped
+
+    def count_bad(self, address: bytes) -> bool:
+        """Count a bad frame; return whether the peer is to be dropped."""
+        self._bad[address] = self._bad.get(address, 0) + 1
+        self._bad.move_to_end(address)
+        _forget_old(self._bad)
+        return self._bad[address] >= MAX_BAD_FRAMES
+
+
+def _forget_old(known: OrderedDict[bytes, Any]) -> None:
+    while len(known) > MAX_REMEMBERED:
+        known.popitem(last=False)
+
+
+LATE_HELLO_TIMEOUT_S = 0.5  # for which close() reads the HELLOs that have arrived
+NO_SENDER_TIMEOUT_S = 5.0  # without a sender, before that is logged
+MAX_LOGGED = 100  # messages
+
+log = logging.getLogger(__name__)
+
+
+class Reception(Owned):
+    """The socket, the senders and the leases. Not thread-safe, except for :meth:`stats`."""
+
+    def __init__(
+        self,
+        socket: FrameSocket,
+        auth: ReceiverAuth,
+        *,
+        ahead: int,
+        lease_seconds: float,
+        limit: int,
+        expected: Facts | None = None,
+    ) -> None:
+        self.senders = Senders(expected or {})
+        self.sends_done = False  # whether close() sends DONE
+        self._socket = socket
+        self._auth = auth
+        self._limit = limit
+        self._ledger: Ledger[Delivery] = Ledger(ahead=ahead, lease_seconds=lease_seconds)
+        self._memory = Recycled()
+        self._session = secrets.randbits(63)
+        self._batches = self._rejected = self._repeated = self._stale = self._logged = 0
+        self._waited = 0.0  # the clock of leases, which do not expire while the training process is busy
+        self._last_check = self._last_present = 0.0  # on that clock
+        self._has_logged_absence = False
+
+    def begin(self, pass_number: int, steps: Steps[Delivery]) -> None:
+        """Lease the missing steps of this pass, up to the number in the senders' terms."""
+        self._ledger.begin(pass_number, steps, in_any_order=True)
+        self._limit_steps()
+        self._grant()
+
+    @property
+    def steps(self) -> Steps[Delivery]:
+        """The steps of the current pass."""
+        return self._ledger.steps
+
+    def take(self) -> list[Delivery]:
+        """Return the batch that is due in a list, which is empty until it arrives, and after the pass.
+
+        Raises SenderFailed where a step cannot be made.
+        """
+        self._note_events()
+        while not self.steps.has_next and (message := self._socket.receive()):
+            self._handle(message)
+            self._grant()
+        if not self.steps.has_next:
+            if failure := self._ledger.failure:
+                raise reported(SenderFailed, "a step of this pass cannot be made", failure)
+            return []
+        self._batches += 1
+        taken = [self.steps.take()]
+        self._grant()
+        return taken
+
+    def receive_all(self) -> None:
+        """Handle everything that has arrived."""
+        self._note_events()
+        while message := self._socket.receive():
+            self._handle(message)
+        self._grant()
+
+    def wait(self, woken: sockets.socket) -> None:
+        """Wait until something arrives, or ``woken`` can be read. Called when all messages were handled."""
+        began = monotonic()
+        self._socket.wait(POLL_INTERVAL_S, other=woken)
+        self._waited += monotonic() - began
+        if self._waited >= self._last_check + POLL_INTERVAL_S:
+            self._last_check = self._waited
+            self._check_senders()
+
+    def close(self) -> None:
+        if self.sends_done:
+            for address in (*self.senders.present, *self._late_peers()):
+                self._send_note(address, FrameKind.DONE)
+        self._socket.close(linger_ms=LINGER_MS)
+
+    def _late_peers(self) -> Iterator[bytes]:
+        """Yield the peers with a HELLO that has not been read yet."""
+        until = monotonic() + LATE_HELLO_TIMEOUT_S
+        while monotonic() < until and (message := self._socket.receive()):
+            if message.parts and message.peer not in self.senders.present and self._auth.admits(message.user):
+                with suppress(FrameDamaged):
+                    if read_head(message.parts[0]).kind == FrameKind.HELLO:
+                        yield message.peer
+
+    def stats(self) -> RemoteStats:
+        return RemoteStats(
+            senders=tuple(self._report(*known) for known in list(self.senders.present.items())),
+            refused=tuple(self.senders.refused),
+            not_admitted=self._auth.refused,
+            batches=self._batches,
+            rejected=self._rejected + self._socket.dropped,
+            repeated=self._repeated,
+            stale=self._stale,
+            leases_given_again=self._ledger.leases_given_again,
+            waited=self._waited,
+        )
+
+    def _report(self, address: bytes, sender: Sender) -> SenderReport:
+        seconds = max(sender.last - sender.joined, 1e-9)
+        return SenderReport(
+            sender.hello.name,
+            self._auth.name_of(sender.user),
+            sender.batches,
+            sender.bytes,
+            sender.batches / seconds if sender.batches else 0.0,
+            self._ledger.held(address),
+        )
+
+    # Received messages
+
+    def _note_events(self) -> None:
+        for event, value in self._socket.events():
+            self._auth.note_event(event, value)
+
+    def _handle(self, message: Message) -> None:
+        if self.senders.is_dropped(message.peer):
+            return
+        if message.parts and not self._auth.admits(message.user):
+            self._drop(message.peer, "its key is not in the allow-list any more")
+            return
+        try:
+            head = read_head(message.parts[0] if message.parts else b"")
+            if head.kind == FrameKind.HELLO:
+                self._handle_hello(message, head)
+            elif sender := self.senders.present.get(message.peer):
+                self._handle_admitted(message, sender, head)
+            else:
+                self._stale += 1  # of a peer that was dropped, or has sent no HELLO
+        except FrameDamaged as error:
+            self._rejected += 1
+            if self.senders.count_bad(message.peer):
+                self._drop(message.peer, f"{MAX_BAD_FRAMES} frames of it were bad; the last one: {error}")
+
+    def _handle_hello(self, message: Message, head: Head) -> None:
+        if head.number != VERSION:
+            self._drop(message.peer, f"it uses version {head.number} of the protocol, and not {VERSION}")
+            return
+        hello = Hello.read(head)
+        if message.peer in self.senders.present:
+            raise FrameDamaged("a sender sends HELLO twice")
+        for address in self.senders.earlier(hello):
+            self._forget(address)
+        if reason := self.senders.refusal_reason(hello):
+            self._drop(message.peer, reason, name=hello.name)
+            return
+        self.senders.add(message.peer, hello, message.user)
+        self._limit_steps()
+        self._ledger.join(message.peer, wants=hello.wants, now=self._waited)
+        self._socket.send(Welcome(self._session, self._limit).pack(), peer=message.peer)
+
+    def _limit_steps(self) -> None:
+        terms = self.senders.terms
+        if terms is not None:
+            self._ledger.in_any_order = terms.picks or terms.parts > 1
+            if terms.parts > 1 and not isinstance(self.steps, PartSteps):
+                self._ledger.steps = PartSteps.of(self.steps, terms.parts)
+            if self.steps.total is None and terms.steps != UNKNOWN:
+                self.steps.total = terms.steps
+
+    def _handle_admitted(self, message: Message, sender: Sender, head: Head) -> None:
+        address = message.peer
+        if head.kind == FrameKind.DATA:
+            self._handle_delivery(message, sender, head)
+        elif head.kind == FrameKind.CREDIT:
+            self._ledger.idle(address, head.number, now=self._waited)
+        elif head.kind == FrameKind.STOP:
+            self._forget(address)
+        elif head.kind == FrameKind.END:
+            self._ledger.end(address, *self._step_of(StepRef.read(head)))
+        elif head.kind == FrameKind.ERROR:
+            self._ledger.fail(address, *self._step_of(StepRef.read(head)), text_in(head.description, "text"))
+            self._send_note(address, FrameKind.DONE)
+            self._forget(address)
+        else:
+            raise FrameDamaged("a frame from a sender is of a kind that only receivers send")
+
+    def _handle_delivery(self, message: Message, sender: Sender, head: Head) -> None:
+        work, made = read_delivery(head, message.parts[1:], limit_bytes=self._limit, memory=self._memory)
+        if not made.is_of(sender.hello.terms.records):
+            raise FrameDamaged("a batch is of records that do not exist")
+        arrival = self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited)
+        if arrival is Arrival.FRESH:
+            sender.sent(sum(len(part) for part in message.parts[1:]))
+        self._repeated += arrival is Arrival.REPEATED
+        self._stale += arrival is Arrival.STALE
+
+    def _step_of(self, work: StepRef) -> tuple[int, int, int]:
+        """Return lease, pass and step. Raises FrameDamaged for another session."""
+        if work.session != self._session:
+            raise FrameDamaged("a frame is of another session")
+        return work.lease, work.pass_number, work.step
+
+    # Leases and checks
+
+    def _grant(self) -> None:
+        for address, lease in list(self._ledger.grant(self._waited)):
+            if not self._socket.send(pack_lease(self._session, lease), peer=address):
+                self._forget(address)
+
+    def _check_senders(self) -> None:
+        """Forget disconnected senders and expire leases. Called when all messages were handled."""
+        self._auth.check()
+        for address in list(self.senders.present):
+            if not self._send_note(address, FrameKind.CREDIT):
+                self._forget(address)
+        self._ledger.expire(self._waited)
+        self._grant()
+        self._log_absence()
+
+    def _log_absence(self) -> None:
+        if self.senders.present:
+            self._last_present, self._has_logged_absence = self._waited, False
+        elif not self._has_logged_absence and self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
+            self._has_logged_absence = True
+            self._log("%s: no sender is connected; waiting for one", self._socket.endpoint)
+
+    def _send_note(self, address: bytes, kind: FrameKind, **notes: str | int) -> bool:
+        """Return False where the sender is disconnected."""
+        return self._socket.send(pack_note(kind, 0, **notes), peer=address)
+
+    def _forget(self, address: bytes) -> None:
+        self.senders.present.pop(address, None)
+        self._ledger.leave(address)
+
+    def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:
+        """Send the reason to a peer, and ignore it from now on."""
+        sender = self.senders.present.get(address)
+        name = name or (sender.hello.name if sender else "?")
+        self._send_note(address, FrameKind.STOP, text=reason[:MAX_TEXT_CHARACTERS])
+        self.senders.drop(address, name, reason)
+        self._ledger.leave(address)
+        self._log("%s: sender %s was refused: %s", self._socket.endpoint, name, reason)
+
+    def _log(self, text: str, *values: object) -> None:
+        """Log at most MAX_LOGGED messages, as peers cause them. Does not raise, as warnings might."""
+        if self._logged < MAX_LOGGED:
+            self._logged += 1
+            log.warning(text, *values)
+
+
+MAX_ENCRYPTION_OVERHEAD = 64  # bytes of a buffer; CURVE adds 33
+LEASE_TIMEOUT_S = 60.0
+
+
+class RemoteSource(FrameworkHint, Owned):
+    """The batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
+
+    Each iteration is one pass, beginning with pass 0. It yields the batches of the Loader or Flow in the
+    order of the steps, each exactly once and bit for bit, however many senders there are, and whichever of
+    them die, stop or start during the pass. Arrays own their memory, aligned to 64 bytes; those of a list lie
+    in one piece. Encoded images become bytes. Without a sender the iteration waits; :meth:`stats` shows it,
+    and the log has it once. With ``ordered=False`` batches come as they arrive, still exactly once.
+
+    The first sender determines the batches; a sender with other terms is refused. All senders, the first
+    included, must have the values in ``expected``: ``{"seed": 2, "batch size": 256}``, for example, or the
+    ``{"identity": ...}`` given to the senders. So a sender that is left from an earlier run is refused, too.
+
+    ``endpoint`` is ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the
+    attribute ``endpoint``. Given a list of these, the source listens at all of them; they are in
+    ``endpoints``. With ``keys`` only senders with allowed keys are admitted, and everything is
+    encrypted. Without, the endpoint must be on loopback, or ``insecure`` be true. Everything that peers send
+    is checked; what is not valid is dropped and counted.
+
+    At most ``ahead`` steps are leased to each sender, and no step further from the one due than ``ahead``
+    times the number of senders. So at most that many batches lie in memory, each of at most ``limit_bytes``
+    (a number, or a text such as ``"256MiB"``). Steps of a sender that sends nothing for ``lease_seconds`` of
+    waiting are leased to another one. SenderFailed is raised where a step cannot be made by three senders, or
+    by all.
+
+    A context manager. :meth:`close`, and leaving the context without an exception, end the senders; after an
+    exception they wait for the next receiver. Closing is idempotent, may be done in any thread, and a thread
+    that waits for a batch then raises UsageError. One thread at a time may draw, and there is one iterator at
+    a time: the next one begins the next pass and ends the one before. Neither copyable nor picklable. Raises
+    UsageError for arguments that are not valid, OperationError where the endpoint or the keys cannot be used.
+    """
+
+    instead = "an endpoint has one receiver: make it where it is needed"
+
+    batches_never_change = True
+
+    def __init__(
+        self,
+        endpoint: str | Sequence[str],
+        *,
+        keys: ReceiverKeys | None = None,
+        insecure: bool = False,
+        ordered: bool = True,
+        limit_bytes: int | str = DEFAULT_LIMIT,
+        ahead: int = AHEAD,
+        lease_seconds: float = LEASE_TIMEOUT_S,
+        expected: Mapping[str, object] | None = None,
+    ) -> None:
+        for each in endpoints_of(endpoint):
+            check_endpoint(each, keys, insecure=insecure)
+        if ahead < 1 or not lease_seconds > 0:
+            raise UsageError(
+                f"ahead={ahead}, lease_seconds={lease_seconds}: at least 1 step, and more than 0 s"
+            )
+        limit = (
+            int(byte_count(limit_bytes, of="limit_bytes")) if isinstance(limit_bytes, str) else limit_bytes
+        )
+        auth = ReceiverAuth(keys)
+        options: dict[int, int] = {
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.MAXMSGSIZE: PIECE + MAX_ENCRYPTION_OVERHEAD,
+        }
+        socket = FrameSocket(
+            zmq.ROUTER,
+            endpoint,
+            bind=True,
+            options=options,
+            watched=ReceiverAuth.WATCHED,
+            security=auth,
+            most_bytes=limit,
+            most_waiting=2 * ahead + SPARE_MESSAGES,  # those of expired leases, too
+        )
+        self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
+        self._ordered = ordered
+        self._auth = auth
+        self._reception = Reception(
+            socket,
+            auth,
+            ahead=ahead,
+            lease_seconds=lease_seconds,
+            limit=limit,
+            expected={name: str(value) for name, value in (expected or {}).items()},
+        )
+        self._exclusive = ExclusiveUse("RemoteSource", self._reception.close, socket.fetch)
+        self._iteration = 0  # the number of the current one
+        self._position = Position()  # of the current iteration
+        self._next = self._position  # where the next one begins
+        self._is_over = False
+        Finalize(self, self._exclusive.close, exitpriority=20)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next pass; one that was left early is not continued. Raises UsageError once closed."""
+        with self._exclusive.use():
+            self._begin(self._next)
+            position = self._position
+            self._next = Position(position.pass_number + 1)
+            steps = Steps[Delivery](
+                start=position.step, total=None, taken=position.taken, ordered=self._ordered
+            )
+            self._reception.begin(position.pass_number, steps)
+            return self._pass(self._iteration)
+
+    def _begin(self, position: Position) -> None:
+        self._iteration += 1
+        self._position, self._is_over = position, False
+
+    def _pass(self, iteration: int) -> Iterator[Any]:
+        while batch := self._draw(iteration):
+            yield batch.pop()
+
+    def _draw(self, iteration: int) -> list[Any]:
+        """Return the next batch in a list, which is empty at the end of the pass."""
+        with self._exclusive.use():
+            while True:
+                self._exclusive.check_open()
+                self._check_current(iteration)
+                if made := self._reception.take():
+                    self._advance(made[0])
+                    return [made.pop().batch]
+                if self._reception.steps.is_over:
+                    self._end()
+                    return []
+                self._reception.wait(self._exclusive.woken)
+
+    def _check_current(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise UsageError(
+                "another iteration of this RemoteSource has begun, or a state was loaded; use two, or end the first"
+            )
+
+    def _advance(self, made: Delivery) -> None:
+        steps, terms = self._reception.steps, self._reception.senders.terms
+        self._position = self._position.after(made, steps.due, steps.taken, terms.dataset if terms else "")
+        self._is_over = steps.is_over
+
+    def _end(self) -> None:
+        terms = self._reception.senders.terms
+        if terms and terms.steps == 0:
+            self._position = self._position.empty(terms)
+        self._is_over = True
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        """The number of batches of the next iteration. Raises TypeError where it is not known, or not yet."""
+        self._refuse_sampler()
+        return self.batches_per_epoch - self._next.step - len(self._next.taken)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The number of batches of a pass. Raises TypeError where it is not known, or not yet."""
+        if self._reception.senders.terms is None:
+            with suppress(UsageError), self._exclusive.use():
+                self._reception.receive_all()
+        terms = self._reception.senders.terms
+        if terms is None or terms.steps == UNKNOWN:
+            reason = "no sender has connected yet" if terms is None else "the senders do not know it either"
+            raise TypeError(f"the length of a pass is not known: {reason}")
+        return terms.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as plain JSON. It grows only with ``ordered=False`` and skipped records.
+
+        Taken between two batches, it counts the first of them as delivered; after :meth:`load_state_dict`, in
+        another process and with other senders, the iteration continues with the second.
+        """
+        position = self._next if self._is_over else self._position
+        return position.to_json(self._reception.senders.terms)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the next iteration where ``state`` was taken; the current iteration ends.
+
+        From then on only senders with the terms in the state are admitted. Raises UsageError where the state
+        is not valid or is of other batches; nothing is changed then.
+        """
+        position, terms = position_from_json(state)
+        with self._exclusive.use():
+            known = self._reception.senders.terms
+            if terms and known and (difference := terms.difference(known)):
+                raise UsageError(f"the state is of other batches than the senders make: {difference}")
+            self._reception.senders.terms = terms or known
+            self._begin(position)
+            self._next = position
+
+    def receipt(self) -> Receipt:
+        """Return the receipt of the current pass, or of the last one, over all senders.
+
+        For a Loader it counts the records that each epoch delivers, for a Flow steps.
+        """
+        terms = self._reception.senders.terms
+        return self._position.receipt or Receipt(terms.dataset if terms else "", self._position.pass_number)
+
+    def reload_keys(self) -> None:
+        """Read the folder of allowed keys again; senders with removed keys are refused. Thread-safe.
+
+        Raises UsageError and OperationError where the folder cannot be used; nothing is changed then.
+        """
+        self._auth.reload()
+
+    def stats(self) -> RemoteStats:
+        """Return the connected senders and the counts, which ``print`` shows as text. Thread-safe."""
+        return self._reception.stats()
+
+    def close(self) -> None:
+        """End the senders, wake a waiting thread, and free the endpoint. Idempotent."""
+        self._reception.sends_done = True
+        self._exclusive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._exclusive.close()

@@ -1,0 +1,560 @@
+"""The sender of a data machine: it makes and sends the batches that are leased to it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import zmq
+
+from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.owned import Owned
+from shardprep.loaders.batches.passes import end
+from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.loader.epoch_loader import EpochLoader
+from shardprep.loaders.loader.run_card import digest_of
+from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note
+from shardprep.loaders.machines.frames import MAX_NAME, ReceiverLink, error_text
+from shardprep.loaders.machines.handshake import ConnectionDamaged, NotAdmitted, SenderAuth, WrongReceiver
+from shardprep.loaders.machines.keys import SenderKeys, check_endpoint
+from shardprep.loaders.machines.ledger import AHEAD, StepLease
+from shardprep.loaders.machines.socket import LINGER_MS, Message
+from shardprep.loaders.machines.wire import (
+    CLOSED,
+    SENDING,
+    STANDING_BY,
+    UNKNOWN,
+    WAITING,
+    Delivery,
+    Hello,
+    SenderMeter,
+    SenderStats,
+    SourceTerms,
+    StepRef,
+    Welcome,
+    pack_delivery,
+    read_lease,
+    text_in,
+)
+from shardprep.loaders.order.epoch import LoadedStep
+
+ERROR_REPORT_TIMEOUT_S = 2.0  # for which the sender waits until the receiver has acknowledged an error
+MAX_RECONNECT_MS = 2000  # between attempts to connect, after several that failed
+MAX_NOTE_BYTES = 1 << 17
+MOST_HELD = 2  # times the steps that a sender asks for, as it also keeps the steps of expired leases
+
+
+class ReceiverAway(Exception):
+    """The connection to the receiver is lost; a new one may succeed."""
+
+
+class Refused(UsageError):
+    """The receiver refuses this sender's batches; the message has its reason."""
+
+
+class Link(ReceiverLink):
+    """The connection to a RemoteSource. Not thread-safe.
+
+    At most ``max_in_flight`` batches are being sent when :meth:`send` returns. ``on_wait`` is called before
+    each wait, with the number of steps still to send. Methods that wait raise NotAdmitted and WrongReceiver
+    where the handshake fails for good.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        keys: SenderKeys | None,
+        hello: Hello,
+        *,
+        max_in_flight: int,
+        on_wait: Callable[[int], None],
+    ) -> None:
+        self._hello = hello
+        self._report_lag = on_wait
+        self._auth = SenderAuth(endpoint, keys)
+        super().__init__(
+            endpoint,
+            watched=SenderAuth.WATCHED,
+            max_note_bytes=MAX_NOTE_BYTES,
+            max_reconnect_ms=MAX_RECONNECT_MS,
+            security=self._auth,
+        )
+        self._welcome = Welcome(session=0, limit=0)
+        self._is_admitted = self._has_sent_hello = self._is_lost = self._is_probed = False
+        self._refusal = ""
+        self.is_done = False
+        self._leased: deque[StepRef] = deque()  # the leased steps, all of one pass
+        self._drawn: deque[StepRef] = deque()  # the steps that are being made
+        self._last_lease = 0
+        self._sending: deque[zmq.MessageTracker] = deque()
+        self._max_in_flight = max_in_flight
+
+    def enter(self, timeout_s: float) -> None:
+        """Connect within ``timeout_s``, and wait until the receiver admits this sender.
+
+        Raises OperationError where there was no receiver, ReceiverAway where it disconnected, or Refused.
+        """
+        if not self._await(lambda: self._has_sent_hello, timeout_s):
+            raise OperationError(
+                f"{self._endpoint}: no receiver was there for {timeout_s:g} s; is the address right, and one running?"
+            )
+        self._await(lambda: self._is_admitted or self.is_done)
+
+    def next_pass(self) -> int | None:
+        """Wait for a lease, and return the number of its pass, None where the receiver was closed."""
+        self._drawn.clear()
+        self._await(lambda: bool(self._leased) or self.is_done)
+        return None if self.is_done else self._leased[0].pass_number
+
+    def steps(self, pass_number: int) -> Iterator[int]:
+        """Yield the steps of this pass that are leased at present."""
+        while self._has_lease_of(pass_number):
+            self._drawn.append(self._leased.popleft())
+            yield self._drawn[-1].step
+            self._receive_all()
+
+    def wants(self, pass_number: int) -> bool:
+        """Return whether steps of this pass are still wanted. Raises ReceiverAway, Refused."""
+        self._receive_all()
+        self._check()
+        return not self.is_done and (not self._leased or self._leased[0].pass_number == pass_number)
+
+    def send(self, made: Delivery) -> int:
+        """Send the batch of the next drawn step, and return its size in bytes. Raises UsageError.
+
+        Returns before everything is sent: until then the batch's memory is in use.
+        """
+        parts = pack_delivery(self._drawn[0], made)
+        size = sum(len(part) for part in parts[1:])
+        if size > self._welcome.limit:
+            raise UsageError(
+                f"a batch of {size:,} bytes is above the receiver's limit of {self._welcome.limit:,}; send smaller "
+                "ones, or raise its limit_bytes"
+            )
+        with suppress(zmq.Again):  # disconnected; the event follows
+            self._sending.append(self._socket.send_tracked(parts))
+        self._drawn.popleft()
+        del parts, made
+        while len(self._sending) > self._max_in_flight:
+            self._await_sent(self._sending[0])
+            self._sending.popleft()
+        return size
+
+    def end(self, total: int) -> None:
+        """Report that the pass, or the part of step ``total``, ends before that step."""
+        work = self._drawn[0]._replace(step=total)
+        self._socket.send(work.pack(FrameKind.END))
+        if self._has_lease_of(work.pass_number):
+            parts = self._hello.terms.parts
+            self._leased = deque(held for held in self._leased if (held.step - total) % parts)
+
+    def report_error(self, error: BaseException) -> None:
+        """Report that the next drawn step cannot be made. Waits shortly for the acknowledgement."""
+        with suppress(ReceiverAway, OperationError, UsageError):
+            if not self._drawn and self._leased:
+                self._drawn.append(self._leased.popleft())
+            if not self._drawn:
+                self.leave()
+                return
+            self._socket.send(self._drawn[0].pack(FrameKind.ERROR, text=error_text(error)))
+            self._await(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
+
+    def leave(self) -> None:
+        """Send STOP: the steps that are leased to this sender are leased to others at once."""
+        if not self.is_done:
+            self._socket.send(pack_note(FrameKind.STOP))
+
+    @property
+    def lag(self) -> int:
+        """The number of leased steps that have not been sent."""
+        return len(self._drawn) + len(self._leased)
+
+    def _has_lease_of(self, pass_number: int) -> bool:
+        return bool(self._leased) and self._leased[0].pass_number == pass_number and not self._is_lost
+
+    def _on_wait(self) -> None:
+        self._report_lag(self.lag)
+
+    def _check(self) -> None:
+        """Raise Refused or ReceiverAway."""
+        if self._refusal:
+            raise Refused(f"{self._endpoint}: the receiver refuses this sender: {self._refusal}")
+        if self._is_lost and not self.is_done:
+            raise ReceiverAway
+
+    def _receive_all(self) -> None:
+        for event, value in self._socket.events():
+            self._note_event(event, value)
+        self._handle_messages()  # also those that a receiver sent before it disconnected
+        if self._is_probed and not self.lag:
+            self._socket.send(pack_note(FrameKind.CREDIT, self._last_lease))
+        self._is_probed = False
+
+    def _note_event(self, event: int, value: int) -> None:
+        if self._is_lost:
+            return
+        self._auth.note_event(event, value)
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and not self._has_sent_hello:
+            self._has_sent_hello = self._socket.send(self._hello.pack())
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._is_lost = self._has_sent_hello
+
+    def _handle(self, message: Message, head: Head) -> None:
+        if head.kind == FrameKind.WELCOME:
+            self._welcome, self._is_admitted = Welcome.read(head), True
+        elif head.kind == FrameKind.LEASE:
+            self._add_lease(read_lease(head))
+        elif head.kind == FrameKind.CREDIT:
+            self._is_probed = True
+        elif head.kind == FrameKind.DONE:
+            self.is_done = True
+        elif head.kind == FrameKind.STOP:
+            self._refusal = text_in(head.description, "text")
+
+    def _add_lease(self, lease: StepLease) -> None:
+        """Add the steps that this sender does not hold yet, as it does where an earlier lease expired.
+
+        What is far more than it asked for is left out; the receiver leases it again once the rest is made.
+        """
+        terms = self._hello.terms
+        if terms.steps != UNKNOWN and lease.stop > terms.steps:
+            raise FrameDamaged(f"a lease ends at step {lease.stop} of {terms.steps}")
+        if self._leased and self._leased[-1].pass_number != lease.pass_number:
+            self._leased.clear()
+        held = {(work.pass_number, work.step) for work in (*self._leased, *self._drawn)}
+        most = MOST_HELD * self._hello.wants - len(held)
+        for step in range(lease.start, min(lease.stop, lease.start + most)):
+            if (lease.pass_number, step) not in held:
+                self._leased.append(StepRef(self._welcome.session, lease.id, lease.pass_number, step))
+        self._last_lease = lease.id
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close(linger_ms=0 if self.is_done or self._is_lost else LINGER_MS)
+
+
+MAX_IN_FLIGHT = 4  # batches; fewer leave the wire idle at times, more exceed the caches: measured with 10 MB
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The pass has no more than ``total`` steps."""
+
+    total: int
+
+
+PASSED_OVER = None  # an item before the step that is asked for: the sender looks for messages, and draws on
+
+Made = Delivery | Ended | None
+
+
+class Served(Owned, ABC):
+    """Makes any step of any pass. Equal ``terms`` mean equal batches. Not thread-safe.
+
+    ``max_in_flight`` batches may still be being sent while the next one is made.
+    """
+
+    terms: SourceTerms
+    max_in_flight: int
+
+    @abstractmethod
+    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+        """Yield the batches of ``steps``, in that order; ``steps`` may be drawn some steps ahead.
+
+        Yields PASSED_OVER for each item that is made only to reach a later one, and ends with Ended where the
+        pass has no such step. Closing the iterator ends the work.
+        """
+
+    def close(self) -> None:
+        """End the work under way; the source itself stays open."""
+
+
+def served(source: EpochLoader | Flow, identity: str | None) -> Served:
+    """Return the source as Served. Raises UsageError for a source that cannot be served."""
+    if identity == "":
+        raise UsageError("identity='' would be equal for all sources; leave it out, or give a text")
+    if isinstance(source, EpochLoader):
+        return ServedLoader(source, identity)
+    if isinstance(source, Flow) and source.parts > 1:
+        return ServedParts(source, identity)
+    if isinstance(source, Flow):
+        return ServedFlow(source, identity)
+    raise UsageError(
+        f"a Loader or a Flow can be served, not a {type(source).__name__}; Flow.from_callable takes a function "
+        "that returns any iterable"
+    )
+
+
+class ServedLoader(Served):
+    """The batches of a Loader; its receipts count its records."""
+
+    def __init__(self, loader: EpochLoader, identity: str | None) -> None:
+        own = loader.identity if identity is None else {"identity": identity}
+        state = loader.state_dict()
+        if state["world_size"] != 1:
+            raise UsageError("only a Loader of the whole dataset can be served: give it rank=0, world_size=1")
+        self._loader = loader
+        self.max_in_flight = min(MAX_IN_FLIGHT, loader.most_held - 1)
+        facts = own | {"dataset": state["dataset"]}
+        self.terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
+
+    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+        with closing(self._loader.steps(pass_number, steps)) as loaded:  # type: ignore[type-var]
+            yield from map(_delivery, loaded)
+
+
+def _delivery(loaded: LoadedStep) -> Delivery:
+    return Delivery(loaded.batch, loaded.delivered, loaded.skipped, loaded.left_out)
+
+
+class ServedFlow(Served):
+    """The items of a Flow, each a batch; its receipts count them."""
+
+    def __init__(self, flow: Flow, identity: str | None) -> None:
+        self._flow = flow
+        self._pass_number, self._position = -1, 0
+        self._items: Iterator[Any] = iter(())
+        facts = {"identity": digest_of(flow) if identity is None else identity}
+        items = flow.length.items if flow.length.is_exact else UNKNOWN
+        self.terms = SourceTerms(facts, items, items, picks=flow.can_pick and items != UNKNOWN)
+        self.max_in_flight = MAX_IN_FLIGHT if flow.batches_never_change else 0
+
+    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+        return self._picked(pass_number, steps) if self.terms.picks else self._in_order(pass_number, steps)
+
+    def _picked(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+        drawn = deque[int]()
+        with closing(self._flow.pick(pass_number, _noted(steps, drawn))) as items:  # type: ignore[type-var]
+            yield from map(lambda item: _item(item, drawn.popleft()), items)  # noqa: C417 - a loop would keep a batch
+
+    def _in_order(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+        for step in steps:
+            if pass_number != self._pass_number or step < self._position:
+                self.close()
+                self._pass_number, self._position = pass_number, 0
+                self._items = self._flow.at_pass(pass_number)
+            while held := list(islice(self._items, 1)):
+                self._position += 1
+                if self._position > step:
+                    break
+                yield PASSED_OVER
+            if not held:
+                yield Ended(self._position)
+                return
+            yield _item(held.pop(), step)
+
+    def close(self) -> None:
+        items, self._items = self._items, iter(())
+        self._pass_number = -1
+        end(items)
+
+
+class ServedParts(Served):
+    """The items of a flow in parts: item i of part p is step i * parts + p. Parts stay open during a pass."""
+
+    def __init__(self, flow: Flow, identity: str | None) -> None:
+        self._flow = flow
+        self._pass_number = -1
+        self._parts: dict[int, OpenPart] = {}
+        facts = {"identity": digest_of(flow) if identity is None else identity}
+        self.terms = SourceTerms(facts, UNKNOWN, UNKNOWN, picks=False, parts=flow.parts)
+        self.max_in_flight = MAX_IN_FLIGHT if flow.batches_never_change else 0
+
+    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+        if pass_number != self._pass_number:
+            self.close()
+            self._pass_number = pass_number
+        for step in steps:
+            number, part = divmod(step, self._flow.parts)
+            opened = self._opened(part, number)
+            while held := opened.next_item():
+                if opened.due > number:
+                    break
+                yield PASSED_OVER
+            if not held:
+                yield Ended(opened.due * self._flow.parts + part)
+                return
+            yield _item(held.pop(), step)
+
+    def _opened(self, part: int, number: int) -> OpenPart:
+        """Return the part at or before this item; one that is beyond it begins anew."""
+        found = self._parts.get(part)
+        if found is None or number < found.due:
+            if found is not None:
+                found.close()
+            found = self._parts[part] = OpenPart(self._flow.part(self._pass_number, part))
+        return found
+
+    def close(self) -> None:
+        while self._parts:
+            self._parts.popitem()[1].close()
+        self._pass_number = -1
+
+
+class OpenPart:
+    """The items of a part from item ``due`` on."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self.due = 0
+        self._items = items
+
+    def next_item(self) -> list[Any]:
+        """Return the item in a list, which is empty where the part has ended."""
+        held = list(islice(self._items, 1))
+        self.due += len(held)
+        return held
+
+    def close(self) -> None:
+        end(self._items)
+
+
+def _item(item: Any, step: int) -> Delivery:
+    return Delivery(item, np.array([step], np.int64))
+
+
+def _noted(steps: Iterable[int], drawn: deque[int]) -> Iterator[int]:
+    for step in steps:
+        drawn.append(step)
+        yield step
+
+
+RECEIVER_TIMEOUT_S = 600.0  # for which a sender waits for a receiver
+NO_MORE = Ended(-1)  # of the leased steps
+LINK_FAILED = (ReceiverAway, ConnectionDamaged, Refused, NotAdmitted, WrongReceiver)
+
+
+def serve(
+    source: EpochLoader | Flow,
+    endpoint: str,
+    *,
+    keys: SenderKeys | None = None,
+    insecure: bool = False,
+    name: str | None = None,
+    identity: str | None = None,
+    ahead: int = AHEAD,
+    patience: float = RECEIVER_TIMEOUT_S,
+    report: Callable[[SenderStats], None] | None = None,
+) -> SenderStats:
+    """Make and send batches for the RemoteSource at ``endpoint`` until it is closed; return what was done.
+
+    ``source`` is a Loader of one rank in all, a FakeData, or a Flow that makes each pass from its number
+    alone. Any number of machines may serve one receiver. Each step of a pass is made by one of them, so all
+    need the same dataset, seed, batch size and transform, or the same flow; a sender with another one is
+    refused. By default the parts of the source are compared. Where that is too strict or too lax (for
+    functions of a Flow with different code), give all senders the same text as ``identity``.
+
+    ``endpoint`` is ``tcp://ADDRESS:PORT`` or ``ipc://PATH``. Without ``keys`` it must be on loopback, or
+    ``insecure`` be true: then any program on the network can read and change everything. ``name`` has 1 to
+    256 characters and stands in the receiver's stats; None is a name made of host and process.
+
+    At most ``ahead`` steps are leased to this sender at a time; a Loader needs at least three more than its
+    slots to be kept busy. Where the receiver is away or restarts, this waits up to ``patience`` seconds for
+    it, and then makes the steps that it leases. ``report`` is called with the stats about every half second
+    and after each batch, in this thread.
+
+    Raises OperationError where no receiver was there for ``patience`` seconds; NotAdmitted, WrongReceiver,
+    and Refused with the receiver's reason; UsageError for what cannot be sent; and what the source raises,
+    after a report to the receiver, which then leases the steps to others. Ctrl-C ends it and returns the
+    leases. The source stays open.
+    """
+    check_endpoint(endpoint, keys, insecure=insecure)
+    if ahead < 1 or patience < 0 or (name is not None and not 0 < len(name) <= MAX_NAME):
+        raise UsageError(
+            f"ahead={ahead}, patience={patience}, name={name!r}: at least 1 step, 0 seconds, and 1 to {MAX_NAME} "
+            "characters"
+        )
+    with closing(served(source, identity)) as work:
+        own_name = name or f"{socket.gethostname()[:64]}:{os.getpid()}"
+        hello = Hello(own_name, secrets.token_hex(8), work.terms, ahead)
+        hello.pack()  # raises before a connection is opened
+        return _Sender(work, hello, patience, report).run(endpoint, keys)
+
+
+class _Sender:
+    """Serves a source over one connection after the other."""
+
+    def __init__(
+        self,
+        work: Served,
+        hello: Hello,
+        receiver_timeout_s: float,
+        report: Callable[[SenderStats], None] | None,
+    ) -> None:
+        self._work = work
+        self._hello = hello
+        self._receiver_timeout_s = receiver_timeout_s
+        self._report = report
+        self._meter = SenderMeter()
+
+    def run(self, endpoint: str, keys: SenderKeys | None) -> SenderStats:
+        is_done = False
+        while not is_done:
+            self._meter.state = WAITING
+            with Link(
+                endpoint,
+                keys,
+                self._hello,
+                max_in_flight=self._work.max_in_flight,
+                on_wait=self._report_lag,
+            ) as link:
+                is_done = self._use_connection(link)
+        self._meter.state = CLOSED
+        self._report_lag(0)
+        return self._meter.read()
+
+    def _use_connection(self, link: Link) -> bool:
+        """Run passes until the connection ends; return whether the receiver was closed."""
+        try:
+            link.enter(self._receiver_timeout_s)
+            self._meter.connected()
+            self._meter.state = STANDING_BY
+            while (pass_number := link.next_pass()) is not None:
+                self._run_pass(link, pass_number)
+            return True
+        except (ReceiverAway, ConnectionDamaged):
+            return False
+        except BaseException:
+            link.leave()
+            raise
+
+    def _run_pass(self, link: Link, pass_number: int) -> None:
+        """Make the leased steps of a pass until none is left, or the pass is not wanted any more."""
+        self._meter.state = SENDING
+        with closing(self._work.make(pass_number, link.steps(pass_number))) as batches:  # type: ignore[type-var]
+            while link.wants(pass_number) and self._send_next(link, batches):
+                pass
+        self._meter.state = STANDING_BY
+
+    def _send_next(self, link: Link, batches: Iterator[Made]) -> bool:
+        """Make an item, and send it if it was asked for; return whether there was one. Reports what fails."""
+        try:
+            made = next(batches, NO_MORE)
+            if isinstance(made, Ended):
+                if made is not NO_MORE:
+                    link.end(made.total)
+                return False
+            if made is not PASSED_OVER:
+                self._meter.sent(link.send(made))
+                self._report_lag(link.lag)
+            return True
+        except LINK_FAILED:
+            raise
+        except Exception as error:
+            link.report_error(error)
+            raise
+
+    def _report_lag(self, lag: int) -> None:
+        self._meter.lag = lag
+        if self._report:
+            self._report(self._meter.read())

@@ -1,0 +1,499 @@
+"""The ZeroMQ socket of senders and receivers, used by one thread at a time and closed by any."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from socket import socket as plain_socket
+from socket import socketpair
+from typing import Any, NamedTuple, Protocol
+
+import zmq
+
+from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.loaders.machines.codec import MAX_PARTS
+
+EVENT = struct.Struct("=Hi")
+NO_LINGER = struct.pack("ii", 1, 0)  # closing a connection resets it
+CONNECTIONS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+TCP_BYTES_RECEIVED = 128  # where Linux's struct tcp_info has tcpi_bytes_received
+LOOK_INTERVAL_S = 0.1
+UNREAD_BYTES = 16 << 20  # that the kernel and libzmq may hold besides a message
+MONITOR = "inproc://monitor"
+DOMAIN = b"prep"  # what the authentication of peers is asked for
+HANDSHAKE_TIMEOUT_MS = 5_000
+VANISHED_S = 15  # after which a connection is given up whose peer's machine does not answer
+PROBE_INTERVAL_S = 5
+BACKLOG = 64
+TRACKED_EVERY = 16  # messages
+MAX_PORT = 65_535
+PROBE_TIMEOUT_S = 1.0
+
+# For both protocols, that of FrameReceiver and that of RemoteSource.
+POLL_INTERVAL_S = (
+    0.5  # after which a waiting thread checks again, so that a lost event or Ctrl-C cannot block it
+)
+LINGER_MS = 500  # for the last messages of a socket that is closed
+SPARE_MESSAGES = 16  # besides batches, that a sender has in flight
+FETCHED_AT_ONCE = 10_000  # messages
+MAX_ENDED = 1000  # peers that were disconnected, of which messages may still arrive
+MAX_TEXT_CHARACTERS = 4000  # of an error or a reason, so that a header holds it however it is escaped
+
+
+class Message(NamedTuple):
+    """A received message: the address of its peer (empty where there is only one), and the buffers."""
+
+    peer: bytes
+    parts: list[zmq.Frame]
+
+    @property
+    def connection(self) -> int:
+        """The number that :meth:`FrameSocket.events` returns for the connection, -1 where it is not known."""
+        try:
+            return int(self.parts[0].get(zmq.SRCFD))
+        except zmq.ZMQError:
+            return -1
+
+    @property
+    def user(self) -> str:
+        """The user that the socket's :class:`Security` admitted the peer as, "" without one."""
+        try:
+            return str(self.parts[0].get("User-Id"))
+        except zmq.ZMQError:
+            return ""
+
+
+class Security(Protocol):
+    """The authentication of the peers of one socket."""
+
+    def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        """Set a socket up before it binds or connects."""
+
+    def close(self) -> bool:
+        """Close what was opened in the context. Called after the socket is closed, even without ``secure``.
+
+        Return True where something stays open, on which terminating the context would block for ever.
+        """
+
+
+def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one endpoint or several as a tuple. Raises UsageError where there is none."""
+    endpoints = (endpoint,) if isinstance(endpoint, str) else tuple(endpoint)
+    if not endpoints:
+        raise UsageError("give at least one endpoint")
+    return endpoints
+
+
+def check_form(endpoint: str) -> None:
+    """Raise UsageError where ``endpoint`` is not a valid endpoint of a FrameSocket."""
+    if not endpoint.startswith(("tcp://", "ipc://")):
+        raise UsageError(f"an endpoint is tcp://ADDRESS:PORT or ipc://PATH, not {endpoint!r}")
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > MAX_PORT:
+        raise UsageError(f"{endpoint}: a port is at most {MAX_PORT}")
+
+
+def _check_free(endpoint: str) -> None:
+    """Raise OperationError where a process listens at ``ipc://``; libzmq would replace its socket."""
+    kind, _, path = endpoint.partition("://")
+    if kind != "ipc":
+        return
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):  # a path that is too long, for example
+        probe.settimeout(PROBE_TIMEOUT_S)
+        if probe.connect_ex(path) == 0:
+            raise OperationError(
+                f"{endpoint}: another process listens there already; choose another endpoint"
+            )
+
+
+def _bytes_received(number: int) -> int:
+    """The bytes that the kernel has received over a connection, 0 where it does not tell."""
+    try:
+        with _same_connection(number) as connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_BYTES_RECEIVED + 8)
+            return int(struct.unpack_from("=Q", info, TCP_BYTES_RECEIVED)[0])
+    except (OSError, AttributeError, struct.error):  # not TCP, not Linux, or an old one
+        return 0
+
+
+def _same_connection(number: int) -> socket.socket:
+    """Duplicate a descriptor, which cannot then become another file. Raises OSError where it is no socket."""
+    copy = os.dup(number)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+_sockets: weakref.WeakSet[FrameSocket] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """Close the connections in a forked copy, which would keep them open after this process is killed."""
+    for each in _sockets:
+        each._close_in_copy()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+class FrameSocket(Owned):
+    """A socket in a context of its own, with a monitor for the ``watched`` events. Not thread-safe.
+
+    libzmq queues any number of messages, as bounded queues are unsafe (see the options). With
+    ``most_waiting``, call :meth:`fetch` several times a second: it disconnects a peer that has sent more
+    messages than that which were not received. A message has at most ``most_bytes``.
+    """
+
+    def __init__(
+        self,
+        kind: int,
+        endpoint: str | Sequence[str],
+        *,
+        bind: bool,
+        options: dict[int, int],
+        most_bytes: int,
+        watched: int = 0,
+        security: Security | None = None,
+        most_waiting: int = 0,
+    ) -> None:
+        endpoints = endpoints_of(endpoint)
+        for each in endpoints:
+            check_form(each)
+        self.dropped = 0  # messages
+        self._most_waiting = most_waiting
+        self._waiting: deque[Message] = deque()
+        self._waiting_of: Counter[bytes] = Counter()
+        self._ended: dict[bytes, None] = {}
+        self._has_peers = kind == zmq.ROUTER
+        self.binds = bind
+        self._sent = 0
+        self._security = security
+        self._context = zmq.Context()
+        self._socket = self._context.socket(kind)
+        self._watched = watched
+        self._events: deque[tuple[int, int]] = deque()
+        self._connections: dict[int, int] = {}  # the bytes that each had received after its last message
+        self._heard: set[int] = set()  # the connections of which a message has come since they were looked at
+        self._next_look = 0.0
+        self._most_bytes = most_bytes + UNREAD_BYTES
+        self._watch(watched | CONNECTIONS)
+        common: dict[int, int | bytes] = {
+            zmq.LINGER: 0,
+            zmq.BACKLOG: BACKLOG,
+            zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS,
+            # A peer that resets its connection while a bounded queue is full aborts the process, by libzmq's
+            # heartbeat (libzmq #4364) or by a PING of its own. So there are neither, but probes of TCP.
+            zmq.RCVHWM: 0,
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.TCP_KEEPALIVE_IDLE: PROBE_INTERVAL_S,
+            zmq.TCP_KEEPALIVE_INTVL: PROBE_INTERVAL_S,
+            zmq.TCP_KEEPALIVE_CNT: VANISHED_S // PROBE_INTERVAL_S - 1,
+            zmq.TCP_MAXRT: VANISHED_S * 1000,
+            zmq.IPV6: int(any("[" in each for each in endpoints)),
+            zmq.IMMEDIATE: 0,  # with 1, a connection that is lost while a message is read aborts the process
+            zmq.ZAP_DOMAIN: DOMAIN,  # so that ZMTP 1 and 2 are refused: they may abort the process while it closes
+        }
+        try:
+            if security:
+                security.secure(self._context, self._socket)
+            for option, value in (common | options).items():
+                self._socket.setsockopt(option, value)
+            self.endpoints = tuple(self._opened(each, bind) for each in endpoints)
+        except BaseException:
+            self.close()
+            raise
+        _sockets.add(self)
+
+    def _opened(self, endpoint: str, bind: bool) -> str:
+        """Bind or connect; return the endpoint with its real port."""
+        try:
+            if bind:
+                _check_free(endpoint)
+                self._socket.bind(endpoint)
+            else:
+                self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise OperationError(f"{endpoint}: {error.strerror}; choose another endpoint") from error
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def endpoint(self) -> str:
+        """The first endpoint."""
+        return self.endpoints[0]
+
+    def _watch(self, events: int) -> None:
+        self._socket.monitor(MONITOR, events)
+        self._monitor = self._context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a monitor that is not read must not block its socket
+        self._monitor.connect(MONITOR)
+
+    def wait(self, seconds: float, *, other: Any = None) -> bool:
+        """Wait until a message or an event arrives, or ``other`` can be read; return whether one did."""
+        if self._waiting or self._events:
+            return True
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        if other is not None:
+            poller.register(other, zmq.POLLIN)
+        ready = [one for one, _ in poller.poll(max(0, int(seconds * 1000)))]
+        if self._monitor in ready:
+            ready.remove(self._monitor)
+            self._look_at_monitor()
+        return bool(ready or self._events)
+
+    def receive(self) -> Message | None:
+        """Return the next message, None where there is none. Buffers far above MAX_PARTS are dropped."""
+        if not self._most_waiting:
+            if (message := self._next()) is None:
+                self._end_endless()
+            return message
+        if not self._waiting:
+            self.fetch()
+        if not self._waiting:
+            return None
+        message = self._waiting.popleft()
+        self._waiting_of[message.peer] -= 1
+        if not self._waiting_of[message.peer]:
+            del self._waiting_of[message.peer]
+        return message
+
+    def fetch(self) -> None:
+        """Move the messages that have arrived out of libzmq's queues, for :meth:`receive`."""
+        self._end_endless()
+        for _ in range(FETCHED_AT_ONCE):
+            if (message := self._next()) is None:
+                return
+            if message.peer in self._ended:
+                self.dropped += 1
+            elif self._waiting_of[message.peer] == self._most_waiting:
+                self._disconnect(message)
+            else:
+                self._waiting_of[message.peer] += 1
+                self._waiting.append(message)
+
+    def _disconnect(self, message: Message) -> None:
+        """End a peer's connection, and drop all its messages."""
+        self.dropped += 1 + self._waiting_of.pop(message.peer)
+        self._waiting = deque(each for each in self._waiting if each.peer != message.peer)
+        self._ended[message.peer] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        self._reset(message.connection)
+
+    def _reset(self, number: int) -> None:
+        """End a connection, which libzmq cannot do."""
+        with suppress(OSError), _same_connection(number) as connection:
+            if self._has(connection):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _close_in_copy(self) -> None:
+        for number in self._connections:
+            with suppress(OSError), _same_connection(number) as connection:
+                if self._has(connection):
+                    os.close(number)
+
+    def _has(self, connection: socket.socket) -> bool:
+        """Whether a connection is of this socket; its number may be another file's by now."""
+        ends = connection.getsockname(), connection.getpeername()
+        places = tuple(f":{end[1]}" if isinstance(end, tuple) else f"//{end}" for end in ends)
+        return any(own.endswith(places) for own in self.endpoints)
+
+    def _end_endless(self) -> None:
+        """End the connections that bring more bytes than a message may have, and no end. Needs Linux."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_INTERVAL_S
+        self._look_at_monitor()
+        for number, before in self._connections.items():
+            received = _bytes_received(number)
+            if number in self._heard:
+                self._connections[number] = received
+            elif received > before + self._most_bytes:
+                self._reset(number)
+        self._heard.clear()
+
+    def _next(self) -> Message | None:
+        try:
+            frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        except zmq.Again:
+            return None
+        more = frames[0].more
+        while more:
+            frame = self._socket.recv(copy=False)
+            more = frame.more
+            if len(frames) < MAX_PARTS + 3:
+                frames.append(frame)
+        peer = frames.pop(0).bytes if self._has_peers else b""
+        message = Message(peer, frames)
+        self._heard.add(message.connection)
+        return message
+
+    def send(self, parts: Sequence[Any], *, peer: bytes = b"") -> bool:
+        """Send a small message; return False where there is no peer. Dropped where the peer does not read.
+
+        A ROUTER that connects gives one address to all its peers, one after the other.
+        """
+        if self._has_peers and not self.binds:
+            self._look_at_monitor()
+            if not self._connections:
+                return False
+        try:
+            self._socket.send_multipart([peer, *parts] if self._has_peers else parts, zmq.NOBLOCK)
+        except zmq.Again:
+            return self._has_peers
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def send_tracked(self, parts: Sequence[Any]) -> zmq.MessageTracker:
+        """Send without copying large parts; the tracker is done when their memory may be used again.
+
+        Small parts are copied, and are done at once. Every TRACKED_EVERY-th message is tracked whatever its
+        size, so that few wait for a peer that does not read. Raises zmq.Again where there is no peer.
+        """
+        *before, last = parts  # send_multipart would track only the last one
+        more = zmq.NOBLOCK | zmq.SNDMORE
+        sent = [self._socket.send(part, more, copy=False, track=True) for part in before]
+        self._sent += 1
+        if self._sent % TRACKED_EVERY == 0:
+            last = zmq.Frame(last, track=True, copy=False, copy_threshold=0)
+        return zmq.MessageTracker(*sent, self._socket.send(last, zmq.NOBLOCK, copy=False, track=True))
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        """Yield the watched events since the last call, each with its connection's number or its error."""
+        self._look_at_monitor()
+        while self._events:
+            yield self._events.popleft()
+
+    def _look_at_monitor(self) -> None:
+        while self._monitor.poll(0):
+            event, *_ = self._monitor.recv_multipart()
+            kind, value = EVENT.unpack(event)
+            if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
+                self._connections[value] = 0
+                if not self.binds:
+                    self._ended.clear()
+            elif kind == zmq.EVENT_DISCONNECTED:
+                self._connections.pop(value, None)
+            if kind & self._watched:
+                self._events.append((kind, value))
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        """Close everything. Messages in the queue are still sent, for at most ``linger_ms``. Idempotent."""
+        if self.made_here and not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=linger_ms)
+            if not (self._security and self._security.close()):
+                self._context.term()
+
+
+CLOSE_TIMEOUT_S = 5.0  # for which close() waits until the using thread has stopped
+INTERVAL_S = 0.05
+ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
+
+
+class ExclusiveUse(Owned):
+    """A guard that calls ``release`` once: in :meth:`close`, or at the end of the use under way.
+
+    A thread that waits during its use also waits for :attr:`woken`, and then calls :meth:`check_open`. While
+    there is no use, a thread of this object calls ``meanwhile`` every INTERVAL_S; it must be quick. ``name``
+    is the name of the resource in errors.
+    """
+
+    def __init__(self, name: str, release: Callable[[], None], meanwhile: Callable[[], None]) -> None:
+        self._name = name
+        self._release_resource = release
+        self._closed = False
+        self._using = threading.Lock()
+        self._user: int | None = None
+        self._is_attended = False
+        self._released = threading.Event()
+        self._woken, self._waker = socketpair()
+        self._thread = threading.Thread(
+            target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
+        )
+        try:
+            with starting_thread():
+                self._thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def woken(self) -> plain_socket:
+        """A socket that can be read once this is closed."""
+        return self._woken
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Hold the resource. Raises UsageError where this is closed, or another thread holds it."""
+        self.check_open()
+        attended = self._is_attended
+        if not self._using.acquire(timeout=ATTENTION_S if attended else 0):
+            self.check_open()
+            raise UsageError(f"another thread draws from this {self._name}; use one {self._name} for each")
+        with self._held():
+            self.check_open()
+            yield
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self._user = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._user = None
+            self._using.release()
+            if self._closed:
+                self._release()
+
+    def _attend(self, meanwhile: Callable[[], None]) -> None:
+        while not self._released.wait(INTERVAL_S):
+            self._is_attended = True
+            if self._using.acquire(blocking=False):
+                with self._held():
+                    meanwhile()
+            self._is_attended = False
+
+    def check_open(self) -> None:
+        """Raise UsageError where this is closed."""
+        if self._closed:
+            raise UsageError(f"this {self._name} is closed; make a new one")
+
+    def close(self) -> None:
+        """Wake the using thread, and wait for it at most CLOSE_TIMEOUT_S. Idempotent; from any thread.
+
+        Does nothing in a forked copy of the process: its sockets would wake a thread of the original.
+        """
+        if not self.made_here:
+            return
+        self._closed = True
+        with suppress(OSError):  # closed already
+            self._waker.send(b"x")
+        self._release()
+        if self._user != threading.get_ident():
+            self._released.wait(CLOSE_TIMEOUT_S)
+
+    def _release(self) -> None:
+        if self._using.acquire(blocking=False):  # never released again
+            self._release_resource()
+            self._woken.close()
+            self._waker.close()
+            self._released.set()
+            if self._thread.is_alive() and self._thread is not threading.current_thread():
+                self._thread.join(CLOSE_TIMEOUT_S)

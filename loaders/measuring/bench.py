@@ -1,0 +1,552 @@
+"""The benchmark of a loader: its speed, a sweep of an option, its upper limits, and short probes."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from shardprep.formats.images.opencv import cv2
+from shardprep.formats.shards.dataset import RecordSet
+from shardprep.loaders.batches.slots import SlotLayout
+from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.engine.messages import Clock, Fill
+from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
+from shardprep.loaders.loader.stats import Arrivals, LoaderStats, Verdict
+from shardprep.loaders.loader.work import item_dtype
+from shardprep.loaders.measuring.disk_files import resident_share
+from shardprep.loaders.measuring.disk_profile import DiskProfile
+from shardprep.loaders.measuring.progress_bar import LoaderBar, tracing
+from shardprep.loaders.order.quality import ShuffleQuality
+from shardprep.loaders.order.rng import RecordRandom
+from shardprep.loaders.transforms.contract import Transform, fill_rows, outputs_of
+
+WORKER_NAME = "shardprep-worker-"  # as engine.worker_process names them
+MIN_FULL_BATCHES = 5  # in a shorter run, batches that were begun before it or end after it change the figures
+MAX_CHECKED_SHARDS = 64  # for the page cache: checking takes 5 ms per GB
+RECORDS_BYTES = 64 << 20  # of records that are read before they are transformed
+DISK_BOUND_SHARE = 0.7  # of the disk's rate; a loader that reads with at least this is limited by the disk
+
+SECONDS = 2.0
+PROBE_SHARE = 0.25  # the time of each probe as a share of the measurement's
+FASTER = 1.25  # the least ratio of rates that counts as faster
+EXPECTED_FASTER, EXPECTED_EQUAL = 1.5, 1.1  # expected ratios that a probe confirms; those between it does not
+IN_MEMORY = 0.9  # the least share of shards in the page cache with which their storage is not read
+TRANSFORM_STAGES = ("decode", "augment")
+TRANSPORT_STAGES = ("transport", "hand-over")
+
+
+class MakeLoader(Protocol):
+    """A function that makes a loader, such as ``functools.partial(Loader, path, …)``."""
+
+    def __call__(self, **options: Any) -> Loader: ...
+
+
+def bench(
+    make: MakeLoader,
+    transform: Transform | None,
+    *,
+    seconds: float,
+    swept: tuple[str, Sequence[int]] | None = None,
+    explain: bool = False,
+    trace: str | os.PathLike[str] | None = None,
+    disk: DiskProfile | None = None,
+    watched: bool = True,
+    mixing: bool = False,
+) -> LoaderBench:
+    """Measure the loader that ``make`` makes for ``seconds``, or for each value of the ``swept`` option.
+
+    ``explain`` adds probes of a quarter of that time each, if there is a verdict to check; after too short a
+    run there is none. ``trace`` names a file for a Chrome trace; after a sweep it is of one more run with the
+    fastest value. ``watched`` shows the progress in a bar on a terminal or in a notebook. ``mixing`` adds the
+    quality of the shuffle. Raises what the loader raises, and OSError.
+    """
+    tried = sweep(make, *swept, seconds=seconds, watched=watched) if swept else None
+    if tried:
+        make = partial(make, **{tried.option: tried.fastest.value})
+    if tried and not trace:
+        speed = tried.fastest.speed
+    else:
+        speed = measure(make, seconds=seconds, trace=trace, watched=watched)
+    probes = None
+    if explain and speed.verdict:
+        probes = probe(make, speed, transform, seconds=seconds * PROBE_SHARE)
+    against, quality = AgainstDisk.of(speed, disk) if disk else None, None
+    if mixing:
+        with make(workers=0) as loader:
+            quality = loader.shuffle_quality()
+    return LoaderBench(speed, tried, probes, against, quality)
+
+
+@dataclass(frozen=True)
+class LoaderBench:
+    """The ``speed`` of a loader, with the fastest value of ``sweep``; None for parts not measured.
+
+    ``shuffle_quality`` is that of the first epoch.
+    """
+
+    speed: LoaderSpeed
+    sweep: Sweep | None
+    probes: Probes | None
+    disk: AgainstDisk | None
+    shuffle_quality: ShuffleQuality | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The stage that limits, or that the run was too short to tell, as a sentence."""
+        return self.speed.sentence
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types; docs/reference/bench-loader.md lists the keys."""
+        parts = {name: part for name, part in vars(self).items() if name != "speed"}
+        return self.speed.to_json() | {name: part.to_json() if part else None for name, part in parts.items()}
+
+
+def sweep(
+    make: MakeLoader, option: str, values: Sequence[int], *, seconds: float, watched: bool = False
+) -> Sweep:
+    """Measure for ``seconds`` at each value. Raises what the loader raises."""
+    speeds = [measure(partial(make, **{option: value}), seconds=seconds, watched=watched) for value in values]
+    return Sweep(option, tuple(map(SweepRun, values, speeds)))
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """The loader's speed at one value of an option."""
+
+    value: int
+    speed: LoaderSpeed
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep in the order of the values; ``option`` is a parameter of the loader."""
+
+    option: str
+    runs: tuple[SweepRun, ...]
+
+    @property
+    def fastest(self) -> SweepRun:
+        return max(self.runs, key=lambda run: run.speed.images_per_second)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types: the main figures of each run."""
+        names = ("images_per_second", "bytes_per_second", "gap_p50", "gap_p99", "cpu", "starved")
+        runs = [
+            {"value": run.value}
+            | {name: getattr(run.speed, name) for name in names}
+            | {"verdict": _json_of(run.speed.verdict)}
+            for run in self.runs
+        ]
+        return {"option": self.option, "fastest": self.fastest.value, "runs": runs}
+
+
+def measure(
+    make: Callable[[], Loader],
+    *,
+    seconds: float,
+    trace: str | os.PathLike[str] | None = None,
+    watched: bool = False,
+) -> LoaderSpeed:
+    """Draw epochs from a new loader for ``seconds`` after its first batch, and close it.
+
+    ``make`` makes the loader. At least one batch is measured after the first; there is a verdict after five
+    full ones. ``trace`` names a file for a Chrome trace; None for none. ``watched`` shows a bar on a terminal
+    or in a notebook. Raises what the loader raises, and OSError where the trace cannot be written.
+    """
+    others, began = worker_pids(), time.perf_counter()
+    with make() as loader:
+        cached = _cached(loader)
+        with ExitStack() as stack:
+            recorded = stack.enter_context(tracing(loader)) if trace else None
+            bar = stack.enter_context(LoaderBar(loader, shown=watched))
+            batches = bar.over(stack.enter_context(closing(_endless(loader))))
+            arrivals = Arrivals(batches, lambda batch: len(batch[-1]))  # labels are last
+            arrivals.draw()
+            before, cpu_before = loader.stats(), time.process_time()
+            arrivals.draw_for(seconds)
+            after, main_cpu = loader.stats(), time.process_time() - cpu_before
+        if recorded and trace:
+            recorded.save(trace)
+        images, elapsed, rate = arrivals.amount, arrivals.seconds, arrivals.rate
+        stats = after.since(before)
+        # A consumer that drops batches has no training step: all that is not waiting is handing over.
+        handing = max(stats.handing, elapsed - stats.starved - stats.storage.limiting)
+        stats = replace(stats, elapsed=elapsed, handing=handing)
+        gap_p50, gap_p99 = arrivals.gaps
+        workers = [_status(pid) for pid in worker_pids() - others]
+        return LoaderSpeed(
+            images=images,
+            batches=arrivals.count,
+            batch_size=loader.engine.layout.rows,
+            seconds=elapsed,
+            first_batch=arrivals.first - began,
+            images_per_second=rate,
+            bytes_per_second=rate * stats.image_bytes,
+            gap_p50=gap_p50,
+            gap_p99=gap_p99,
+            stages={name: spent / images for name, spent in stats.stages.items()},
+            idle=sum(stats.waiting) / len(stats.waiting) / elapsed,
+            blocked=stats.blocked / elapsed,
+            starved=stats.starved / elapsed,
+            cpu=(main_cpu + (sum(stats.cpu) if stats.workers else 0.0)) / images,
+            main_cpu=main_cpu / images,
+            skipped=len(loader.skipped),
+            restarts=after.restarts,
+            memory=MemoryUse(
+                ring=loader.engine.shared_bytes,
+                main_peak=_status(os.getpid()).get("VmHWM"),
+                worker_peak=max((s["VmHWM"] for s in workers if "VmHWM" in s), default=None),
+                worker_own=max((s["RssAnon"] for s in workers if "RssAnon" in s), default=None),
+            ),
+            page_cache=CacheShares(cached, _cached(loader)),
+            stats=stats,
+        )
+
+
+def _endless(loader: Loader) -> Generator[tuple[Any, ...], None, None]:
+    while True:
+        yield from loader
+
+
+def _cached(loader: Loader) -> float | None:
+    """The share of the shards' bytes in memory; of many shards, some that are evenly chosen."""
+    names = loader.dataset.image_files
+    count = min(len(names), MAX_CHECKED_SHARDS)
+    some = [names[number * len(names) // count] for number in range(count)]
+    try:
+        shares = [resident_share(path) for path in some]
+        sizes = [path.stat().st_size for path in some]
+    except OSError:
+        return None
+    return float(np.average(shares, weights=sizes)) if sum(sizes) else None
+
+
+def worker_pids() -> set[int]:
+    """The process ids of all loaders' living workers."""
+    children = multiprocessing.active_children()
+    return {child.pid for child in children if child.pid and child.name.startswith(WORKER_NAME)}
+
+
+def _status(pid: int) -> dict[str, int]:
+    """Sizes in bytes, by their names in /proc; empty where there is none, or the process is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    values = [line.split() for line in lines if line.endswith(" kB")]
+    return {name.rstrip(":"): int(size) << 10 for name, size, _ in values}
+
+
+@dataclass(frozen=True)
+class LoaderSpeed:
+    """The measured speed of a loader.
+
+    Rates are medians over windows of half a second or more; ``bytes_per_second`` is of encoded images.
+    ``first_batch`` is seconds from the loader's construction. ``gap_p50`` and ``gap_p99`` are seconds between
+    batches. ``stages`` are a worker's seconds per image. ``idle``, ``blocked`` and ``starved`` are shares of
+    the time: workers without work, workers without a free slot, and a consumer without a batch (nearly 1 if
+    the loader is the bottleneck). ``cpu`` is CPU seconds per image of all processes, of which ``main_cpu`` is
+    the consumer's. ``stats`` are the loader's for the measured time.
+    """
+
+    images: int
+    batches: int
+    batch_size: int
+    seconds: float
+    first_batch: float
+    images_per_second: float
+    bytes_per_second: float
+    gap_p50: float
+    gap_p99: float
+    stages: dict[str, float]
+    idle: float
+    blocked: float
+    starved: float
+    cpu: float
+    main_cpu: float
+    skipped: int
+    restarts: int
+    memory: MemoryUse
+    page_cache: CacheShares
+    stats: LoaderStats
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The stage that limited; None where that is unknown, as it is after too short a run."""
+        return None if self.is_too_short else self.stats.verdict
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether fewer images were measured than five full batches have."""
+        return self.images < MIN_FULL_BATCHES * self.batch_size
+
+    @property
+    def sentence(self) -> str:
+        """The stage that limited, or that the run was too short to tell, as a sentence."""
+        if not self.is_too_short:
+            return str(self.stats)
+        return (
+            f"Too short to tell what limits: {self.images:,} images in {self.seconds:.1f} s are fewer than "
+            f"{MIN_FULL_BATCHES} batches of {self.batch_size:,}; measure longer, or make batches smaller."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types; docs/reference/bench-loader.md lists the keys."""
+        parts = {"memory": asdict(self.memory), "page_cache": asdict(self.page_cache)}
+        return {**vars(self), **parts, "stats": {**self.stats.to_dict(), "verdict": _json_of(self.verdict)}}
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory in bytes. ``ring`` is the memory of the slots, shared by all processes; 0 without workers.
+
+    ``main_peak`` and ``worker_peak`` (of the worker with the most) are the greatest resident sizes, the ring
+    included; ``worker_own`` is the greatest private memory of a worker at the end. None where it is unknown,
+    or there are no workers.
+    """
+
+    ring: int
+    main_peak: int | None
+    worker_peak: int | None
+    worker_own: int | None
+
+
+@dataclass(frozen=True)
+class CacheShares:
+    """The shares of the shards' pages in memory before and after; None where the system reports none."""
+
+    before: float | None
+    after: float | None
+
+
+def _json_of(verdict: Verdict | None) -> dict[str, Any] | None:
+    return verdict.to_dict() if verdict else None
+
+
+@dataclass(frozen=True)
+class AgainstDisk:
+    """Bytes per second that the loader ``delivered``, and that the disk reads in the loader's pattern.
+
+    ``cold`` and ``warm`` are None where not measured. ``limit`` is the stage that limited the loader, or ""
+    where that is unknown.
+    """
+
+    delivered: float
+    cold: float | None
+    warm: float | None
+    limit: str
+
+    @classmethod
+    def of(cls, speed: LoaderSpeed, disk: DiskProfile) -> AgainstDisk:
+        cold, warm = (found.median if found else None for found in (disk.stream.cold, disk.stream.warm))
+        return cls(speed.bytes_per_second, cold, warm, speed.verdict.limit if speed.verdict else "")
+
+    @property
+    def sentence(self) -> str:
+        """Whether the disk limits, as a sentence."""
+        delivered = f"{self.delivered / 1e6:,.0f} MB/s"
+        if self.cold is None:
+            return f"The loader delivers {delivered}; the rate of cold reads from this disk is not known."
+        reads = f"this disk reads {self.cold / 1e6:,.0f} MB/s cold"
+        if not self.limit:
+            return f"The loader delivers {delivered}, what limits it is not known; {reads}."
+        if self.limit != "read":
+            enough = "which is enough" if self.cold > self.delivered else "which would limit a cold epoch"
+            return f"Not disk-bound: the loader delivers {delivered}; {reads}, {enough}."
+        if self.delivered < DISK_BOUND_SHARE * self.cold:
+            return f"Reading limits at {delivered}, but {reads}: other programs use it, or more workers would help."
+        return f"Disk-bound at {delivered}; {reads}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types."""
+        return asdict(self) | {"sentence": self.sentence}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The result of one run: its rate, a ``sentence``, and whether it confirms the verdict.
+
+    ``name`` is "encoded" (nothing is decoded), "again" (the same once more, from the page cache), "one core"
+    (records in memory are transformed by one thread) or "hand-over" (nothing is read or written).
+    ``confirms`` is None where the run says nothing about the stage that limits.
+    """
+
+    name: str
+    images_per_second: float
+    sentence: str
+    confirms: bool | None
+
+
+@dataclass(frozen=True)
+class Probes:
+    """All runs, and the stage that limits according to the verdict."""
+
+    limit: str
+    runs: tuple[Probe, ...]
+
+    @property
+    def confirmed(self) -> bool | None:
+        """Whether every run that says something about the limit confirms it; None where none does."""
+        results = [run.confirms for run in self.runs if run.confirms is not None]
+        return all(results) if results else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types."""
+        return {"limit": self.limit, "confirmed": self.confirmed, "runs": list(map(asdict, self.runs))}
+
+
+def probe(
+    make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, seconds: float = SECONDS
+) -> Probes:
+    """Check the verdict of ``speed`` in a few runs of ``seconds`` each.
+
+    ``make`` must make the loader that was measured, with ``transform``, and another one if it is given
+    options. The consumer does nothing in any of them. Raises what a loader raises.
+    """
+    found = _Measured(speed)
+    with make(workers=0) as loader:
+        layout = loader.engine.layout
+    rate = hand_over_rate(layout, workers=speed.stats.workers, slots=DEFAULT_SLOTS, seconds=seconds)
+    runs = [found.hand_over(rate)]
+    if transform is None:
+        again = measure(make, seconds=seconds)
+        return Probes(found.limit, (*runs, _unless_too_short(found.again(speed, again), again)))
+    first, second = (measure(partial(make, transform=None), seconds=seconds) for _ in range(2))
+    runs.append(_unless_too_short(found.encoded(first.images_per_second), first))
+    runs.append(_unless_too_short(found.again(first, second), first, second))
+    with make(workers=0) as loader:
+        runs.append(found.one_core(one_core_rate(loader.dataset, transform, seconds=seconds)))
+    return Probes(found.limit, tuple(runs))
+
+
+def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
+    """Return the probe, without what it would say if one of the runs behind it was too short."""
+    if not any(speed.is_too_short for speed in speeds):
+        return run
+    return replace(run, sentence="too short a run, which says nothing: measure longer", confirms=None)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The measurement with which the runs are compared."""
+
+    speed: LoaderSpeed
+
+    @property
+    def limit(self) -> str:
+        return self.speed.verdict.limit if self.speed.verdict else ""
+
+    def hand_over(self, rate: float) -> Probe:
+        """Expected: faster than the loader, unless messages and memory limit."""
+        faster = rate > FASTER * self.speed.images_per_second
+        costs = "so that does not take the time" if faster else "so that takes the time"
+        sentence = f"handing over batches without work {rate:,.0f} images/s, {costs}"
+        return Probe("hand-over", rate, sentence, faster != (self.limit in TRANSPORT_STAGES))
+
+    def encoded(self, rate: float) -> Probe:
+        """Expected: faster by the transform's part of the workers' time, unless the hand-over limits."""
+        loads = {load.name: load.seconds for load in self.speed.stats.loads if load.place == "worker"}
+        left = sum(seconds for name, seconds in loads.items() if name not in TRANSFORM_STAGES)
+        expected = sum(loads.values()) / max(left, 1e-12)
+        times = rate / self.speed.images_per_second
+        costs = f"decoding and augmenting {'take' if times > FASTER else 'do not take'} the time"
+        confirms = None
+        if self.limit != "hand-over" and not EXPECTED_EQUAL < expected < EXPECTED_FASTER:
+            confirms = (times > FASTER) == (expected > FASTER)
+        sentence = f"without decoding {rate:,.0f} images/s, {times:.1f} times as many, so {costs}"
+        return Probe("encoded", rate, sentence, confirms)
+
+    def again(self, first: LoaderSpeed, second: LoaderSpeed) -> Probe:
+        """Expected: faster from the page cache if reading limits and the shards were not in it before."""
+        was, cached, rate = first.page_cache.before, second.page_cache.before, second.images_per_second
+        if cached is None or cached < IN_MEMORY:
+            why = "which says nothing about the storage: the shards are not all in memory"
+        elif was is not None and was > IN_MEMORY:
+            why = "from memory as before: the storage was not read"
+        elif rate > FASTER * first.images_per_second:
+            why = "from memory, so the storage takes the time"
+        else:
+            why = "from memory, so the storage is fast"
+        return Probe("again", rate, f"encoded bytes once more {rate:,.0f} images/s, {why}", None)
+
+    def one_core(self, rate: float) -> Probe:
+        """Expected: near the rate of all cores if the workers decode all the time, below it if they wait."""
+        stats = self.speed.stats
+        cores = max(1, min(stats.workers, stats.cpus))
+        share = self.speed.images_per_second / (cores * rate)
+        confirms = None
+        if self.limit in TRANSFORM_STAGES:
+            confirms = share > 1 / 3
+        elif self.limit == "read":
+            confirms = share < 0.8
+        sentence = (
+            f"one core makes {rate:,.0f} images/s of records in memory, so {cores} could make "
+            f"{cores * rate:,.0f}, of which the loader reaches {share:.0%}"
+        )
+        return Probe("one core", rate, sentence, confirms)
+
+
+def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -> float:
+    """Images per second that this thread makes of records in memory, evenly chosen from the dataset.
+
+    OpenCV is limited to this thread during the measurement. Raises what the transform raises.
+    """
+    threads = cv2.getNumThreads()
+    cv2.setNumThreads(0)
+    try:
+        mean = dataset.image_bytes / len(dataset)
+        count = max(1, min(len(dataset), int(RECORDS_BYTES / max(1.0, mean))))
+        records = [dataset[place * len(dataset) // count] for place in range(count)]
+        random = RecordRandom(0)
+        rows = tuple(np.empty(spec.shape, spec.dtype) for spec in outputs_of(transform) or ())
+        began, passed, done = time.perf_counter(), 0.0, 0
+        while not done or passed < seconds:
+            epoch, place = divmod(done, len(records))
+            if rows:
+                fill_rows(transform, records[place], random(epoch, place), rows)
+            else:
+                transform(records[place], random(epoch, place))
+            done += 1
+            passed = time.perf_counter() - began
+        return done / passed
+    finally:
+        cv2.setNumThreads(threads)
+
+
+ITEM = item_dtype(32)
+
+
+@dataclass(frozen=True)
+class NullWork:
+    """Work that does not write to its rows."""
+
+    item_dtype: np.dtype[Any] = ITEM
+    stages: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        yield lambda items, arrays, room: itertools.repeat(None, len(items))
+
+
+def hand_over_rate(layout: SlotLayout, *, workers: int, slots: int, seconds: float) -> float:
+    """Images per second of full batches of this layout that are delivered without any work."""
+    items = np.zeros(layout.rows, ITEM)
+    with Engine(NullWork(), layout, workers=workers, slots=slots) as engine:
+        batches = engine.run(itertools.repeat(items))
+        with closing(batches):  # type: ignore[type-var]
+            next(batches)
+            began, passed, images = time.perf_counter(), 0.0, 0
+            while not images or passed < seconds:
+                images += len(next(batches).items)
+                passed = time.perf_counter() - began
+            return images / passed

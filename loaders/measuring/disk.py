@@ -1,0 +1,432 @@
+"""How fast a disk feeds training: reading cold and warm, many small files, writing."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.owned import Owned
+from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
+from shardprep.loaders.measuring.disk_files import (
+    COLD,
+    DIRECT,
+    FADVISE,
+    PAGE,
+    ColdWay,
+    Cursor,
+    Forward,
+    OpenFiles,
+    Piece,
+    ReadPlan,
+    Scattered,
+    buffer,
+    cold_way,
+    drop,
+    evict,
+    noise,
+    open_target,
+    read,
+    resident_part,
+    resident_share,
+    room,
+    server_remarks,
+    temporary_folder,
+    write_all,
+)
+from shardprep.loaders.measuring.disk_profile import (
+    BlockReads,
+    DepthReads,
+    DiskProfile,
+    Measurement,
+    Missing,
+    Reads,
+    SmallFileReads,
+)
+
+__all__ = [
+    "BlockReads",
+    "DepthReads",
+    "DiskProfile",
+    "Measurement",
+    "Missing",
+    "Reads",
+    "SmallFileReads",
+    "measure_disk",
+]
+
+SECONDS = 20.0
+SCRATCH_SHARE = 0.15  # of the time, for writing the scratch file in a folder
+BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+DEPTHS = (1, 2, 4, 8, 16)
+AHEAD = 4  # pieces, as many as a loader's read-ahead has pending
+LARGEST_RECORD = 16 << 20
+STILL_CACHED = "the files stayed in memory: another program is reading them"
+
+Progress = Callable[[str, float], None]
+"""Function of the step being measured and the share of the time that is over, 0 to 1. Must not raise."""
+
+
+def measure_disk(
+    path: str | os.PathLike[str],
+    *,
+    seconds: float = SECONDS,
+    record_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> DiskProfile:
+    """Measure the disk of a path, without special rights.
+
+    ``path`` is a file, a dataset (its shards are read, in stored order), or another folder (a file without a
+    name is written there: for 15 % of the time, up to 1 GiB or a quarter of the free space). Reads are
+    sequential in blocks of 64 KiB to 4 MiB, in the loader's pattern, and of ``record_bytes`` (default: the
+    dataset's mean, or 110,000) at random places by 1 to 16 processes; cold, which drops these files, and no
+    others, from the page cache, and warm. If the disk is writable, many small files are compared with one of
+    the same bytes, and writing with fsync is timed. The steps are repeated in turn until ``seconds`` are
+    over; each is done at least once. Places and order differ from run to run. ``progress(title, share)`` is
+    called before each step with its name and the share of the time that is over; it must not raise.
+
+    Nothing is left behind; only SIGKILL, or a signal that Python does not handle, may leave a folder
+    ``.prep-bench-disk-*``. Thread-safe. Raises UsageError, ManifestDamaged, NoSpace, OSError.
+    """
+    if seconds < 0:
+        raise UsageError(f"cannot measure for {seconds:g} seconds")
+    if record_bytes is not None and not 1 <= record_bytes <= LARGEST_RECORD:
+        raise UsageError(f"records of {record_bytes} bytes: give 1 to {LARGEST_RECORD}")
+    clock, report = Clock(seconds), progress or (lambda title, share: None)
+    report("opening", 0.0)
+    with ExitStack() as stack:
+        target = open_target(
+            user_path(path), stack, seconds=seconds * SCRATCH_SHARE, record_bytes=record_bytes
+        )
+        files, sizes, cursor = target.files, target.files.sizes, Cursor()
+        way = cold_way(files, target.filesystem)
+        stream = ColdAndWarm(
+            files, way, Forward(sizes, CHUNK_BYTES, cursor, ahead=AHEAD), "the loader's pattern"
+        )
+        blocks = [
+            ColdAndWarm(files, way, Forward(sizes, size, cursor), f"sequential, {size >> 10} KiB")
+            for size in BLOCKS
+        ]
+        depths = [
+            ColdAndWarm(
+                files, way, Scattered(sizes, target.record_bytes, depth=depth), f"random, {depth} at once"
+            )
+            for depth in DEPTHS
+        ]
+        small_files = stack.enter_context(SmallFiles(target.place, target.record_bytes, way))
+        writing = Writing(target.place)
+        run([stream, *blocks, *depths, small_files, writing], clock, report)
+        reads = stream.reads
+        return DiskProfile(
+            path=str(target.path),
+            kind=target.kind,
+            filesystem=target.filesystem,
+            files=len(sizes),
+            bytes=sum(sizes),
+            record_bytes=target.record_bytes,
+            seconds=clock.taken,
+            cold_method=way.method if reads.cold else None,
+            stream=reads,
+            sequential=tuple(BlockReads(r.cold, r.warm, step.block) for step in blocks for r in [step.reads]),
+            random=tuple(
+                DepthReads(r.cold, r.warm, depth, step.block)
+                for depth, step in zip(DEPTHS, depths, strict=True)
+                for r in [step.reads]
+            ),
+            small_files=small_files.reads,
+            writing=writing.rate,
+            missing=Missing(
+                None if reads.cold else way.reason or STILL_CACHED, small_files.missing, writing.missing
+            ),
+            remarks=(*target.remarks, *server_remarks(target.filesystem)),
+        )
+
+
+class Clock:
+    """The total time of a measurement."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+
+    @property
+    def taken(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def left(self) -> float:
+        return self._seconds - self.taken
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.taken / max(self._seconds, 1e-9))
+
+
+class Stage(Protocol):
+    """A step of a measurement, done once per round.
+
+    ``title`` is its name in the progress bar; ``weight`` is how many times the given seconds a round takes.
+    """
+
+    title: str
+    weight: int
+
+    def round(self, seconds: float) -> None:
+        """Measure once, for about ``seconds``."""
+
+
+ROUNDS = 3  # the intended minimum for a median
+MAX_ROUNDS = 25
+READING_SHARE = 0.7  # of the time; the rest is for dropping and checking pages
+
+
+def run(steps: Sequence[Stage], clock: Clock, progress: Progress) -> None:
+    """Run every step once, then again while there is as much time left as it took before."""
+    seconds = READING_SHARE * max(0.0, clock.left) / (ROUNDS * sum(step.weight for step in steps))
+    took: dict[Stage, float] = {}
+    for number in range(MAX_ROUNDS):
+        is_over = True
+        for step in steps:
+            if number and took[step] > clock.left:
+                continue
+            is_over = False
+            progress(step.title, clock.share)
+            began = clock.taken
+            step.round(seconds)
+            took[step] = clock.taken - began
+        if is_over:
+            return
+
+
+WARM = 0.99  # the least share of pages in memory that counts as warm
+WARM_BYTES = 64 << 20  # shorter passes are repeated up to this, because they are too short to time
+
+
+class ColdAndWarm:
+    """The step that measures one pattern of reads, cold and warm. Not thread-safe."""
+
+    weight = 2
+
+    def __init__(self, files: OpenFiles, way: ColdWay, plans: Forward | Scattered, title: str = "") -> None:
+        self.title = title
+        self.block = plans.block
+        self._files = files
+        self._way = way
+        self._plans = plans
+        self._cold: list[float] = []
+        self._warm: list[float] = []
+        self._how = ""
+
+    def round(self, seconds: float) -> None:
+        """Measure a cold pass of at most ``seconds``, and a warm one of half as many. Raises OSError."""
+        plan = self._plans.next()
+        self._how = described(plan)
+        pieces = self._read_cold(plan, seconds)
+        if not pieces or self._way.method != FADVISE:
+            pieces = read(self._files.descriptors, plan, seconds=seconds).pieces
+        if self._in_memory(pieces):
+            times = max(1, WARM_BYTES // (len(pieces) * plan.block))
+            again = replace(plan, pieces=pieces * times)
+            self._warm.append(read(self._files.descriptors, again, seconds=seconds / 2).rate)
+        self._plans.passed(len(pieces) * plan.block)
+
+    def _read_cold(self, plan: ReadPlan, seconds: float) -> list[Piece]:
+        """Read cold and return the pieces read; none where they would not have been cold."""
+        if self._way.method == DIRECT:
+            done = read(self._files.direct, replace(plan, ahead=0), seconds=seconds, direct=True)
+        elif self._way.method and drop(self._files.descriptors, plan.pieces, plan.block) <= COLD:
+            done = read(self._files.descriptors, plan, seconds=seconds)
+        else:
+            return []
+        self._cold.append(done.rate)
+        return done.pieces
+
+    def _in_memory(self, pieces: Sequence[Piece]) -> bool:
+        try:
+            return resident_part(self._files.descriptors, pieces, self.block) >= WARM
+        except OSError:  # files that cannot be mapped cannot be checked, and were just read
+            return True
+
+    @property
+    def reads(self) -> Reads:
+        """Medians over the rounds."""
+        cold = self._how + cold_method(self._way.method)
+        return Reads(
+            Measurement.of(self._cold, cold), Measurement.of(self._warm, self._how + ", from memory")
+        )
+
+
+def described(plan: ReadPlan) -> str:
+    """Describe how a plan is read."""
+    block = f"{plan.block >> 10} KiB" if plan.block >= 1024 else f"{plan.block} bytes"
+    order = "at random places" if plan.random else "forward"
+    ahead = f", requested {plan.ahead} pieces ahead" if plan.ahead else ""
+    processes = f" by {plan.depth} processes" if plan.depth > 1 else ""
+    return f"preadv of {block} {order}{processes}{ahead}"
+
+
+def cold_method(method: str | None) -> str:
+    """Describe the method of cold reads."""
+    return ", O_DIRECT" if method == DIRECT else ", pages dropped by posix_fadvise, checked by mincore"
+
+
+class _WritingStep:
+    """A step that writes to ``place``. ``missing`` is why there is no rate; None while there may be one."""
+
+    def __init__(self, place: Path | None) -> None:
+        self.missing = None if place else "no folder beside it is writable"
+        self._place = place
+
+    def round(self, seconds: float) -> None:
+        """Measure once; what the system refuses is noted in ``missing``."""
+        if self._place is None or self.missing:
+            return
+        try:
+            self._measure(self._place, seconds)
+        except OSError as error:
+            self.missing = f"could not be measured: {error.strerror or error}"
+
+    def _measure(self, place: Path, seconds: float) -> None:
+        raise NotImplementedError
+
+
+MAX_COUNT = 500
+MIN_COUNT = 16
+MAX_BYTES = 64 << 20
+SHARD_BLOCK = 1 << 20
+HOW = "open, preadv and close of each in random order"
+
+
+class SmallFiles(_WritingStep, Owned, AbstractContextManager["SmallFiles"]):
+    """The step that measures small files; the first round makes them, leaving the context removes them.
+
+    Files and shard are read in each round, each cold and warm, for at most its seconds each. Not thread-safe.
+    """
+
+    title = "small files"
+    weight = 4
+
+    def __init__(self, place: Path | None, record_bytes: int, way: ColdWay) -> None:
+        super().__init__(place)
+        self._size = record_bytes
+        self._way = way
+        self._stack = ExitStack()
+        self._paths: list[Path] = []
+        self._shard: ColdAndWarm | None = None
+        self._cold: list[float] = []
+        self._warm: list[float] = []
+        self._buffer = buffer(-(-record_bytes // PAGE) * PAGE, direct=way.method == DIRECT)
+
+    def _measure(self, place: Path, seconds: float) -> None:
+        try:
+            if self._shard is None:
+                self._shard = self._made(place, seconds)
+            is_direct = self._way.method == DIRECT
+            if is_direct or (self._way.method and self._forgotten()):
+                self._cold.append(self._read_all(seconds, direct=is_direct))
+            self._read_all(seconds, direct=False)
+            self._warm.append(self._read_all(seconds, direct=False))
+            self._shard.round(seconds)
+        except OSError:
+            self._stack.close()
+            raise
+
+    def _made(self, place: Path, seconds: float) -> ColdAndWarm:
+        """Make the files, flushed one by one, so that their pages can be dropped and the deadline is kept."""
+        folder = self._stack.enter_context(temporary_folder(place))
+        data, deadline = noise(self._size), time.monotonic() + seconds
+        count = max(1, min(MAX_COUNT, room(place, MAX_BYTES) // self._size // 2))
+        for number in range(count):
+            if number >= MIN_COUNT and time.monotonic() > deadline:
+                break
+            self._paths.append(folder / f"{number:03d}.jpg")
+            _write(self._paths[-1], data, 1)
+        _write(folder / "shard", data, len(self._paths))
+        files = OpenFiles.of([folder / "shard"], self._stack)
+        if self._way.method == DIRECT:
+            files.open_direct()
+        return ColdAndWarm(files, self._way, Forward(files.sizes, SHARD_BLOCK, Cursor()))
+
+    def _forgotten(self) -> bool:
+        for path in self._paths:
+            evict(path)
+        return max(map(resident_share, self._paths)) <= COLD
+
+    def _read_all(self, seconds: float, *, direct: bool) -> float:
+        """Bytes per second of all files, or of those for which there was time."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+        order = random.sample(self._paths, len(self._paths))
+        size, began = 0, time.perf_counter()
+        for path in order:
+            descriptor = os.open(path, flags)
+            try:
+                size += os.preadv(descriptor, [self._buffer], 0)
+            finally:
+                os.close(descriptor)
+            if (taken := time.perf_counter() - began) >= seconds:
+                break
+        return size / taken
+
+    @property
+    def reads(self) -> SmallFileReads | None:
+        """Medians over the rounds; None where there are none."""
+        if self.missing or self._shard is None:
+            return None
+        cold = Measurement.of(self._cold, HOW + cold_method(self._way.method))
+        files = Reads(cold, Measurement.of(self._warm, f"{HOW}, from memory"))
+        return SmallFileReads(len(self._paths), self._size, files, self._shard.reads)
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+
+def _write(path: Path, data: memoryview, times: int) -> None:
+    with path.open("xb", buffering=0) as file:
+        for _ in range(times):
+            write_all(file.fileno(), data)
+        os.fsync(file.fileno())
+
+
+BLOCK = 1 << 20
+FIRST_BYTES = 4 << 20
+MAX_WRITTEN_BYTES = 256 << 20
+
+
+class Writing(_WritingStep):
+    """The step that measures writing, flushing included.
+
+    The amount written depends on the rate of the round before: the page cache takes at once what the disk
+    needs minutes for.
+    """
+
+    title = "write and fsync"
+    weight = 1
+
+    def __init__(self, place: Path | None) -> None:
+        super().__init__(place)
+        self._rates: list[float] = []
+        self._data = noise(BLOCK)
+
+    def _measure(self, place: Path, seconds: float) -> None:
+        wanted = int(self._rates[-1] * seconds) if self._rates else FIRST_BYTES
+        blocks = max(1, room(place, min(wanted, MAX_WRITTEN_BYTES)) // BLOCK)
+        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+            began = time.perf_counter()
+            for _ in range(blocks):
+                write_all(file.fileno(), self._data)
+            os.fsync(file.fileno())
+            self._rates.append(blocks * BLOCK / (time.perf_counter() - began))
+
+    @property
+    def rate(self) -> Measurement | None:
+        """The median over the rounds; None where there is none."""
+        rates = [] if self.missing else self._rates
+        return Measurement.of(rates, "write of 1 MiB blocks to a new file, then fsync, both timed")

@@ -1,0 +1,515 @@
+"""Reading files for a measurement: which bytes, in which order, and cold where that is possible.
+
+A plan's pieces are read with preadv(2), one at a time or by ``depth`` processes. Processes, because sixteen
+threads that share the GIL read a third less from memory than the same number of threads of a C program.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import mmap
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import NoSpace, UsageError, WorkerDied
+from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, OPEN_FLAGS, filesystem_type, naming
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.workers import START_TIMEOUT_S
+from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
+from shardprep.loaders.measuring import reader_process
+from shardprep.loaders.measuring.reader_process import ANSWER, ORDER, REPORT
+from shardprep.loaders.measuring.reader_process import buffer as reader_buffer
+
+PAGE = 4096  # bytes; O_DIRECT reads whole pages
+MAX_FILES = 128  # far below any limit on a process's descriptors
+RECORD_BYTES = 110_000  # the mean size of an ImageNet JPEG
+
+
+@dataclass(frozen=True, eq=False)
+class OpenFiles(Owned):
+    """Descriptors that the stack closes; :meth:`open_direct` fills ``direct``."""
+
+    stack: ExitStack
+    descriptors: tuple[int, ...]
+    direct: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, paths: Sequence[Path], stack: ExitStack) -> OpenFiles:
+        """Open the files. Raises OSError, which names the file, where one cannot be opened or read."""
+        descriptors = []
+        for path in paths:
+            descriptors.append(os.open(path, OPEN_FLAGS))
+            stack.callback(os.close, descriptors[-1])
+            with naming(path):
+                os.pread(descriptors[-1], 1, 0)
+        return cls(stack, tuple(descriptors))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(os.fstat(descriptor).st_size for descriptor in self.descriptors)
+
+    def open_direct(self) -> bool:
+        """Open all files with O_DIRECT, and return whether that was possible. Idempotent."""
+        flag = getattr(os, "O_DIRECT", 0)
+        with suppress(OSError):
+            for descriptor in self.descriptors[len(self.direct) :] if flag else ():
+                name = f"/proc/self/fd/{descriptor}"  # a scratch file has no other name
+                self.direct.append(os.open(name, os.O_RDONLY | os.O_CLOEXEC | flag))
+                self.stack.callback(os.close, self.direct[-1])
+        return len(self.direct) == len(self.descriptors)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Files to read, in a loader's order; ``kind`` is "file", "folder" or "dataset".
+
+    ``place`` is a folder on the same disk in which files can be made; None where nothing may be written.
+    """
+
+    path: Path
+    kind: str
+    files: OpenFiles
+    record_bytes: int
+    place: Path | None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def filesystem(self) -> str:
+        return filesystem_type(self.path)
+
+
+def open_target(path: Path, stack: ExitStack, *, seconds: float, record_bytes: int | None) -> Target:
+    """Open a file, the shards of a dataset, or a scratch file in a folder, which is written for ``seconds``.
+
+    The stack closes them. Raises UsageError for an empty file and for a path that is none of these,
+    ManifestDamaged, NoSpace, OSError.
+    """
+    if path.is_dir() and (path / MANIFEST_NAME).exists():
+        manifest = read_manifest(path)
+        shards = [path / name for name in manifest.image_files]
+        count = min(len(shards), MAX_FILES)
+        chosen = [shards[number * len(shards) // count] for number in range(count)]
+        files = OpenFiles.of(chosen, stack)
+        if 0 in files.sizes:
+            raise UsageError("is empty; prep repair rebuilds it", path=chosen[files.sizes.index(0)])
+        mean = max(1, round(manifest.image_bytes / manifest.records))
+        remarks = (f"{count} of {len(shards)} shards were read",) if count < len(shards) else ()
+        return Target(path, "dataset", files, record_bytes or mean, _place(path), remarks)
+    if path.is_dir():
+        files = OpenFiles(stack, (_scratch_file(path, stack, seconds),))
+        return Target(path, "folder", files, record_bytes or RECORD_BYTES, path)
+    if path.exists() and not path.is_file():
+        raise UsageError("is neither a file nor a folder", path=path)
+    files = OpenFiles.of([path], stack)
+    if files.sizes == (0,):
+        raise UsageError("is empty: name a file that has content", path=path)
+    return Target(path, "file", files, record_bytes or RECORD_BYTES, _place(path))
+
+
+def _place(path: Path) -> Path | None:
+    """Find a writable folder on the same disk: the path's parent first, then the path itself."""
+    path = path.resolve()
+    for folder in (path.parent, path):
+        same = folder.is_dir() and folder.stat().st_dev == path.stat().st_dev
+        if same and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    return None
+
+
+LARGEST = 1 << 30
+SMALLEST = 4 << 20
+FREE_DIVISOR = 4  # the rest of the free space is for other programs
+CHUNK_BYTES = 16 << 20
+PREFIX = ".prep-bench-disk-"
+
+
+def noise(size: int) -> memoryview:
+    """Return random bytes, which no file system can compress."""
+    return memoryview(np.random.default_rng().bytes(size))
+
+
+def room(folder: Path, wanted: int) -> int:
+    """Number of the wanted bytes that may be written to the folder: at most a quarter of the free space."""
+    return min(wanted, shutil.disk_usage(folder).free // FREE_DIVISOR)
+
+
+def write_all(descriptor: int, data: memoryview) -> int:
+    """Write all of ``data`` at the file's position; return its length."""
+    written = 0
+    while written < len(data):
+        written += os.write(descriptor, data[written:])
+    return written
+
+
+def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
+    """Write and flush 4 MiB to 1 GiB for ``seconds``; return a descriptor, which the stack closes.
+
+    It is flushed piece by piece: writes to the page cache do not show how long the disk takes.
+    """
+    size = room(folder, LARGEST)
+    if size < SMALLEST:
+        raise NoSpace(f"has no room for a file of {SMALLEST >> 20} MiB; make room", path=folder)
+    written, deadline = 0, time.monotonic() + seconds
+    try:
+        file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))  # noqa: SIM115 - the stack's
+        data = noise(min(size, CHUNK_BYTES))
+        while written < size and (written < SMALLEST or time.monotonic() < deadline):
+            step = SMALLEST if written < SMALLEST else len(data)
+            written += write_all(file.fileno(), data[: min(step, size - written)])
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(folder)  # not the file's temporary name
+        raise
+    return file.fileno()
+
+
+@contextmanager
+def temporary_folder(beside: Path) -> Iterator[Path]:
+    """Make a new folder in ``beside``, and remove it at the end. Raises OSError where it cannot be made.
+
+    Signals are delayed during the removal, so that a second Ctrl-C leaves nothing behind.
+    """
+    folder = beside / f"{PREFIX}{secrets.token_hex(4)}"
+    try:
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            _remove(folder)
+    except BaseException:
+        _remove(folder)  # a signal may have come before the first removal delayed them
+        raise
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder; SIGINT and SIGTERM, which only the main thread receives, are delayed until then."""
+    held: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if in_main and callable(signal.getsignal(n))]
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
+
+
+MAX_SPAN = min(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
+MAX_READS = 4096  # of a random pass, so that checking that they are cold is quick
+
+Numbers = npt.NDArray[np.int64]
+
+Piece = tuple[int, int]
+"""The number of a file, and an offset in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPlan:
+    """Pieces of ``block`` bytes, or of the rest of their file, to be read by ``depth`` processes at once.
+
+    ``ahead`` is how many pieces are requested before they are read.
+    """
+
+    pieces: list[Piece]
+    block: int
+    depth: int = 1
+    random: bool = False
+    ahead: int = 0
+
+
+@dataclass
+class Cursor:
+    """The share of the files before the next pass, 0 to 1."""
+
+    share: float = 0.0
+
+
+class Forward:
+    """Sequential passes that continue where the last one ended.
+
+    So a disk does not read from its own cache. ``cursor`` may be shared by several block sizes. Not
+    thread-safe.
+    """
+
+    def __init__(self, sizes: Sequence[int], block: int, cursor: Cursor, *, ahead: int = 0) -> None:
+        self.block = block
+        self._total = sum(sizes)
+        self._ends = np.cumsum(-(-np.array(sizes, np.int64) // block))
+        self._cursor = cursor
+        self._ahead = ahead
+
+    def next(self) -> ReadPlan:
+        """Return the blocks in stored order from the cursor on, cyclically; at most MAX_SPAN bytes."""
+        total = int(self._ends[-1])
+        count = max(1, min(total, MAX_SPAN // self.block))
+        numbers = (int(self._cursor.share * total) + np.arange(count)) % total
+        return ReadPlan(_pieces(self._ends, numbers, self.block), self.block, ahead=self._ahead)
+
+    def passed(self, read: int) -> None:
+        """Move the cursor by the ``read`` bytes that were read of the plan."""
+        self._cursor.share = (self._cursor.share + read / self._total) % 1.0
+
+
+class Scattered:
+    """Random passes: blocks of one size, each at most once, anywhere in the files, in a new order."""
+
+    def __init__(self, sizes: Sequence[int], record_bytes: int, *, depth: int) -> None:
+        self.block = -(-record_bytes // PAGE) * PAGE
+        self._ends = np.cumsum(np.maximum(1, np.array(sizes, np.int64) // self.block))
+        self._depth = depth
+        self._rng = np.random.default_rng()
+
+    def next(self) -> ReadPlan:
+        """Return a plan of at most :data:`MAX_READS` reads and :data:`MAX_SPAN` bytes."""
+        total = int(self._ends[-1])
+        count = max(1, min(total, MAX_READS, MAX_SPAN // self.block))
+        numbers = self._rng.choice(total, count, replace=False)
+        return ReadPlan(_pieces(self._ends, numbers, self.block), self.block, depth=self._depth, random=True)
+
+    def passed(self, read: int) -> None:
+        """Do nothing: the next pass has new places."""
+
+
+def _pieces(ends: Numbers, numbers: Numbers, block: int) -> list[Piece]:
+    """The pieces of the blocks with these numbers; ``ends`` counts the blocks up to each file's end."""
+    files = np.searchsorted(ends, numbers, side="right")
+    starts = np.concatenate((np.zeros(1, np.int64), ends))[files]
+    return list(zip(files.tolist(), ((numbers - starts) * block).tolist(), strict=True))
+
+
+# A copy to the start of a page is up to a tenth slower on some processors (source and target then share their
+# low address bits), a copy to 16 bytes past a page, as from malloc, on others; only O_DIRECT needs whole
+# pages.
+CACHE_LINE = 64
+
+CAN_ADVISE = hasattr(os, "posix_fadvise")
+
+
+def buffer(size: int, *, direct: bool) -> memoryview:
+    """Return a buffer at a fast alignment, or at the one that O_DIRECT needs."""
+    return reader_buffer(size, 0 if direct else CACHE_LINE)
+
+
+class Reading(NamedTuple):
+    """The bytes read, the seconds that took, and the pieces."""
+
+    size: int
+    seconds: float
+    pieces: list[Piece]
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.size / max(self.seconds, 1e-9)
+
+
+def read(files: Sequence[int], plan: ReadPlan, *, seconds: float, direct: bool = False) -> Reading:
+    """Read the pieces in order for at most ``seconds``; each process reads at least one.
+
+    ``files`` are descriptors, opened with O_DIRECT if ``direct``. Raises OSError, and WorkerDied where a
+    reading process is killed, or takes START_TIMEOUT_S longer than ``seconds``. Any other exception (Ctrl-C)
+    ends the processes.
+    """
+    for file in files if CAN_ADVISE else ():
+        advice = os.POSIX_FADV_RANDOM if plan.random else os.POSIX_FADV_SEQUENTIAL
+        os.posix_fadvise(file, 0, 0, advice)
+    if plan.depth > 1:
+        return _read_at_once(files, plan, seconds, direct=direct)
+    into, size, count = [buffer(plan.block, direct=direct)], 0, 0
+    began = time.perf_counter()
+    deadline = began + seconds
+    _request(files, plan, 0, plan.ahead)
+    for file, offset in plan.pieces:
+        count += 1
+        if plan.ahead:
+            _request(files, plan, count - 1 + plan.ahead, 1)
+        size += os.preadv(files[file], into, offset)
+        if time.perf_counter() >= deadline:
+            break
+    return Reading(size, time.perf_counter() - began, plan.pieces[:count])
+
+
+def _request(files: Sequence[int], plan: ReadPlan, first: int, count: int) -> None:
+    for file, offset in plan.pieces[first : first + count] if CAN_ADVISE else ():
+        os.posix_fadvise(files[file], offset, plan.block, os.POSIX_FADV_WILLNEED)
+
+
+def _read_at_once(files: Sequence[int], plan: ReadPlan, seconds: float, *, direct: bool) -> Reading:
+    """Read every ``depth``-th piece in each process, timed until the last process ends."""
+    depth = min(plan.depth, len(plan.pieces))
+    order = ORDER.pack(depth, plan.block, 0 if direct else CACHE_LINE, seconds)
+    flat = array.array("q", [part for file, offset in plan.pieces for part in (files[file], offset)])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(Path(reader_process.__file__))],
+            input=order + flat.tobytes(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=files,
+            process_group=0,  # only this process receives Ctrl-C
+            timeout=START_TIMEOUT_S + seconds,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise WorkerDied(
+            f"the reading processes took longer than {late.timeout:g} s; check whether the disk hangs"
+        ) from late
+    if done.returncode or len(done.stdout) != ANSWER.size + depth * REPORT.size:
+        raise WorkerDied("a reading process ended early; check whether the system is out of memory")
+    (began,) = ANSWER.unpack_from(done.stdout)
+    size, ended, passed = 0, began, []
+    for number, count, read_bytes, error, at in REPORT.iter_unpack(done.stdout[ANSWER.size :]):
+        if error:
+            raise OSError(error, os.strerror(error))
+        size, ended = size + read_bytes, max(ended, at)
+        passed += plan.pieces[number::depth][:count]
+    return Reading(size, ended - began, passed)
+
+
+COLD = 0.01  # the greatest share of pages in memory that still counts as cold
+MEMORY_FILESYSTEMS = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")  # tmpfs files can be opened with O_DIRECT
+FADVISE, DIRECT = "posix_fadvise", "O_DIRECT"
+TRIES, PAUSE_S = 6, 0.02  # pages in flight can be dropped once they have arrived
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ColdWay(NamedTuple):
+    """The method of cold reads: ``posix_fadvise``, ``O_DIRECT``, or None with the reason."""
+
+    method: str | None
+    reason: str | None = None
+
+
+def cold_way(files: OpenFiles, filesystem: str) -> ColdWay:
+    """Return the first method that works: dropping pages, confirmed by mincore(2), or O_DIRECT."""
+    if filesystem in MEMORY_FILESYSTEMS:
+        return ColdWay(None, f"{filesystem} keeps its files in memory")
+    first = files.descriptors[0]
+    try:
+        os.pread(first, 1, 0)
+        if not resident(first, [(0, 1)])[0]:
+            return ColdWay(
+                None, f"{filesystem or 'the file system'} has its own cache, which cannot be checked"
+            )
+        kept = drop([first], [(0, 0)], min(files.sizes[0], MAX_SPAN))
+        if kept <= COLD:
+            return ColdWay(FADVISE)
+        why_not = f"{kept:.0%} of the pages stayed in memory"
+    except OSError as error:  # some file systems do not support maps
+        why_not = f"the system does not say which of its pages are in memory ({error.strerror})"
+    if files.open_direct():
+        return ColdWay(DIRECT, why_not)
+    return ColdWay(None, f"{why_not}, and it cannot be read with O_DIRECT")
+
+
+def server_remarks(filesystem: str) -> tuple[str, ...]:
+    """Remarks on what cold reads do not exclude on this file system."""
+    if filesystem in NETWORK_FILESYSTEMS or filesystem.startswith("fuse"):
+        return (f"on {filesystem}, cold means not in this machine's memory; the server's memory is unknown",)
+    return ()
+
+
+def drop(files: Sequence[int], pieces: Sequence[Piece], block: int) -> float:
+    """Drop all pages of the files from the page cache; return the share of the pieces' pages that stayed."""
+    for _ in range(TRIES if CAN_ADVISE else 1):
+        for file in files:
+            forget(file)
+        kept = resident_part(files, pieces, block)
+        if kept <= COLD:
+            break
+        time.sleep(PAUSE_S)
+    return kept
+
+
+def resident_part(files: Sequence[int], pieces: Sequence[Piece], block: int) -> float:
+    """The share of the pieces' pages that are in memory.
+
+    Adjacent pieces are joined: a call of mincore for each would take longer than reading them.
+    """
+    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for file, offset in sorted(pieces):
+        parts = spans[file]
+        begin = parts.pop()[0] if parts and parts[-1][1] == offset else offset
+        parts.append((begin, offset + block))
+    counts = [resident(files[file], parts) for file, parts in spans.items()]
+    return sum(found for found, _ in counts) / max(1, sum(asked for _, asked in counts))
+
+
+def forget(descriptor: int) -> None:
+    """Ask the kernel to drop all pages of an open file; it keeps those that are dirty, mapped or in flight.
+
+    Without ``posix_fadvise`` nothing happens. :func:`resident` reports which pages are left.
+    """
+    with suppress(OSError):  # pages that cannot be flushed stay, which `resident` reports
+        os.fsync(descriptor)
+    if CAN_ADVISE:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def resident(descriptor: int, spans: Iterable[tuple[int, int]] | None = None) -> tuple[int, int]:
+    """Return (pages in memory, pages checked) of an open file, by mincore(2).
+
+    ``spans`` are (begin, end) in bytes, by default the whole file. Raises OSError where the file cannot be
+    mapped. To a process that neither owns the file nor may write it, the kernel reports all pages as in
+    memory.
+    """
+    size = os.fstat(descriptor).st_size
+    if not size:
+        return 0, 0
+    found = asked = 0
+    with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as memory:
+        data = np.frombuffer(memory, np.uint8)
+        try:
+            for begin, end in spans or ((0, size),):
+                begin -= begin % mmap.PAGESIZE
+                length = min(end, size) - begin
+                pages = np.zeros(-(-length // mmap.PAGESIZE), np.uint8)
+                address, states = (
+                    ctypes.c_void_p(data.ctypes.data + begin),
+                    pages.ctypes.data_as(ctypes.c_void_p),
+                )
+                if _libc.mincore(address, ctypes.c_size_t(length), states):
+                    raise OSError(ctypes.get_errno(), f"mincore: {os.strerror(ctypes.get_errno())}")
+                found += int(np.count_nonzero(pages & 1))
+                asked += len(pages)
+        finally:
+            del data  # the map cannot be closed while a view of it exists
+    return found, asked
+
+
+def evict(path: Path) -> None:
+    """Apply :func:`forget` to a file that is not open."""
+    with path.open("rb") as file:
+        forget(file.fileno())
+
+
+def resident_share(path: Path) -> float:
+    """The share of the file's pages that are in memory; 0 for an empty file."""
+    with path.open("rb") as file:
+        found, asked = resident(file.fileno())
+    return found / max(1, asked)

@@ -1,0 +1,93 @@
+"""A script, run by disk_files.py, that reads pieces of files in several processes at once.
+
+Its standard input says what to read, its standard output is the result. It imports almost nothing and has one
+thread and little memory, so that it can fork quickly and safely, which the calling process cannot.
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import struct
+import sys
+import time
+
+ORDER = struct.Struct("<qqqd")  # processes, bytes of a piece, offset of the buffer in its page, seconds
+REPORT = struct.Struct("<qqqqd")  # number, pieces, bytes, errno, time of the end
+ANSWER = struct.Struct("<d")  # time of the start; then each process's report
+
+
+def main() -> None:
+    """Fork the readers, start them at once, and write their reports. Exits with 1 where one ended early."""
+    depth, block, offset, seconds = ORDER.unpack(sys.stdin.buffer.read(ORDER.size))
+    pieces = array.array("q", sys.stdin.buffer.read())
+    (ready, ready_writer), (start, start_writer), (reports, report_writer) = os.pipe(), os.pipe(), os.pipe()
+    for number in range(depth):
+        if not os.fork():
+            os.close(start_writer)
+            own = (pieces[2 * number :: 2 * depth], pieces[2 * number + 1 :: 2 * depth])
+            _read(number, *own, buffer(block, offset), seconds, (ready_writer, start, report_writer))
+    for descriptor in (ready_writer, start, report_writer):
+        os.close(descriptor)
+    _all_of(ready, depth)
+    began = time.perf_counter()
+    os.write(start_writer, bytes(depth))
+    answer = ANSWER.pack(began) + _all_of(reports, depth * REPORT.size)
+    for _ in range(depth):
+        os.wait()  # no other process does, in a container without an init
+    sys.stdout.buffer.write(answer)
+
+
+def _read(
+    number: int,
+    files: array.array[int],
+    offsets: array.array[int],
+    into: memoryview,
+    seconds: float,
+    pipes: tuple[int, int, int],
+) -> None:
+    """Read a forked process's own pieces until they end, the time is over, or its parent is gone.
+
+    It closes each pipe after its last write, so that each pipe ends with the processes that are waited for
+    there.
+    """
+    ready_writer, start, report_writer = pipes
+    parent, error, size, count = os.getppid(), 0, 0, 0
+    os.close(sys.stdout.fileno())
+    os.write(ready_writer, b"r")
+    os.close(ready_writer)
+    if not os.read(start, 1):
+        os._exit(1)
+    deadline = time.perf_counter() + seconds
+    try:
+        for file, offset in zip(files, offsets):  # noqa: B905 - they are slices of one array
+            size += os.preadv(file, [into], offset)
+            count += 1
+            if time.perf_counter() >= deadline or os.getppid() != parent:
+                break
+    except OSError as failed:
+        error = failed.errno or 5
+    os.write(report_writer, REPORT.pack(number, count, size, error, time.perf_counter()))
+    os._exit(0)
+
+
+def _all_of(descriptor: int, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = os.read(descriptor, size - len(found))
+        if not part:
+            sys.exit(1)
+        found += part
+    return found
+
+
+def buffer(size: int, offset: int) -> memoryview:
+    """Return a buffer that begins ``offset`` bytes into a page, with all its pages already in memory."""
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(bytes(len(memory)))  # page faults would otherwise slow the first reads
+    return memoryview(memory)[offset : offset + size]
+
+
+if __name__ == "__main__":
+    main()

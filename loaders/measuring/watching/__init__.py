@@ -1,1 +1,0 @@
-"""The state of a running loader or flow, on a terminal or in a notebook."""

@@ -1,0 +1,308 @@
+"""Orders within parts: numbers displaced within a window, partitions, and parts by weight.
+
+An order sorts the numbers i by i + window * u, with u random in [0, 1). Any range of it is computed by
+itself: the keys between two thresholds belong to numbers less than a window below them, so a block of the
+order takes a block and a window of random numbers, wherever it is, and memory for these. All randomness is
+raw 64-bit Philox output, and all sorting is of unique integers: the order is the same on every platform and
+with every numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import cycle, pairwise
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.order.rng import Purpose, keyed_bits
+
+Records = npt.NDArray[np.int64]
+Stream = Callable[[int, int], Records]
+
+MAX_RECORDS = (1 << 31) - 1  # a 64-bit sort key holds a record's position, its new place and a fraction
+BLOCK = 1 << 16  # places: few enough to be sorted in the cache, in 1 ms
+KEPT = 3  # blocks that adjacent places are in, where they are asked for in any order
+DRAWN = 4  # words of each step of Philox's counter
+
+
+class OrderBlock(NamedTuple):
+    """The numbers at the places from ``start`` to ``stop``."""
+
+    start: int
+    stop: int
+    numbers: Records
+
+
+class DisplacedOrder:
+    """0 .. ``count`` - 1 ordered by i + ``window`` * u, with u uniform in [0, 1) for each i.
+
+    A ``window`` of 1 keeps the order, one of ``count`` orders by u alone. ``bits`` gives each i its u, from
+    its state at this time on. The results are the numbers of a ``stream``, a function of (start, stop), or i.
+    Not thread-safe.
+
+    Blocks of ``block`` numbers, or of a window, are computed when they are asked for, and three are kept.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        window: int,
+        bits: np.random.Philox,
+        stream: Stream | None = None,
+        block: int = BLOCK,
+    ) -> None:
+        self._count = count
+        self._window = window
+        self._bits = bits
+        self._begin = bits.state
+        self._stream = stream
+        self._size = max(block, window)
+        self._computed = 0
+        self._kept: dict[int, OrderBlock] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, places: slice) -> Records:
+        """Return the numbers at adjacent places; read-only."""
+        start, stop, _ = places.indices(self._count)
+        parts = []
+        while start < stop:
+            block = self._block_of(start)
+            parts.append(block.numbers[start - block.start : stop - block.start])
+            start = block.stop
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+
+    def each(self, places: Iterable[int]) -> Iterator[int]:
+        """Yield the number at each of these places, which may be in any order.
+
+        Where they are so far apart that more blocks are computed than there are, all become one: 8 bytes for
+        each number.
+        """
+        start = stop = 0
+        for place in places:
+            if not start <= place < stop:
+                if self._computed * self._size > 2 * (self._count + self._window):
+                    self._size, self._computed, self._kept = self._count + self._window, 0, {}
+                block = self._block_of(place)
+                start, stop, item = block.start, block.stop, block.numbers.item
+            yield item(place - start)
+
+    def _block_of(self, place: int) -> OrderBlock:
+        """The block of a place. A threshold T has T - window to T places before it, and a block a window."""
+        number = place // self._size
+        block = self._block(number)
+        return block if place < block.stop else self._block(number + 1)
+
+    def _block(self, number: int) -> OrderBlock:
+        block = self._kept.pop(number, None) or self._compute(number)
+        self._kept[number] = block
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]  # the one that was not asked for the longest
+        return block
+
+    def _compute(self, number: int) -> OrderBlock:
+        """Sort 64-bit keys: i + window * u, a fixed-point number, in the high bits, and i in the low bits.
+
+        The low bits break ties and are the result.
+        """
+        self._computed += 1
+        first, end = number * self._size, min((number + 1) * self._size, self._count + self._window)
+        lowest, beyond = max(0, first - self._window + 1), min(self._count, end)
+        start = lowest  # the place of the block's first number
+        if self._window == 1:
+            order = np.arange(lowest, beyond, dtype=np.int64)
+        else:
+            index_bits = self._count.bit_length()
+            positions = np.arange(lowest, beyond, dtype=np.uint64)
+            self._bits.state = self._begin
+            steps, rest = divmod(lowest, DRAWN)
+            self._bits.advance(steps)
+            keys = self._bits.random_raw(beyond - DRAWN * steps)[rest:]
+            if self._window < self._count:
+                fraction_bits = min(32, 63 - 2 * index_bits)
+                keys >>= np.uint64(32)
+                keys *= np.uint64(self._window)
+                keys >>= np.uint64(32 - fraction_bits)
+                keys += positions << np.uint64(fraction_bits)
+                reached = keys >= np.uint64(first << fraction_bits)
+                start += int(np.count_nonzero(~reached))
+                inside = reached & (keys < np.uint64(end << fraction_bits))
+                keys, positions = keys[inside], positions[inside]
+            keys <<= np.uint64(index_bits)
+            keys |= positions
+            keys.sort()
+            keys &= np.uint64((1 << index_bits) - 1)
+            order = keys.view(np.int64)
+        numbers = order if self._stream is None else self._stream(lowest, beyond)[order - lowest]
+        numbers.flags.writeable = False
+        return OrderBlock(start, start + len(numbers), numbers)
+
+
+def permutation(count: int, bits: np.random.Philox) -> Records:
+    """Return 0 .. ``count`` - 1 in random order."""
+    return DisplacedOrder(count, window=count, bits=bits)[:]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Partition ``number`` of ``of``: runs of adjacent records, one of each of ``shards``, in stored order.
+
+    A run has a record number of ``firsts``, and as many records as ``counts`` says.
+    """
+
+    number: int
+    of: int
+    shards: Records
+    firsts: Records
+    counts: Records
+
+    @property
+    def records(self) -> int:
+        """The number of records."""
+        return int(self.counts.sum())
+
+    def order(self, window: int, *, seed: int, epoch: int) -> DisplacedOrder:
+        """Return its record numbers in the order of the epoch, displaced by less than ``window`` places."""
+        runs, is_all = self.runs(window, seed=seed, epoch=epoch), self.of == 1 and window >= self.records
+        return DisplacedOrder(
+            self.records,
+            window=min(window, self.records),
+            bits=keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch, item=self.number),
+            stream=None if is_all else _stream_of(self.firsts[runs], self.counts[runs]),
+            block=math.ceil(BLOCK / self.of),  # a rank may have a block of each
+        )
+
+    def runs(self, window: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the order of the runs before records are displaced: random, unless the window has all."""
+        if window >= self.records:
+            return np.arange(len(self.shards))
+        bits = keyed_bits(Purpose.SHARD_ORDER, seed=seed, epoch=epoch, item=self.number)
+        return permutation(len(self.shards), bits)
+
+
+def dealt(shard_counts: Sequence[int], partitions: int) -> list[Partition]:
+    """Return the partitions of shards that have these record counts, in stored order.
+
+    The shards are laid side by side in an order that depends on nothing but their number, and this row is
+    cut: the records of partition p are as many as the places p, p + partitions, ... of an epoch, so that
+    partitions differ by one record at most. A shard at a cut has records of both sides.
+    """
+    counts = np.asarray(shard_counts, np.int64)
+    firsts = np.cumsum(counts) - counts
+    if partitions == 1:
+        return [Partition(0, 1, np.arange(len(counts)), firsts, counts)]
+    row = permutation(len(counts), keyed_bits(Purpose.PARTITION, seed=0, epoch=0))
+    row = row[counts[row] > 0]
+    ends = np.cumsum(counts[row])
+    cuts = np.cumsum([0, *(places_in(int(counts.sum()), number, partitions) for number in range(partitions))])
+    found = []
+    for number, (start, stop) in enumerate(pairwise(cuts)):
+        inside = slice(np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop) + 1)
+        shards, begins = row[inside], ends[inside] - counts[row[inside]]
+        starts, stops = np.maximum(begins, start), np.minimum(ends[inside], stop)
+        stored = np.argsort(shards)
+        runs = shards, firsts[shards] + starts - begins, stops - starts
+        found.append(Partition(number, partitions, *(values[stored] for values in runs)))
+    return found
+
+
+def places_in(places: int, partition: int, partitions: int) -> int:
+    """Return how many of the first ``places`` of an epoch's order are of this partition: each in turn."""
+    return len(range(partition, places, partitions))
+
+
+def _stream_of(firsts: Records, counts: Records) -> Stream:
+    """The record numbers of runs, one after the other: ``counts`` adjacent ones from ``firsts`` on."""
+    ends = np.cumsum(counts)
+    offsets = firsts - (ends - counts)
+
+    def stream(start: int, stop: int) -> Records:
+        first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop, side="left")
+        runs = slice(int(first), int(last) + 1)
+        numbers = np.repeat(offsets[runs], np.diff(np.minimum(ends[runs], stop), prepend=start))
+        numbers += np.arange(start, stop, dtype=np.int64)
+        return numbers
+
+    return stream
+
+
+@dataclass(frozen=True)
+class WeightedParts:
+    """An epoch of as many places as there are records, of which each part has its share by weight.
+
+    ``records`` are the parts' numbers of records, and ``places`` how many places of an epoch each has, one
+    part after the other. A part's places of all epochs, one epoch after the other, go round its records in
+    stored order: a part with more places than records repeats some, and one with fewer goes on in the next
+    epoch where it stopped, so that every record comes equally often, but for one time.
+    """
+
+    records: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weights: object, names: Sequence[str], records: Sequence[int]) -> Self:
+        """Return the parts by their weights, a mapping from each of ``names`` to a number above 0.
+
+        A part's places are its share of all, by largest remainder. Raises UsageError for other weights, and
+        for one that gives a part no place.
+        """
+        if not isinstance(weights, Mapping) or set(weights) != set(names):
+            raise UsageError(f"weights must be a dict with one number for each of {', '.join(names)}")
+        shares = [_share(name, weights[name]) for name in names]
+        places = shared_out(sum(records), shares)
+        for name, count, own in zip(names, places, records, strict=True):
+            if not count or not own:
+                raise UsageError(
+                    f"weights give no place of an epoch to {name}, which has {own} chosen records"
+                )
+        return cls(tuple(records), places)
+
+    def positions(self, places: Records, epoch: int) -> Records:
+        """Return which of all records, in stored order, are at these places of the epoch."""
+        ends = np.cumsum(np.array(self.places, np.int64))
+        parts = np.searchsorted(ends, places, side="right")
+        own = np.array(self.records, np.int64)
+        turns = [epoch * count % size for count, size in zip(self.places, self.records, strict=True)]
+        begins = np.array(turns, np.int64) - ends + self.places
+        inside: Records = places + begins[parts]
+        inside %= own[parts]
+        inside += (np.cumsum(own) - own)[parts]
+        return inside
+
+    def blocks(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """Return how many places an epoch reads together, from the records of each part's shards.
+
+        A part's counts come again, from the first after the last, up to the sum of its places.
+        """
+        blocks = list[int]()
+        for own, places in zip(counts, self.places, strict=True):
+            left, turns = places, cycle(count for count in own if count)
+            while left:
+                blocks.append(min(next(turns), left))
+                left -= blocks[-1]
+        return tuple(blocks)
+
+
+def shared_out(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return whole numbers that add up to ``total``, by largest remainder; of equals, the first has more."""
+    quotas = [total * share / sum(shares) for share in shares]
+    counts = [int(quota) for quota in quotas]
+    by_rest = sorted(range(len(quotas)), key=lambda at: counts[at] - quotas[at])
+    for at in by_rest[: total - sum(counts)]:
+        counts[at] += 1
+    return tuple(counts)
+
+
+def _share(name: str, weight: object) -> Fraction:
+    is_number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
+    if not is_number or not 0 < float(weight) < math.inf:  # type: ignore[arg-type]
+        raise UsageError(f"the weight of {name} must be a number above 0, not {weight!r}")
+    return Fraction(float(weight))  # type: ignore[arg-type]

@@ -1,1 +1,0 @@
-"""The rank of this process among those that train together."""

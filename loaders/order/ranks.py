@@ -1,0 +1,197 @@
+"""The rank of this process in a training of several, and what says so.
+
+The frameworks that are initialised in this process for training in several, and the rank that each knows. A
+framework is asked only where the program has imported it; nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from shardprep.formats.errors import UsageError
+
+TRAINERS = ("chief", "master", "worker")  # the task types that train, in rank order; master is TF 1's chief
+
+
+class ProcessRank(NamedTuple):
+    """A rank and a world size, and the name of what says so."""
+
+    rank: int
+    world_size: int
+    said_by: str
+
+    def __str__(self) -> str:
+        return f"{self.said_by} says rank {self.rank} of {self.world_size}"
+
+    def is_same(self, other: ProcessRank) -> bool:
+        """Whether both are the same rank of the same world."""
+        return self[:2] == other[:2]
+
+    def may_have_started(self, other: ProcessRank) -> bool:
+        """Whether a process of this rank may have started others, of which the other is one."""
+        return other.world_size > self.world_size and other.world_size % self.world_size == 0
+
+
+def rank_and_world_size(
+    rank: int | None = None,
+    world_size: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[int, int]:
+    """Return rank and world size as given, else as an initialised framework or a launcher says, else (0, 1).
+
+    Given values are taken as they are. Else an initialised ``torch.distributed`` or ``jax.distributed``, or a
+    current ``MultiWorkerMirroredStrategy``, is asked, where it is imported already, and then the environment:
+    RANK and WORLD_SIZE, Lightning's LOCAL_RANK, Open MPI, an srun step of Slurm, TF_CONFIG. Raises UsageError
+    where a value is missing or invalid, and where two of them contradict each other. A launcher's process may
+    start several ranks: then the framework's world size is a multiple of the environment's, and counts.
+    """
+    if rank is not None or world_size is not None:
+        return checked_rank("rank", rank, "world_size", world_size)[:2]
+    if groups := process_groups():
+        others = groups[1:]
+        with suppress(UsageError):  # a framework does not need a complete environment
+            launched = launched_rank(environ)
+            if launched and not launched.may_have_started(groups[0]):
+                others.append(launched)
+        for other in others:
+            if not other.is_same(groups[0]):
+                raise UsageError(f"{groups[0]}, but {other}: give the Loader rank= and world_size=")
+        return groups[0][:2]
+    launched = launched_rank(environ)
+    return launched[:2] if launched else (0, 1)
+
+
+def refuse_other_rank(rank: int, world_size: int) -> None:
+    """Raise UsageError where a framework that was initialised in the meantime says another rank."""
+    made_for = ProcessRank(rank, world_size, "the Loader, which was made before that,")
+    for group in process_groups():
+        if not group.is_same(made_for):
+            raise UsageError(
+                f"{group}, but {made_for}: make it after the framework is initialised (in Lightning, in "
+                "train_dataloader()), or give it rank= and world_size="
+            )
+
+
+def process_groups() -> list[ProcessRank]:
+    """Return the rank of this process in each framework that is initialised: PyTorch, JAX, TensorFlow."""
+    found = []
+    torch: Any = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        found.append(ProcessRank(torch.get_rank(), torch.get_world_size(), "torch.distributed"))
+    jax: Any = sys.modules.get("jax")
+    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)  # not before JAX 0.5
+    if is_initialized is not None and is_initialized():
+        found.append(ProcessRank(jax.process_index(), jax.process_count(), "jax.distributed"))
+    distribute: Any = getattr(sys.modules.get("tensorflow"), "distribute", None)
+    strategy = distribute.get_strategy() if distribute is not None and distribute.has_strategy() else None
+    # In strategies other than a MultiWorkerMirroredStrategy, one process reads for all.
+    if strategy is not None and isinstance(strategy, distribute.MultiWorkerMirroredStrategy):
+        resolver = strategy.cluster_resolver
+        cluster = resolver.cluster_spec()
+        sizes = {kind: cluster.num_tasks(kind) for kind in cluster.jobs}
+        rank = rank_of_task(sizes, resolver.task_type, resolver.task_id, said_by="tf.distribute")
+        found += [rank] if rank else []
+    return found
+
+
+LAUNCHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+SLURM_STEPS = 0xFFFFFFF0  # step ids from here on are not srun's: the batch script, an interactive shell
+
+
+def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
+    """Return what the launcher set, None where it set nothing.
+
+    The first of these that is set is used: RANK and WORLD_SIZE, Lightning's, Open MPI's, an srun step's of
+    Slurm, TF_CONFIG. Slurm counts only within a step: a batch script or the shell of salloc has SLURM_NTASKS
+    too, but is one process. Raises UsageError where a value is missing or invalid.
+    """
+    if "RANK" not in environ and "LOCAL_RANK" in environ and "WORLD_SIZE" in environ:
+        return _lightning(environ)
+    names, step = list(LAUNCHERS), environ.get("SLURM_STEP_ID", "")
+    if step.isdecimal() and int(step) < SLURM_STEPS:
+        # A step may have fewer tasks than the job; older Slurm has only SLURM_NTASKS.
+        size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+        names.append(("SLURM_PROCID", size))
+    for rank_name, size_name in names:
+        if rank_name in environ or size_name in environ:
+            return checked_rank(rank_name, environ.get(rank_name), size_name, environ.get(size_name))
+    if environ.get("TF_CONFIG"):
+        return _tf_config(environ["TF_CONFIG"])
+    return None
+
+
+def _lightning(environ: Mapping[str, str]) -> ProcessRank:
+    """The rank of a process that Lightning's own launcher started: node by node."""
+    node = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))
+    local, world_size = environ["LOCAL_RANK"], environ["WORLD_SIZE"]
+    if node == "0":
+        return checked_rank("LOCAL_RANK", local, "WORLD_SIZE", world_size)
+    per_node = environ.get("LOCAL_WORLD_SIZE", "")
+    if not all(number.isdecimal() for number in (node, local, per_node)):
+        raise UsageError(
+            f"NODE_RANK={node}, LOCAL_RANK={local} and WORLD_SIZE={world_size} do not say this process's rank: set "
+            "LOCAL_WORLD_SIZE too, or make the Loader once torch.distributed is initialised (in Lightning, in "
+            "train_dataloader()), or give it rank= and world_size="
+        )
+    rank = int(node) * int(per_node) + int(local)
+    return checked_rank("NODE_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK", rank, "WORLD_SIZE", world_size)
+
+
+def _tf_config(text: str) -> ProcessRank | None:
+    """Return the task's rank; None for an evaluator, and where there is no cluster."""
+    try:
+        config = json.loads(text)
+        cluster = config.get("cluster") or {}
+        task = config.get("task") or {}
+        sizes = {kind: len(tasks) for kind, tasks in cluster.items()}
+        kind, index = task.get("type"), task.get("index")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f"TF_CONFIG is not a cluster and a task in JSON: {error}") from error
+    return rank_of_task(sizes, kind, index, said_by="TF_CONFIG")
+
+
+def rank_of_task(
+    sizes: Mapping[str, int], kind: str | None, index: int | None, *, said_by: str
+) -> ProcessRank | None:
+    """Return the rank of a task of a TensorFlow cluster, the chief's first, then the workers'.
+
+    ``sizes`` are the numbers of tasks by type. None for an evaluator, and where there is no cluster. Raises
+    UsageError for a task that does not train, or that the cluster does not have.
+    """
+    if not sizes or kind == "evaluator":
+        return None
+    if kind not in TRAINERS:
+        raise UsageError(f"{said_by} has the task type {kind!r}: only {', '.join(TRAINERS)} read data")
+    trainers = [sizes.get(name, 0) for name in TRAINERS]
+    place = TRAINERS.index(kind)
+    if not isinstance(index, int) or not 0 <= index < trainers[place]:
+        raise UsageError(f"{said_by} has the task {kind} {index!r} in a cluster of {trainers[place]}")
+    return ProcessRank(sum(trainers[:place]) + index, sum(trainers), said_by)
+
+
+def checked_rank(
+    rank_name: str, rank: int | str | None, size_name: str, size: int | str | None
+) -> ProcessRank:
+    """Return the rank of two values and their names. Raises UsageError for a missing or invalid value."""
+    for name, value, other in ((rank_name, rank, size_name), (size_name, size, rank_name)):
+        if value is None:
+            raise UsageError(f"{other} is set but {name} is not: set both or neither")
+    number, count = _number(rank_name, rank), _number(size_name, size)
+    if count < 1:
+        raise UsageError(f"{size_name} must be at least 1, not {count}")
+    if not 0 <= number < count:
+        raise UsageError(f"{rank_name} must be from 0 to {count - 1} ({size_name} is {count}), not {number}")
+    return ProcessRank(number, count, f"{rank_name} and {size_name}")
+
+
+def _number(name: str, value: int | str | None) -> int:
+    try:
+        return int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} must be a whole number, not {value!r}") from None

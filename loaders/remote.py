@@ -1,0 +1,23 @@
+"""Batches between machines, authenticated and exact."""
+
+from __future__ import annotations
+
+from shardprep.loaders.machines.handshake import NotAdmitted, WrongReceiver
+from shardprep.loaders.machines.keys import PlaintextWire, ReceiverKeys, SenderKeys
+from shardprep.loaders.machines.receive import RemoteSource
+from shardprep.loaders.machines.serve import Refused, serve
+from shardprep.loaders.machines.wire import RemoteStats, SenderReport, SenderStats
+
+__all__ = [
+    "NotAdmitted",
+    "PlaintextWire",
+    "ReceiverKeys",
+    "Refused",
+    "RemoteSource",
+    "RemoteStats",
+    "SenderKeys",
+    "SenderReport",
+    "SenderStats",
+    "WrongReceiver",
+    "serve",
+]

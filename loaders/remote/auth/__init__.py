@@ -1,1 +1,0 @@
-"""Keys, and the proof of being a sender or a receiver."""

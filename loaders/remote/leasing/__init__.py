@@ -1,1 +1,0 @@
-"""Which sender makes which step."""

@@ -1,1 +1,0 @@
-"""From a source to TensorFlow's queues and staging areas."""

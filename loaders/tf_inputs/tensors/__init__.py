@@ -1,1 +1,0 @@
-"""Batches as tensors, and their signature."""

@@ -1,0 +1,484 @@
+"""Peers that try to abort, block or fill a receiver or a sender, and those that vanish."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from shardprep.formats.errors import OperationError
+from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.frames import send_batches
+from shardprep.loaders.machines import socket as frame_socket
+from shardprep.loaders.machines.codec import FrameKind, pack_note, read_head
+from shardprep.loaders.machines.frames import FrameReceiver, ReceiverGone, SenderFailed
+from shardprep.loaders.machines.keys import load_public, load_secret
+from shardprep.loaders.machines.ledger import StepLease
+from shardprep.loaders.machines.serve import Refused
+from shardprep.loaders.machines.wire import Welcome, pack_lease
+from shardprep.loaders.remote import RemoteSource, serve
+from support.key_files import KeyFolder
+from support.remote_ends import ANY_PORT, TIMEOUT_S, eventually, line_of, numbers, serving
+from support.zmtp_peer import (
+    COMMAND,
+    MORE,
+    PING,
+    ZMTP_2_ADDRESS,
+    ZMTP_2_GREETING,
+    address_of,
+    connected,
+    frame,
+    read_frame,
+    reset,
+    shake_hands,
+)
+
+# A process that has a receiver, does something else while a line is awaited, and then draws for a moment.
+TRAINING = """
+import sys, threading
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.frames import FrameReceiver
+from shardprep.loaders.remote import ReceiverKeys, RemoteSource
+
+kind, *keys = sys.argv[1:]
+options = {"keys": ReceiverKeys(*keys)} if keys else {}
+receiver = {"frames": FrameReceiver, "remote": RemoteSource}[kind]("tcp://127.0.0.1:*", **options)
+print(receiver.endpoint, flush=True)
+sys.stdin.readline()
+threading.Timer(0.5, receiver.close).start()
+try:
+    list(receiver)
+except UsageError:
+    print("closed", flush=True)
+"""
+
+
+CLOSING = """
+import sys
+from shardprep.loaders.frames import FrameReceiver
+
+for _ in range(10):
+    with FrameReceiver("tcp://127.0.0.1:*") as receiver:
+        print(receiver.endpoint, flush=True)
+        sys.stdin.readline()
+"""
+
+
+@contextmanager
+def training(kind: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", TRAINING, kind, *map(str, words)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def draws_on(process: subprocess.Popen[str]) -> None:
+    """Check that the process lives, draws and ends in order."""
+    said, complained = process.communicate("\n", timeout=TIMEOUT_S)
+    assert (said, process.returncode) == ("closed\n", 0), complained
+
+
+def memory() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# Against receivers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["frames", "remote"])
+def test_a_peer_that_pings_among_a_flood_and_resets_does_not_abort_a_training(kind: str) -> None:
+    with training(kind) as process:
+        with connected(line_of(process)) as peer:
+            peer.sendall((frame(b"x") * 100 + PING) * 10)
+            time.sleep(0.2)
+            reset(peer)
+        draws_on(process)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("kind", ["frames", "remote", "remote with keys"])
+def test_a_peer_that_resets_after_a_flood_does_not_abort_a_training_that_does_not_read(
+    kind: str, tmp_path: Path
+) -> None:
+    keys = KeyFolder(tmp_path)
+    given = (keys.receiver.secret, keys.receiver.allowed) if "keys" in kind else ()
+    with training(kind.split()[0], *given) as process:
+        endpoint = line_of(process)
+        if given:
+            flood_with_key(endpoint, keys)
+        else:
+            with connected(endpoint) as peer:
+                peer.settimeout(1)
+                with suppress(OSError):
+                    peer.sendall(frame(b"x") * 200_000)
+                reset(peer)
+        time.sleep(7)  # the heartbeat that aborted it came after 5 s
+        draws_on(process)
+
+
+def flood_with_key(endpoint: str, keys: KeyFolder) -> None:
+    own = load_secret(keys.sender().secret)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.CURVE_SERVERKEY, load_public(keys.sender().receiver))
+        peer.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+        peer.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.setsockopt(zmq.SNDHWM, 0)
+        with peer.get_monitor_socket(zmq.EVENT_CONNECTED) as events:
+            peer.connect(endpoint)
+            number = int.from_bytes(events.recv_multipart()[0][2:6], sys.byteorder)
+            peer.disable_monitor()
+        with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection:
+            connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )  # closing resets it
+        for _ in range(200_000):
+            peer.send(b"x")
+        time.sleep(1)
+
+
+@pytest.mark.torture
+def test_handshakes_of_old_protocols_do_not_abort_a_receiver_that_closes() -> None:
+    command = [sys.executable, "-c", CLOSING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        for _ in range(10):
+            address = address_of(line_of(process))
+            peers = [socket.create_connection(address) for _ in range(300)]
+            for peer in peers:
+                peer.sendall(ZMTP_2_GREETING)
+            time.sleep(0.1)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            for peer in peers:
+                with suppress(OSError):
+                    peer.sendall(ZMTP_2_ADDRESS)
+                peer.close()
+        assert process.wait(TIMEOUT_S) == 0
+
+
+CONNECTING = """
+import sys, threading
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.frames import FrameReceiver
+
+receiver = FrameReceiver(sys.argv[1], bind=False)
+threading.Timer(4, receiver.close).start()
+try:
+    list(receiver)
+except UsageError:
+    print("closed", flush=True)
+"""
+
+
+@pytest.mark.torture
+def test_connections_that_end_within_messages_do_not_abort_a_receiver_that_connects() -> None:
+    message = frame(b"x", MORE) * 500 + frame(b"x")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(1)
+        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        with subprocess.Popen(
+            [sys.executable, "-c", CONNECTING, endpoint], stdout=subprocess.PIPE, text=True
+        ) as process:
+            while process.poll() is None:
+                with suppress(OSError, EOFError):
+                    peer, _ = listener.accept()
+                    shake_hands(peer, b"DEALER")
+                    peer.sendall(message * 15)
+                    reset(peer)
+            assert process.communicate() == ("closed\n", None)
+
+
+def frames() -> FrameReceiver:
+    return FrameReceiver(ANY_PORT, limit_bytes=1 << 20)
+
+
+def remote() -> RemoteSource:
+    return RemoteSource(ANY_PORT, limit_bytes=1 << 20)
+
+
+def pour(connection: socket.socket, flood: bytes) -> None:
+    while True:
+        connection.sendall(flood)
+
+
+FLOODS = {"messages": frame(b"x") * (1 << 16), "one message": frame(bytes(1 << 16), MORE) * (1 << 6)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS.keys())
+@pytest.mark.parametrize("make", [frames, remote], ids=lambda make: make.__name__)
+def test_a_peer_that_floods_a_receiver_that_does_not_read_is_disconnected(
+    make: Callable[[], FrameReceiver | RemoteSource], flood: bytes
+) -> None:
+    with make() as receiver:
+        before = memory()
+        with connected(receiver.endpoint) as peer, pytest.raises(ConnectionError):
+            pour(peer, flood)
+        assert memory() < before + (500 << 20)
+        with ThreadPoolExecutor(1) as pool:
+            send = send_batches if isinstance(receiver, FrameReceiver) else serve
+            sent: Future[Any] = pool.submit(send, numbers(Path()), receiver.endpoint)
+            assert len(list(receiver)) == 15
+            receiver.close()
+            sent.result(TIMEOUT_S)
+
+
+def test_a_receiver_listens_at_several_endpoints(tmp_path: Path) -> None:
+    places = [ANY_PORT, f"ipc://{tmp_path}/frames"]
+    with FrameReceiver(places, senders=2) as receiver, ThreadPoolExecutor(2) as pool:
+        for place in receiver.endpoints:
+            pool.submit(send_batches, numbers(Path()), place, name=place)
+        assert len(list(receiver)) == 30
+    for number in range(2):
+        with (
+            RemoteSource(places) as source,
+            serving(lambda: numbers(Path()), source.endpoints[number]),
+            source,
+        ):
+            assert len(list(source)) == 15
+
+
+# Peers that vanish
+
+
+@pytest.fixture
+def other_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+    """How to run a program in a network of its own, as a command; ``"down"`` cuts its cable."""
+    if os.geteuid() != 0 or subprocess.run(["ip", "netns"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root and ip, for a network that can be cut")
+    monkeypatch.setattr(frame_socket, "VANISHED_S", 3)
+    monkeypatch.setattr(frame_socket, "PROBE_INTERVAL_S", 1)
+    name = f"prep{os.getpid()}"
+    net = f"10.{os.getpid() % 250}.{os.getpid() // 250 % 250}"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", f"v{name}", "type", "veth", "peer", "name", "cable", "netns", name)
+        ip("addr", "add", f"{net}.1/24", "dev", f"v{name}")
+        ip("link", "set", f"v{name}", "up")
+        ip("-n", name, "addr", "add", f"{net}.2/24", "dev", "cable")
+        ip("-n", name, "link", "set", "cable", "up")
+
+        def machine(what: str, *words: str) -> list[str]:
+            if what == "down":
+                ip("-n", name, "link", "set", "cable", "down")
+            if what == "run":
+                return ["ip", "netns", "exec", name, sys.executable, "-c", *words]
+            return [f"{net}.1", f"{net}.2"]
+
+        yield machine
+    finally:
+        subprocess.run(["ip", "link", "del", f"v{name}"], check=False)
+        ip("netns", "del", name)
+
+
+STUCK = """
+import sys, time
+from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.frames import FrameReceiver, send_batches
+from shardprep.loaders.remote import serve
+
+def item(number):
+    if number > 2:
+        time.sleep(3600)
+    return [b"item"]
+
+kind, endpoint = sys.argv[1:]
+if kind == "receiver":
+    receiver = FrameReceiver(endpoint)
+    print("listens", flush=True)
+    for _ in receiver:
+        time.sleep(3600)
+flow = Flow.from_iterable(range(9)).map(item)
+send_batches(flow, endpoint) if kind == "frames" else serve(flow, endpoint, insecure=True)
+"""
+
+
+@pytest.mark.torture
+@pytest.mark.filterwarnings("ignore::shardprep.loaders.machines.keys.PlaintextWire")
+@pytest.mark.parametrize("kind", ["frames", "remote", "receiver"])
+def test_a_machine_that_vanishes_is_noticed(kind: str, other_machine: Callable[..., list[str]]) -> None:
+    here, there = other_machine("addresses")
+
+    def run(endpoint: str) -> subprocess.Popen[str]:
+        command = other_machine("run", STUCK, kind, endpoint)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    if kind == "frames":
+        with FrameReceiver(f"tcp://{here}:*") as receiver, run(receiver.endpoint) as process:
+            epoch = iter(receiver)
+            assert len([next(epoch) for _ in range(3)]) == 3
+            other_machine("down")
+            with pytest.raises(SenderFailed, match="disconnected after 3"):
+                next(epoch)
+            process.kill()
+    elif kind == "remote":
+        with RemoteSource(f"tcp://{here}:*", insecure=True) as source, run(source.endpoint) as process:
+            drawn = iter(source)
+            assert len([next(drawn) for _ in range(3)]) == 3
+            other_machine("down")
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(next, drawn)
+                eventually(lambda: not source.stats().senders)
+                source.close()
+            process.kill()
+    else:
+        with run(endpoint := f"tcp://{there}:7777") as process:
+            assert line_of(process) == "listens"
+            threading.Timer(1, other_machine, ["down"]).start()
+            with pytest.raises(ReceiverGone):
+                send_batches(itertools.repeat([b"item"]), endpoint)
+            process.kill()
+
+
+# Against senders
+
+
+@contextmanager
+def hostile(*, frames: bool = False) -> Iterator[tuple[str, Callable[[], socket.socket]]]:
+    """A place where a receiver should listen, and a function that takes a sender's connection."""
+    welcome = pack_note(FrameKind.WELCOME, 10**9, limit=1 << 40) if frames else Welcome(7, 1 << 40).pack()
+
+    def accept() -> socket.socket:
+        connection, _ = listener.accept()
+        shake_hands(connection, b"ROUTER")
+        read_frame(connection)  # HELLO
+        connection.sendall(frame(bytes(welcome[0])))
+        return connection
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(TIMEOUT_S)
+        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}", accept
+
+
+def note(kind: FrameKind, number: int = 0, **values: Any) -> bytes:
+    return frame(bytes(pack_note(kind, number, **values)[0]))
+
+
+def lease(number: int, start: int, stop: int) -> bytes:
+    return frame(bytes(pack_lease(7, StepLease(number, 0, start, stop))[0]))
+
+
+STOP = note(FrameKind.STOP, text="enough")
+STEPS = 1000
+
+
+def steps() -> Flow:
+    return Flow.from_iterable(range(STEPS))
+
+
+def forever() -> Iterator[Any]:
+    return (np.zeros(1) for _ in itertools.count())
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        lease(2**64 - 1, 0, 1),
+        lease(1, 2**62, 2**62 + 1),
+        lease(1, STEPS - 1, STEPS + 1),
+        frame(b"", MORE) * 10_000,
+    ],
+    ids=["an id", "a step", "beyond the end", "many buffers"],
+)
+def test_an_absurd_lease_does_no_harm_to_a_sender(absurd: bytes) -> None:
+    with hostile() as (endpoint, accept), ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(serve, steps(), endpoint)
+        with accept() as connection:
+            connection.sendall(absurd + frame(b"") + lease(2, 7, 8))
+            assert read_head(read_frame(connection)).number == 7
+            connection.sendall(STOP)
+            with pytest.raises(Refused, match="enough"):
+                sent.result(TIMEOUT_S)
+
+
+@pytest.mark.slow
+def test_a_sender_keeps_few_of_the_steps_that_a_receiver_asks_for() -> None:
+    with hostile() as (endpoint, accept), ThreadPoolExecutor(1) as pool:
+        before = memory()
+        sent = pool.submit(serve, Flow.from_callable(forever), endpoint, identity="endless")
+        with accept() as connection:
+            connection.sendall(b"".join(lease(n + 1, n << 16, (n + 1) << 16) for n in range(50)))
+            assert read_head(read_frame(connection)).number == 0
+            assert memory() < before + (100 << 20)
+            connection.sendall(STOP)
+            with pytest.raises(Refused, match="enough"):
+                sent.result(TIMEOUT_S)
+
+
+ENDLESS = {
+    "garbage": frame(b"x") * 10_000,
+    "notes": note(FrameKind.CREDIT) * 10_000,
+    "commands": frame(b"\x09SUBSCRIBE", COMMAND) * 10_000,
+    "one message": FLOODS["one message"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", ENDLESS.values(), ids=ENDLESS.keys())
+def test_a_receiver_that_sends_without_end_is_left(flood: bytes) -> None:
+    with hostile(frames=True) as (endpoint, accept), ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(send_batches, itertools.repeat([b"item"]), endpoint)
+        with accept() as connection, suppress(ConnectionError):
+            pour(connection, flood)
+        with pytest.raises(OperationError, match=r"more messages than a receiver|closed or disconnected"):
+            sent.result(TIMEOUT_S)
+
+
+@pytest.mark.slow
+def test_small_batches_do_not_pile_up_for_a_receiver_that_does_not_read() -> None:
+    drawn = 0
+
+    def batches() -> Iterator[Any]:
+        nonlocal drawn
+        for drawn in range(5000):  # noqa: B007
+            yield [bytes(50_000)]
+
+    with hostile(frames=True) as (endpoint, accept), ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(send_batches, batches, endpoint)
+        with accept():
+            before = -1
+            while before != (before := drawn):
+                time.sleep(1)
+            assert drawn < 2000  # what TCP holds
+        with pytest.raises(ReceiverGone):
+            sent.result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [Flow.from_callable(forever), Flow.from_parts(lambda part: forever(), parts=2)],
+    ids=["flow", "parts"],
+)
+def test_a_sender_that_passes_over_items_hears_that_the_receiver_stops(flow: Flow) -> None:
+    with hostile() as (endpoint, accept), ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(serve, flow, endpoint, identity="endless")
+        with accept() as connection:
+            connection.sendall(lease(1, 2**40, 2**40 + 1))
+            time.sleep(0.2)
+            connection.sendall(STOP)
+            with pytest.raises(Refused, match="enough"):
+                sent.result(TIMEOUT_S)

@@ -1,0 +1,146 @@
+"""A program: a collection of many records without images, of which an epoch is stepped through.
+
+Its arguments are a folder and the number of parts, each of 2**24 records. It prints its measurements as JSON.
+
+The index files have holes: only the rows that are read are written. They are not hashed: this program seals
+them itself, which a user's program has no reason to do.
+"""
+
+import json
+import os
+import re
+import sys
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from shardprep.formats import PlanOptions
+from shardprep.formats.records.labels import LabelSpace, official_words
+from shardprep.formats.runtime import seal
+from shardprep.formats.shards.files import FileEntry, table_header
+from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.tables import index_dtype
+from shardprep.formats.storage.collection import Collection, CollectionFile, PartEntry
+from shardprep.loaders import LocalShuffle
+from shardprep.loaders.loader.options import Subset, plan_of
+from shardprep.loaders.order.epoch import Epoch
+
+RECORDS, SHARDS = 1 << 24, 256  # of a part
+SHARD = RECORDS // SHARDS
+WINDOW, BATCH, RANKS, STEPS = 1 << 16, 256, 8, 20
+ROW = index_dtype(25)
+HEADER = table_header(ROW, RECORDS)
+NO_DIGEST = "sha256:" + "0" * 64
+
+
+def make_part(folder: Path, number: int) -> PartEntry:
+    folder.mkdir(parents=True)
+    with (folder / "index.npy").open("wb") as file:
+        file.write(HEADER)
+        file.truncate(len(HEADER) + RECORDS * ROW.itemsize)
+    size = (folder / "index.npy").stat().st_size
+    manifest = Manifest(
+        split="train",
+        records=RECORDS,
+        image_bytes=RECORDS * 100_000,
+        partial=False,
+        class_sorted=False,
+        skipped=0,
+        labels=LabelSpace.of(official_words()),
+        source={"layout": f"part {number}"},
+        plan=PlanOptions().__dict__ | {"sha256": NO_DIGEST},
+        container="lmdb",
+        writer={},
+        tables=(FileEntry("index.npy", size, NO_DIGEST, RECORDS),),
+        shards=tuple(
+            FileEntry(f"shard-{n:05d}.lmdb", SHARD * 100_100, NO_DIGEST, SHARD) for n in range(SHARDS)
+        ),
+        content_root=f"blake3:{number:064x}",
+    )
+    (folder / "manifest.json").write_bytes(manifest.to_bytes())
+    return PartEntry.of(folder.name, folder.name, manifest)
+
+
+def write_rows(folder: Path, numbers: np.ndarray) -> None:
+    """Write the rows of these record numbers where they belong."""
+    rows = np.zeros(1, ROW)
+    for number in numbers.tolist():
+        part, inside = divmod(number, RECORDS)
+        rows["key"], rows["label"] = f"record {number}", number % 1000
+        rows["shard"], rows["ordinal"] = divmod(inside, SHARD)
+        with (folder / f"part-{part:02d}/index.npy").open("r+b") as file:
+            os.pwrite(file.fileno(), rows.tobytes(), len(HEADER) + inside * ROW.itemsize)
+
+
+def seal_all(folder: Path) -> None:
+    seal.YOUNG_NS = 0
+    for part in json.loads((folder / "collection.json").read_bytes())["parts"]:
+        status = (folder / part["path"] / "index.npy").stat()
+        assert seal.Seal(status, part["root"]).keep(status)
+
+
+def peak() -> int:
+    """Kilobytes of memory that this process had at the most."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(found[1]) if found else 0
+
+
+def rank_of(collection: Collection, rank: int) -> tuple[Subset, Epoch]:
+    subset = Subset.of(collection, None, None)
+    options = {"seed": 1, "batch_size": BATCH, "rank": rank, "world_size": RANKS, "drop_last": True}
+    plan = plan_of(subset, shuffle=LocalShuffle(WINDOW), **options)
+    return subset, Epoch(plan, 5)
+
+
+def check_order(epoch: Epoch, records: int) -> None:
+    """Check around some shards that each of their records comes once, within the window of its place."""
+    order, shards = epoch.plan.order(5), epoch.plan.shards(5)
+    for at in (0, len(shards) // 3, len(shards) - 1):
+        begin = at * SHARD
+        found = order[max(0, begin - WINDOW) : min(records, begin + SHARD + WINDOW)]
+        first = int(shards[at]) * SHARD
+        inside = np.sort(found[(found >= first) & (found < first + SHARD)])
+        assert (inside == np.arange(first, first + SHARD)).all()
+        assert len(np.unique(found)) == len(found)
+
+
+def main(folder: Path, parts: int) -> None:
+    entries = tuple(make_part(folder / f"part-{number:02d}", number) for number in range(parts))
+    (folder / "collection.json").write_bytes(CollectionFile(entries).to_bytes())
+    seal_all(folder)
+    with Collection(folder) as collection:
+        wanted = np.concatenate(list(islice(rank_of(collection, 3)[1].batches(), STEPS)))
+    write_rows(folder, wanted)
+    seal_all(folder)
+
+    began = perf_counter()
+    with Collection(folder) as collection:
+        opened = perf_counter()
+        subset, epoch = rank_of(collection, 3)
+        found, times = [], []
+        for places in islice(epoch.batches(), STEPS):
+            found.append(subset.items_at(places, epoch.number))
+            times.append(perf_counter())
+        memory = peak()
+        items = np.concatenate(found)
+        assert (items["number"] == wanted).all()
+        assert items["key"].tolist() == [f"record {number}".encode() for number in wanted.tolist()]
+        assert (items["shard"] == wanted // SHARD).all()
+        check_order(epoch, len(collection))
+        print(
+            json.dumps(
+                {
+                    "records": len(collection),
+                    "open_s": opened - began,
+                    "first_batch_s": times[0] - opened,
+                    "batch_s": (times[-1] - times[0]) / (STEPS - 1),
+                    "peak_kb": memory,
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

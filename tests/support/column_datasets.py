@@ -1,0 +1,130 @@
+"""Datasets with columns, converted from a source in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.conversion.finish import finish
+from shardprep.formats.conversion.jobs import shard_jobs
+from shardprep.formats.conversion.plan import PlanOptions, plan
+from shardprep.formats.conversion.shard import build_shard
+from shardprep.formats.conversion.work_folder import COUNTERS_NAME, ProgressCounters, WorkFolder
+from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.sources.listing import EntryTable
+from shardprep.formats.sources.source import ByteReader, Listing
+from support.image_files import JPEG
+
+EVERY_KIND = Schema(
+    [
+        Field("mask", "image"),
+        Field("sound", "bytes"),
+        Field("caption", "text"),
+        Field("about", "json"),
+        Field("age", "int"),
+        Field("score", "float"),
+        Field("colour", "label", ("blue", "red")),
+        Field("tags", "labels", ("big", "new", "old")),
+        Field("boxes", "float32[*,4]"),
+        Field("vector", "float16[3]"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ListReader(ByteReader):
+    """Reader of images and values in memory; an entry's offset is its place."""
+
+    images: tuple[bytes, ...]
+    encoded: tuple[tuple[bytes, ...], ...]
+    bad: int = -1
+
+    def read(self, entry: np.void) -> bytes:
+        return self.images[entry["offset"]]
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        if entry["offset"] == self.bad:
+            raise BadValue("the column caption is not text")
+        return self.encoded[entry["offset"]]
+
+    def where(self, entry: np.void) -> str:
+        return f"item {entry['offset']}"
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+def every_kind(number: int) -> dict[str, Any]:
+    """Values for EVERY_KIND that differ from record to record."""
+    return {
+        "mask": JPEG,
+        "sound": bytes(range(number % 200)),
+        "caption": f"grün {number}",
+        "about": {"number": number, "parts": [None, True]},
+        "age": number - 3,
+        "score": number / 7,
+        "colour": number % 3 - 1,
+        "tags": [number % 3],
+        "boxes": np.full((number % 4, 4), number, np.float32),
+        "vector": np.arange(number, number + 3).astype(np.float16),
+    }
+
+
+def write_columns(
+    output: Path,
+    records: int = 12,
+    schema: Schema = EVERY_KIND,
+    *,
+    image: bytes | None = JPEG,
+    options: PlanOptions | None = None,
+    instead: Mapping[str, bytes] | None = None,
+    bad: int = -1,
+) -> Manifest:
+    """Write a dataset of so many records with the values of :func:`every_kind`.
+
+    The encoded values of the record ``k0003`` are those of ``instead`` where it has any.
+    """
+    own = {} if image is None else {"image": image}
+    samples = [every_kind(number) | own for number in range(records)]
+    options = options or PlanOptions(shard_size=4 * (len(image or b"") + 1000))
+    return write_samples(output, samples, schema, options=options, bad=bad, instead=instead)
+
+
+def write_samples(
+    output: Path,
+    samples: list[dict[str, Any]],
+    schema: Schema,
+    *,
+    options: PlanOptions | None = None,
+    instead: Mapping[str, bytes] | None = None,
+    bad: int = -1,
+) -> Manifest:
+    """Write a dataset of dicts of an image, if there are images, and of the values of the schema.
+
+    Keys are k0000, k0001 and so on, labels 0 and 1 in turn.
+    """
+    encoded = [tuple(f.codec.encode(s[f.name]) for f in schema) for s in samples]
+    images = tuple(sample.get("image", b"") for sample in samples)
+    if instead:
+        encoded[3] = tuple(instead.get(f.name, value) for f, value in zip(schema, encoded[3], strict=True))
+    table = EntryTable(output)
+    for number, values in enumerate(encoded):
+        size = sum(map(len, (*values, images[number])))
+        table.append(f"k{number:04}", number % 2, length=size, offset=number)
+    listing = Listing(
+        "train", "memory", table.finish(), LabelSpace.of(["a", "b"]),
+        ListReader(images, tuple(encoded), bad), schema=schema, has_images=any(images),
+    )  # fmt: skip
+    planned = plan(listing, options or PlanOptions(order="key"))
+    with WorkFolder(output) as work_folder:
+        ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
+        jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)
+        built = [build_shard(job) for job in jobs]
+        return finish(work_folder, planned, listing, built, None)

@@ -1,0 +1,53 @@
+"""An OpenCV that crashes at certain images, in every process that is started while it is installed."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.image_files import encoded, pixels, segment
+
+CRASH = b"this one crashes the decoder by signal "
+
+# Run by each interpreter that starts with the folder on its path.
+_SITE = f"""\
+import os, re
+import cv2
+
+decode = cv2.imdecode
+
+def imdecode(data, flags):
+    if found := re.search({CRASH!r} + rb"([0-9]+)", data.tobytes()):
+        os.kill(os.getpid(), int(found[1]))
+    return decode(data, flags)
+
+cv2.imdecode = imdecode
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make child processes, but not this one, crash at the images that :func:`crashing` makes."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(_SITE)
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), path])))
+    assert "sitecustomize" not in sys.modules or not hasattr(sys.modules["sitecustomize"], "imdecode")
+
+
+def crashing(jpeg: bytes, number: signal.Signals = signal.SIGSEGV) -> bytes:
+    """An intact image at which the installed decoder crashes by that signal."""
+    return jpeg[:2] + segment(0xFE, CRASH + str(int(number)).encode()) + jpeg[2:]
+
+
+def write_images(
+    folder: Path, count: int, *crashing_ones: int, number: signal.Signals = signal.SIGSEGV
+) -> Path:
+    """Folders of two classes with so many different images, some of which crash the decoder."""
+    for at in range(count):
+        image = encoded(pixels(8 + at, 9, 3))
+        path = folder / f"class{at % 2}" / f"{at:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(crashing(image, number) if at in crashing_ones else image)
+    return folder

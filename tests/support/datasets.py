@@ -1,0 +1,91 @@
+"""Making, comparing and damaging datasets in tests."""
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from shardprep.cli.app import run
+from shardprep.formats import PlanOptions, convert
+from shardprep.formats.shards.manifest import Manifest
+
+UNHASHED = {"provenance.json"}
+
+
+def converted(
+    source: Path, output: Path, *, split: str = "train", workers: int = 0, **options: object
+) -> Manifest:
+    """Convert one split in this process, or in workers; return its manifest."""
+    plan_options = PlanOptions(**{"shard_size": 60_000, **options})  # type: ignore[arg-type]
+    (done,) = convert(source, output, split=split, plan_options=plan_options, workers=workers)
+    return done.manifest
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file below a folder with its SHA-256, except the provenance, which contains the time."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in UNHASHED
+    }
+
+
+def writable(path: Path) -> Path:
+    """Make a published file writable, to damage it."""
+    path.chmod(0o644)
+    return path
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    """Flip one bit, so that the byte always changes."""
+    with writable(path).open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def unpack(archives: Path, root: Path) -> Path:
+    """The archives as an extracted tree: train/<wnid>, val flat, test flat."""
+    for split in ("train", "val", "test"):
+        with tarfile.open(archives / f"ILSVRC2012_img_{split}.tar") as outer:
+            for member in outer:
+                data = outer.extractfile(member)
+                if data is None:
+                    continue
+                if member.name.endswith(".tar"):
+                    with tarfile.open(fileobj=data) as inner:
+                        inner.extractall(root / split / member.name.removesuffix(".tar"), filter="data")
+                else:
+                    target = root / split / Path(member.name).name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(data.read())
+    return root
+
+
+def prep(
+    *words: object, check: bool = False, prefix: Iterable[str] = (), **kwargs: object
+) -> subprocess.CompletedProcess[str]:
+    """Run ``prep`` in a new process, as a user does."""
+    command = [*prefix, sys.executable, "-m", "shardprep.cli", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, **kwargs)  # type: ignore[call-overload]
+    if check and done.returncode:
+        raise AssertionError(done.stderr)
+    return done  # type: ignore[no-any-return]
+
+
+def prep_here(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``prep`` in this process, which is faster, for options that it refuses at once."""
+    said, complained = io.StringIO(), io.StringIO()
+    with redirect_stdout(said), redirect_stderr(complained), chdir(cwd or "."):
+        code = run([*map(str, words)])
+    return subprocess.CompletedProcess(words, code, said.getvalue(), complained.getvalue())
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0

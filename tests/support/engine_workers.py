@@ -1,0 +1,215 @@
+"""The work of the tests' engines, defined here so that worker processes can import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.shards.container import Room
+from shardprep.loaders.batches.pickling import unpickled
+from shardprep.loaders.batches.slots import INPUTS, Arrays, SlotField, SlotLayout
+from shardprep.loaders.engine.messages import AsObject, Clock, Fill, Items, Skipped
+
+Action = Callable[[int], object]
+INT64 = np.dtype(np.int64)
+PLACE = np.dtype([("at", "<u8"), ("size", "<u8")])
+
+
+def layout(rows: int, *, width: int = 64, spare: int = 0) -> SlotLayout:
+    """Rows that contain their item twice: once small, once in every one of ``width`` pixels."""
+    fields = SlotField("number", (), np.int64), SlotField("pixels", (width,), np.int32)
+    return SlotLayout(rows, fields, spare=spare)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Write each item's number to its row, after the action that ``actions`` has for it (at -1, for any)."""
+
+    actions: Mapping[int, Action] = field(default_factory=dict)
+    at_opening: Action | None = None
+    at_closing: Action | None = None
+    item_dtype: np.dtype[Any] = INT64
+    stages: tuple[str, ...] = ("write",)
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        if self.at_opening:
+            self.at_opening(0)
+
+        def fill(items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
+            for row, item in enumerate(items.tolist()):
+                began = time.perf_counter()
+                outcome = self.actions.get(item, self.actions.get(-1, nothing))(item)
+                arrays["number"][row] = item
+                arrays["pixels"][row] = item
+                clock[0] += time.perf_counter() - began
+                yield outcome
+
+        yield fill
+        if self.at_closing:
+            self.at_closing(0)
+
+
+def nothing(item: int) -> None:
+    """Only write the row."""
+
+
+def sleep(item: int) -> None:
+    time.sleep(0.02)
+
+
+def doze(item: int) -> None:
+    time.sleep(0.2)
+
+
+def nap(item: int) -> None:
+    time.sleep(0.0005)
+
+
+def sleep_for_ever(item: int) -> None:
+    time.sleep(3600)
+
+
+def kill(item: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash(item: int) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave(item: int) -> None:
+    os._exit(0)
+
+
+def stop(item: int) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def refuse(item: int) -> None:
+    raise KeyError(f"no such thing as {item}")
+
+
+def refuse_strangely(item: int) -> None:
+    class Strange(Exception):
+        """A class that no other process can import."""
+
+    raise Strange(f"strange {item}")
+
+
+def skip(item: int) -> object:
+    return Skipped(f"{item} is not wanted")
+
+
+def text(item: int) -> object:
+    return b"x" * item
+
+
+def triangle(item: int) -> object:
+    return np.tri(item % 50, dtype=np.float32)
+
+
+def mapping(item: int) -> object:
+    return {"item": item}
+
+
+def big(item: int) -> object:
+    return np.full(1 << 20, item % 251, np.uint8)
+
+
+def modules(item: int) -> object:
+    import sys
+
+    found = [name for name in ("tensorflow",) if name in sys.modules]
+    return found + [name for name in ("__main__", "__mp_main__") if hasattr(sys.modules[name], "mine")]
+
+
+@dataclass(frozen=True)
+class Once:
+    """Do ``action`` on the first call, in any process."""
+
+    marker: Path
+    action: Action
+
+    def __call__(self, item: int) -> object:
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return None
+        return self.action(item)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Wait until a process writes to the pipe ``path``."""
+
+    path: Path
+
+    def __call__(self, item: int) -> None:
+        self.path.read_bytes()
+
+
+@dataclass(frozen=True)
+class Note:
+    """Leave a file named for the current process."""
+
+    folder: Path
+
+    def __call__(self, item: int) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
+@dataclass(frozen=True)
+class Roomy:
+    """Make ``item`` bytes in the room given; ``item % 5`` decides which of them are yielded."""
+
+    item_dtype: np.dtype[Any] = INT64
+    stages: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        yield self._fill
+
+    def _fill(self, items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
+        for item in items.tolist():
+            room(2 * item)[:] = 255
+            made = room(item)
+            made[:] = item % 251
+            yield (made, made[item // 2 :], Skipped(f"not {item}"), None, made.tobytes()[1:])[item % 5]
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Yield ``by`` outcomes more than there are rows."""
+
+    by: int
+    item_dtype: np.dtype[Any] = INT64
+    stages: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        yield lambda items, arrays, room: [None] * (len(items) + self.by)
+
+
+@dataclass(frozen=True)
+class Receiving:
+    """Return each row's inputs as an object; the items say where they are."""
+
+    item_dtype: np.dtype[Any] = PLACE
+    stages: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        def fill(items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
+            for at, size in items.tolist():
+                yield AsObject(unpickled(arrays[INPUTS][at : at + size], copied=True))
+
+        yield fill

@@ -1,0 +1,218 @@
+"""A proxy that passes requests on to a server, and spoils some of the answers."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PIECE = 1 << 14
+MD5 = re.compile(r"\b[0-9a-f]{32}\b")
+HIDDEN = "AKIA0123456789"  # in the text of errors, where S3 has parts of the signature
+SENT_ON = ("If-None-Match", "If-Match", "Content-Type", "x-amz-copy-source")
+PASSED_ON = ("Content-Type", "ETag", "Last-Modified", "Content-Range", "Accept-Ranges")
+
+
+@dataclass
+class Proxy:
+    """``fault`` gives the fault for the path of a request and how many there were for it; None for none.
+
+    A fault is the number of a status, with S3's name for the error or without, or one of: cut (half of the
+    body, then the end of the connection), short (half of the body as if it were all), long (a byte more),
+    flip (a bit in the middle), altered (flip, with the right ETag), stall (half, then silence), slow (pieces
+    with pauses), drip (bytes with pauses), whole (no parts of files), more (all, of which there is said to be
+    more), "first N" (N bytes, then the end of the connection; "bare N" without the ETag), "to URL" (a
+    redirect), "body TEXT" (another body).
+    ``asked`` are the paths and ranges.
+    ``sending`` gives the faults of files that are sent, of which ``sent`` are the paths.
+    ``opaque`` makes the ETags of another kind than MD5.
+    """
+
+    server: int
+    fault: Callable[[str, int], str | None] = lambda path, count: None
+    sending: Callable[[str, int], str | None] = lambda path, count: None
+    sent: list[str] = field(default_factory=list)
+    opaque: bool = False
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    port: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+    pause_s: float = 0.02
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ranges_of(self, name: str) -> list[str | None]:
+        """The ranges that were asked for of a file."""
+        return [found for path, found in self.asked if path.endswith(name)]
+
+    def fault_of(self, path: str, asked: str | None) -> str:
+        self.asked.append((path, asked))
+        return self.fault(path, sum(each == path for each, _ in self.asked)) or ""
+
+
+@contextmanager
+def faulty_proxy(server: int) -> Iterator[Proxy]:
+    """Run a proxy for the server at this port, in threads."""
+    proxy = Proxy(server)
+
+    class Handler(Spoiling):
+        plan = proxy
+
+    class Listener(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128  # of connections at once
+
+    listener = Listener(("127.0.0.1", 0), Handler)
+    proxy.port = listener.server_address[1]
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.ended.set()
+        listener.shutdown()
+        listener.server_close()
+        thread.join()
+
+
+class Spoiling(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    plan: Proxy
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # of a client that was killed
+            super().handle()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        fault = self.plan.fault_of(self.path.partition("?")[0], asked)
+        with suppress(ConnectionError):
+            kind, _, text = fault.partition(" ")
+            if kind.isdigit():
+                error = f"<Error><Code>{text or 'Broken'}</Code><Key>{HIDDEN}</Key></Error>"
+                self.answer(int(kind), {}, error.encode())
+            elif kind == "to":
+                self.answer(302, {"Location": text}, b"")
+            elif kind == "body":
+                self.answer(200, {}, text.encode())
+            else:
+                self.pass_on(fault, None if fault == "whole" else asked)
+
+    def do_HEAD(self) -> None:
+        self.relay(b"")
+
+    def do_DELETE(self) -> None:
+        self.relay(b"")
+
+    def do_POST(self) -> None:
+        self.relay(self.received())
+
+    def do_PUT(self) -> None:
+        """Pass a file on; a fault is of those that sending has: a status, cut, flip, or slow."""
+        path = self.path.partition("?")[0]
+        self.plan.sent.append(path)
+        fault = self.plan.sending(path, self.plan.sent.count(path)) or ""
+        with suppress(ConnectionError):
+            if fault == "cut":
+                self.close_connection = True
+                self.rfile.read(min(PIECE, int(self.headers["Content-Length"]) // 2))
+                return
+            body = self.received()
+            if fault.isdigit():
+                error = f"<Error><Code>Broken</Code><Key>{HIDDEN}</Key></Error>"
+                self.answer(int(fault), {}, error.encode())
+                return
+            if fault == "slow":
+                time.sleep(10 * self.plan.pause_s)
+            self.relay(body if fault != "flip" else bytes([body[0] ^ 1]) + body[1:])
+
+    def received(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"] or 0))
+
+    def relay(self, body: bytes) -> None:
+        """Pass a request on as it is, and its answer."""
+        upstream = http.client.HTTPConnection("127.0.0.1", self.plan.server, timeout=30)
+        headers = {name: value for name in SENT_ON if (value := self.headers[name]) is not None}
+        upstream.request(self.command, self.path, body=body, headers=headers)
+        answer = upstream.getresponse()
+        found, length = answer.read(), answer.headers["Content-Length"]
+        upstream.close()
+        passed = {name: value for name in PASSED_ON if (value := answer.headers[name])}
+        if self.plan.opaque:
+            passed |= {"ETag": turned(passed["ETag"])} if "ETag" in passed else {}
+        with suppress(ConnectionError):
+            self.answer(answer.status, passed, found, length=int(length) if length else None)
+
+    def pass_on(self, fault: str, asked: str | None) -> None:
+        upstream = http.client.HTTPConnection("127.0.0.1", self.plan.server, timeout=30)
+        upstream.request("GET", self.path, headers={"Range": asked} if asked else {})
+        answer = upstream.getresponse()
+        body = answer.read()
+        if self.plan.opaque and b"<ListBucketResult" in body:
+            body = turned(body.decode()).encode()
+        upstream.close()
+        headers = {name: value for name in PASSED_ON if (value := answer.headers[name])}
+        if answer.status not in (200, 206) or not fault or fault == "whole":
+            return self.answer(answer.status, headers, body)
+        self.close_connection = True
+        return self.spoil(
+            fault,
+            answer.status,
+            {
+                name: headers[name]
+                for name in headers
+                if name != "ETag" or fault.startswith(("altered", "first"))
+            },
+            body,
+        )
+
+    def spoil(self, fault: str, status: int, headers: dict[str, str], body: bytes) -> None:
+        half = len(body) // 2
+        match fault:
+            case "cut" | "stall":
+                self.answer(status, headers, body[:half], length=len(body))
+                self.plan.ended.wait(600 if fault == "stall" else 0)
+            case "short":
+                self.answer(status, headers, body[:half])
+            case "more":
+                self.answer(status, headers, body, length=2 * len(body))
+            case "long":
+                self.answer(status, headers, body + b"\0")
+            case "flip" | "altered":
+                self.answer(status, headers, body[:half] + bytes([body[half] ^ 1]) + body[half + 1 :])
+            case "slow" | "drip":
+                self.answer(status, headers, b"", length=len(body))
+                size = PIECE if fault == "slow" else 1
+                for start in range(0, len(body), size):
+                    self.wfile.write(body[start : start + size])
+                    self.wfile.flush()
+                    if self.plan.ended.wait(self.plan.pause_s):
+                        return
+            case _:
+                most = int(fault.removeprefix("first ").removeprefix("bare "))
+                self.answer(status, headers, body[:most], length=len(body))
+
+    def answer(self, status: int, headers: dict[str, str], body: bytes, *, length: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+
+def turned(text: str) -> str:
+    """The text with the digits of each MD5 in reverse."""
+    return MD5.sub(lambda found: found[0][::-1], text)

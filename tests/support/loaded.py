@@ -1,0 +1,74 @@
+"""The batches of a loader, kept and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from support.loader_workers import Tagging
+
+Kept = tuple[Any, ...]
+
+
+def loader_on(path: str | Path, **options: Any) -> Loader:
+    """A loader of all records in small batches, tagged in this thread and with numbers, by default."""
+    defaults = {
+        "batch_size": 10,
+        "transform": Tagging(),
+        "shuffle": LocalShuffle(60),
+        "workers": 0,
+        "with_numbers": True,
+        "drop_last": False,
+    }
+    return Loader(path, **(defaults | options))
+
+
+def crops_on(path: Path, **options: Any) -> Loader:
+    """A loader of small crops, made by one worker."""
+    return loader_on(path, **({"transform": TrainTransform(24), "workers": 1} | options))
+
+
+def kept(batch: Sequence[Any]) -> Kept:
+    """A copy that does not hold the batch's memory."""
+    return tuple([own(x) for x in part] if isinstance(part, list) else part.copy() for part in batch)
+
+
+def own(payload: Any) -> Any:
+    if isinstance(payload, memoryview):
+        return bytes(payload)
+    return payload.copy() if isinstance(payload, np.ndarray) else payload
+
+
+def epoch_of(batches: Iterable[Sequence[Any]], steps: int | None = None) -> list[Kept]:
+    """The batches of an epoch, or so many of them."""
+    return [kept(batch) for batch in islice(batches, steps)]
+
+
+def numbers_in(batches: Iterable[Kept]) -> list[int]:
+    """The record numbers of a loader ``with_numbers``."""
+    return [int(number) for batch in batches for number in batch[-1]]
+
+
+def assert_same(some: Sequence[Kept], others: Sequence[Kept]) -> None:
+    """Check equality bit for bit, including dtypes and shapes."""
+    assert len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert list(map(exact, one)) == list(map(exact, other))
+
+
+def exact(part: Any) -> Any:
+    if isinstance(part, np.ndarray):
+        return part.dtype, part.shape, part.tobytes()
+    return [exact(x) for x in part] if isinstance(part, list) else part
+
+
+def assert_exactly_once(loader: Loader, batches: Sequence[Kept]) -> None:
+    """Check that batches ``with_numbers`` have all records of the dataset, each once."""
+    assert sorted(numbers_in(batches)) == list(range(len(loader.dataset)))
+    loader.receipt().check(len(loader.dataset))
+    assert loader.receipt().is_complete

@@ -1,0 +1,274 @@
+"""Sources that several machines could serve, and senders and receivers in threads and processes.
+
+python remote_ends.py serve NAME PATH ENDPOINT      as a sender; prints its stats
+python remote_ends.py receive ENDPOINT              as a receiver that only counts
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.loaders import Loader, LocalShuffle
+from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.remote import RemoteSource, SenderStats, serve
+from support.loader_workers import Tagging
+from support.repository import SUPPORT
+
+ANY_PORT = "tcp://127.0.0.1:*"
+TIMEOUT_S = 60.0
+LARGE = 5_000_000  # numbers, of eight bytes, in a large batch
+
+Batch = npt.NDArray[Any] | tuple[Any, ...]
+
+
+# Sources, each a function of the dataset's path, so that a process can be given its name
+
+
+def loader(path: Path, **options: Any) -> Loader:
+    """21 batches of 204 records."""
+    defaults = {"transform": Tagging(), "shuffle": LocalShuffle(60), "with_numbers": True, "drop_last": False}
+    given = {"batch_size": 10, "workers": 0, "rank": 0, "world_size": 1} | defaults | options
+    return Loader(path, **given)
+
+
+def loader_with_workers(path: Path) -> Loader:
+    return loader(path, workers=1)
+
+
+def dropping_loader(path: Path) -> Loader:
+    """A flow over 204 records that leaves out 4."""
+    return loader(path, drop_last=True)
+
+
+def numbers(path: Path) -> Flow:
+    """15 batches, which can be drawn in any order."""
+    return Flow.from_iterable(range(100)).shuffle(20).map(row).batch(7)
+
+
+def slow_numbers(path: Path) -> Flow:
+    return Flow.from_iterable(range(30)).map(slow_row).batch(1)
+
+
+def joined(path: Path) -> Flow:
+    """8 batches, of known number, one after the other."""
+    return Flow.from_iterable(range(20)).concat(Flow.from_iterable(range(100, 110))).map(row).batch(4)
+
+
+def odd_ones(path: Path) -> Flow:
+    """Batches of an unknown number."""
+    return Flow.from_callable(forty).filter(is_odd).shuffle(5).map(row).batch(3)
+
+
+def slow_odd_ones(path: Path) -> Flow:
+    return Flow.from_callable(forty).filter(is_odd).map(slow_row).batch(1)
+
+
+def large_ones(path: Path) -> Flow:
+    """Batches that take a while to unpickle."""
+    return Flow.from_iterable(range(30)).map(large_row)
+
+
+def middling_ones(path: Path) -> Flow:
+    return Flow.from_iterable(range(100)).map(middling_row)
+
+
+def failing(path: Path) -> Flow:
+    return Flow.from_iterable(range(30)).map(row_but_seventeen).batch(1)
+
+
+def in_parts(path: Path) -> Flow:
+    """70 items of unknown number, in 8 parts of different lengths; one is empty."""
+    return Flow.from_parts(part_of, parts=8)
+
+
+def slowly_in_parts(path: Path) -> Flow:
+    return Flow.from_parts(slow_part_of, parts=8)
+
+
+def flows_in_parts(path: Path) -> Flow:
+    """Batches that are made at random from the flow of each part."""
+    return Flow.from_parts(flow_of, parts=3)
+
+
+def part_of(part: int) -> Iterator[Any]:
+    for number in range(5 * (part % 8)):
+        yield row(1000 * part + number)
+
+
+def slow_part_of(part: int) -> Iterator[Any]:
+    for number in range(8 + part):
+        yield slow_row(1000 * part + number)
+
+
+def flow_of(part: int) -> Flow:
+    return Flow.from_callable(forty).map(noisy, random=True).batch(4)
+
+
+def noisy(number: int, rng: np.random.Generator) -> Any:
+    return rng.random(3), number
+
+
+def row(number: int) -> Any:
+    return np.full((3, 2), number), number
+
+
+def slow_row(number: int) -> Any:
+    time.sleep(0.02)
+    return row(number)
+
+
+def large_row(number: int) -> Any:
+    return np.full(LARGE, number)
+
+
+def middling_row(number: int) -> Any:
+    return np.full(LARGE // 25, number)
+
+
+def row_but_seventeen(number: int) -> Any:
+    if number == 17:
+        raise ValueError("seventeen does not decode")
+    return row(number)
+
+
+def forty() -> range:
+    return range(40)
+
+
+def is_odd(number: int) -> bool:
+    return number % 2 == 1
+
+
+SOURCES: dict[str, Callable[[Path], Loader | Flow]] = {
+    make.__name__: make
+    for make in (
+        loader,
+        loader_with_workers,
+        dropping_loader,
+        numbers,
+        slow_numbers,
+        joined,
+        odd_ones,
+        slow_odd_ones,
+        large_ones,
+        middling_ones,
+        failing,
+        in_parts,
+        slowly_in_parts,
+        flows_in_parts,
+    )
+}
+
+
+# Batches that arrive
+
+
+def local(source: Loader | Flow, pass_number: int = 0) -> list[Any]:
+    """The batches of a pass, iterated here."""
+    if isinstance(source, Flow):
+        return list(source.at_pass(pass_number))
+    source.set_epoch(pass_number)
+    return [tuple(part.copy() for part in batch) for batch in source]
+
+
+def locally(name: str, path: Path, passes: int = 1) -> list[list[Any]]:
+    with SOURCES[name](path) as source:
+        return [local(source, number) for number in range(passes)]
+
+
+def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Check equality bit for bit, in the same order."""
+    return [_exact(batch) for batch in some] == [_exact(batch) for batch in others]
+
+
+def _exact(part: Any) -> Any:
+    if isinstance(part, tuple):
+        return tuple(map(_exact, part))
+    array = np.asarray(part)
+    return array.dtype, array.shape, array.tobytes()
+
+
+# Ends
+
+
+@contextmanager
+def serving(
+    make: Callable[[], Loader | Flow], endpoint: str, *, senders: int = 1, **options: Any
+) -> Iterator[list[Future[SenderStats]]]:
+    """Serve in threads until the receiver is closed, which must happen before the context ends."""
+
+    def run() -> SenderStats:
+        with make() as source:
+            return serve(source, endpoint, **{"patience": 1, **options})
+
+    with ThreadPoolExecutor(senders) as pool:
+        yield [pool.submit(run) for _ in range(senders)]
+
+
+@contextmanager
+def wired(make: Callable[[], Loader | Flow], *, senders: int = 1, **options: Any) -> Iterator[RemoteSource]:
+    """A receiver with these options, and threads that serve it."""
+    with RemoteSource(ANY_PORT, **options) as source, serving(make, source.endpoint, senders=senders), source:
+        yield source
+
+
+@contextmanager
+def program(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """This file as a process, which has ended after the context."""
+    command = [sys.executable, __file__, *map(str, words)]
+    environ = os.environ | {"PYTHONPATH": SUPPORT}
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def programs(senders: int, *words: object) -> Iterator[list[subprocess.Popen[str]]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(program(*words)) for _ in range(senders)]
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    until = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def main(what: str, *words: str) -> None:
+    if what == "serve":
+        name, path, endpoint = words
+        with SOURCES[name](Path(path)) as source:
+            print("ready", flush=True)
+            print(json.dumps(serve(source, endpoint).to_json()), flush=True)
+        return
+    with RemoteSource(words[0]) as source:
+        print(source.endpoint, flush=True)
+        for _ in source:
+            print("batch", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,51 @@
+"""Programs that a test writes and starts as a user would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from support.process_table import text_of
+
+Start = Callable[[str], subprocess.Popen[str]]
+
+
+@contextmanager
+def scripts(folder: Path, prelude: str, **environ: str) -> Iterator[Start]:
+    """Start programs of the prelude and a body, each in a new session; all are killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(body: str) -> subprocess.Popen[str]:
+        script = folder / f"train{len(started)}.py"
+        script.write_text(prelude + body)
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            env=os.environ | {"PYTHONWARNINGS": "error"} | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def session_of(leader: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        fields = text_of(stat).rpartition(")")[2].split()
+        if fields and int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found

@@ -1,0 +1,76 @@
+"""Transforms that make one stage of a loader slow, defined here so that worker processes can import them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.records.record import Record
+from shardprep.formats.shards.container import ShardReader
+from shardprep.loaders import ArraySpec, TransformInput
+
+Few = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Return eight zeros at once."""
+
+    @property
+    def outputs(self) -> tuple[ArraySpec, ...]:
+        return (ArraySpec("image", (8,), "uint8"),)
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Few:
+        return np.zeros(8, np.uint8)
+
+
+@dataclass(frozen=True)
+class Sleeping(Nothing):
+    """Take so many seconds, but no CPU: other workers are as fast beside it on a busy machine."""
+
+    seconds: float
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Few:
+        time.sleep(self.seconds)
+        return super().__call__(record, rng)
+
+
+@dataclass(frozen=True)
+class Computing(Nothing):
+    """Take so many seconds of a CPU."""
+
+    seconds: float
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Few:
+        end = time.thread_time() + self.seconds
+        while time.thread_time() < end:
+            pass
+        return super().__call__(record, rng)
+
+
+class Throttling(Nothing):
+    """Make every read of a shard slower by so many seconds, in the worker that unpickles it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        if multiprocessing.parent_process() is not None:
+            throttle_reads(seconds)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[float]]:
+        return type(self), (self._seconds,)
+
+
+def throttle_reads(seconds: float) -> None:
+    """Slow all reads of this process from now on."""
+    read = ShardReader.read
+
+    def slow(reader: ShardReader, ordinal: int, **options: Any) -> Record:
+        time.sleep(seconds)
+        return read(reader, ordinal, **options)
+
+    ShardReader.read = slow  # type: ignore[method-assign]
