@@ -33,7 +33,7 @@ from shardprep.formats.conversion.join import join as join_columns
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES, PlanOptions
 from shardprep.formats.conversion.prepare import ConvertOptions
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.crop_ready import DEFAULT_QUALITY
+from shardprep.formats.images.info import DEFAULT_QUALITY
 from shardprep.formats.records.record import ARCHIVE_ORDER, ORDERS
 from shardprep.formats.runtime.sizes import count_of, records_of, size
 from shardprep.formats.shards.read import CONTAINERS, IN_PLACE

@@ -36,7 +36,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import BadImage, OperationError
 from shardprep.formats.images.decode import decode
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import ImageFlag, ImageInfo
+from shardprep.formats.images.info import DEFAULT_QUALITY, MAX_GROWTH, ImageFlag, ImageInfo
 from shardprep.formats.images.kinds import MAX_MARKERS, marker_segments
 from shardprep.formats.images.opencv import cv2
 
@@ -379,10 +379,6 @@ def transcode(image: bytes, *, interval: int) -> bytes:
 def _memory_file() -> BinaryIO:
     """A file in memory, because a process takes a tenth longer with pipes."""
     return os.fdopen(os.memfd_create(PROGRAM), "w+b")
-
-
-DEFAULT_QUALITY = 90
-MAX_GROWTH = 1.25  # of an image; one that grows more stays as it is, so that a shard's size is known before
 
 
 def encoder_version() -> str:

@@ -76,6 +76,11 @@ class ImageInfo:
     orientation: int = 1
 
 
+DEFAULT_QUALITY = 90  # of a shrunk image, as libjpeg counts it
+MAX_GROWTH = (
+    1.25  # of a recoded image; one that grows more stays as it is, so that a shard's size is known before
+)
+
 NO_IMAGE = ImageInfo(0, 0, 0, ImageFlag(0))  # of a record without an image
 
 
