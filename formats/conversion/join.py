@@ -389,7 +389,8 @@ class _Join:
         listed = {file.name: file for file in self.asked.manifest.column_files}
         entries = []
         for number, one in enumerate(self.asked.to_build):
-            entry = column_entry(self.work_folder, one.field, [columns[number] for columns in built])
+            parts = [columns[number] for columns in built]
+            entry = column_entry(self.work_folder, one.field, parts, offsets=self.asked.manifest.offsets)
             path = self.work_folder.output / entry.table.name
             if listed.get(path.name, entry.table) != entry.table:
                 raise PlanMismatch("was joined with other values than these", path=path)

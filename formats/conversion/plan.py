@@ -132,7 +132,7 @@ class PlannedShard:
 class Plan:
     """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output.
 
-    ``digests`` has the plan's digest for each policy for bad images.
+    ``digests`` has the plan's digest for each policy for bad images. ``version`` is that of the format.
     """
 
     options: PlanOptions
@@ -145,6 +145,7 @@ class Plan:
     digests: Mapping[str, str]
     schema: Schema
     has_images: bool
+    version: tuple[int, int]
 
     @property
     def digest(self) -> str:
@@ -208,10 +209,11 @@ def _shown(name: str, options: Mapping[str, Any]) -> str:
     return str(value)
 
 
-def plan(listing: Listing, options: PlanOptions) -> Plan:
+def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = FORMAT_VERSION) -> Plan:
     """Return the plan, which is the same on every platform and for any order of the entries.
 
-    Takes 16 bytes per entry in addition to the listing. Raises UsageError for an empty listing.
+    ``version`` is that of the format: an earlier one plans the repair of an earlier dataset. Takes 16 bytes
+    per entry in addition to the listing. Raises UsageError for an empty listing.
     """
     entries = listing.entries
     if not len(entries):
@@ -229,11 +231,12 @@ def plan(listing: Listing, options: PlanOptions) -> Plan:
         key_bytes=key_bytes,
         class_sorted=is_class_sorted(labels),
         digests={
-            policy: _digest(listing, replace(options, on_bad_image=policy), order, shards)
+            policy: _digest(listing, replace(options, on_bad_image=policy), order, shards, version)
             for policy in BAD_IMAGE_POLICIES
         },
         schema=listing.schema,
         has_images=listing.has_images,
+        version=version,
     )
 
 
@@ -287,10 +290,11 @@ def _digest(
     options: PlanOptions,
     order: npt.NDArray[np.uint32],
     shards: tuple[PlannedShard, ...],
+    version: tuple[int, int],
 ) -> str:
     """Return the SHA-256 of everything that decides the output except the images' bytes."""
     head = {
-        "version": FORMAT_VERSION,
+        "version": version,
         "options": options.to_json(),
         "split": listing.split,
         "labels": listing.labels.digest,

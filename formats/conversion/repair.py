@@ -126,7 +126,7 @@ def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
     names = {f.name for f in fields(PlanOptions)}
     options = PlanOptions(**{name: value for name, value in manifest.plan.items() if name in names})
     _check_transcoder(manifest, options, path)
-    planned = plan(listing, options)
+    planned = plan(listing, options, version=manifest.version)
     if planned.digest != manifest.plan["sha256"]:
         raise PlanMismatch(
             "was made from another source than this one: keys, labels or sizes differ", path=path
@@ -203,11 +203,17 @@ class _Repair:
         """Rebuild the damaged tables; each must match the manifest before it is published."""
         made: list[FileEntry] = []
         if damaged & {table.name for table in self.manifest.tables}:
-            made += build_tables(self.work_folder, self.planned, self.built, boxes)
+            made += build_tables(
+                self.work_folder, self.planned, self.built, boxes, offsets=self.manifest.offsets
+            )
         for column in self.columns:
             if column.table.name in damaged:
                 name = column.field.name
-                made.append(build_column(self.work_folder, self.planned, name, self.built).table)
+                made.append(
+                    build_column(
+                        self.work_folder, self.planned, name, self.built, offsets=self.manifest.offsets
+                    ).table
+                )
         rebuilt = {table.name: table for table in made}
         wanted = [table for table in self.all_tables if table.name in damaged]
         for table in wanted:

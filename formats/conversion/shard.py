@@ -47,8 +47,8 @@ from shardprep.formats.sources.trees import TreeReader
 
 def publish_shard(
     built: Path, final: Path, kind: str, crcs: npt.NDArray[np.uint32], expected: Mapping[str, str]
-) -> str:
-    """Check the file ``built``, move it to ``final``, and return its SHA-256.
+) -> tuple[str, npt.NDArray[np.uint64]]:
+    """Check the file ``built``, move it to ``final``, and return its SHA-256 and the images' offsets.
 
     ``kind`` is the container, ``crcs`` are the records' checksums, and ``expected`` maps names of files to
     the SHA-256 that they must have. Raises CorruptRecord, OperationError for another SHA-256, OSError.
@@ -57,35 +57,26 @@ def publish_shard(
         with starting_thread():
             flushed = disk.submit(flush_file, built)
         sha256 = hash_file(built)
-        check_written(built, kind, crcs)
+        offsets = check_written(built, kind, crcs)
         flushed.result()
     if expected.get(final.name, sha256) != sha256:
         raise _other_bytes(final, kind)
     publish(built, final)
-    return sha256
+    return sha256, offsets
 
 
-def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> None:
-    """Read a shard back and compare each record's checksum. Raises CorruptRecord."""
+def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Read a shard back, compare each record's checksum, and return the offsets. Raises CorruptRecord."""
+    offsets = np.zeros(len(crcs), np.uint64)
     with container(kind).read(path) as reader:
-        room = _Room()
         for ordinal, crc32c in enumerate(crcs.tolist()):
-            if reader.checked_in(ordinal, room).crc32c != crc32c:
+            stored = reader.checked(ordinal)
+            if stored.crc32c != crc32c:
                 raise CorruptRecord("reads back as another record than was written", path=path)
+            offsets[ordinal] = stored.offset
         if len(reader) != len(crcs):
             raise CorruptRecord(f"reads back {len(reader)} records of {len(crcs)}", path=path)
-
-
-class _Room:
-    """Memory for one image after the other, which spares the page faults of new memory for each."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(1 << 20, np.uint8)
-
-    def __call__(self, size: int) -> npt.NDArray[np.uint8]:
-        if size > len(self._memory):
-            self._memory = np.empty(size, np.uint8)
-        return self._memory[:size]
+    return offsets
 
 
 def _other_bytes(path: Path, kind: str) -> ShardprepError:
@@ -137,6 +128,7 @@ class ColumnOfShard:
         self._rows_name = f"{shard}.{field.name}.rows"
         self._stored: list[Stored] = []
         self._others: list[bytes] = []
+        self._offsets: npt.NDArray[np.uint64] | None = None
 
     def append(self, key: bytes, value: bytes, image: ImageInfo = NO_IMAGE) -> None:
         """Add the encoded value of the next record, which has that ``image``."""
@@ -158,7 +150,12 @@ class ColumnOfShard:
         """
         built = unfinished(run, final.name)
         self._write(built, kind)
-        return publish_shard(built, final, kind, self._crcs, expected)
+        sha256, self._offsets = publish_shard(built, final, kind, self._crcs, expected)
+        return sha256
+
+    def locate(self, final: Path, kind: str) -> None:
+        """Take the offsets of a shard that is there already. Raises CorruptRecord for one of other values."""
+        self._offsets = check_written(final, kind, self._crcs)
 
     def built(self, run: Path, output: Path, name: str, sha256: str) -> BuiltColumn:
         """Publish the column's rows; ``name`` and ``sha256`` are those of its shard, empty without one."""
@@ -194,6 +191,8 @@ class ColumnOfShard:
         rows = np.zeros(len(self._stored), built_row(self.field))
         _, values = self._parts()
         rows["row"] = rows_of(self.field, values, self._crcs.tolist())
+        if self._offsets is not None:
+            rows["row"]["offset"] = self._offsets
         digests = [content_digest(each.key, UNLABELLED, each.image) for each in self._stored]
         rows["digest"] = np.array(digests, "V32")
         return rows
@@ -246,12 +245,11 @@ class BuiltShard:
 
 
 class CheckedSample(NamedTuple):
-    """A record to store, the properties of its image, the encoded values of its columns, and its offset."""
+    """A record to store, the properties of its image, and the encoded values of its columns."""
 
     stored: Stored
     info: ImageInfo
     values: tuple[bytes, ...]
-    offset: int
 
 
 def is_other_file(reader: ByteReader, entry: np.void) -> bool:
@@ -269,8 +267,8 @@ def checked_sample(
     """
     image, info = _image(reader.read(entry), options) if has_images else (b"", NO_IMAGE)
     key, label = entry["key"].item(), int(entry["label"])
-    stored = Stored(key, label, record_crc(key, label, image), image)
-    return CheckedSample(stored, info, reader.values(entry), int(entry["offset"]))
+    stored = Stored(key, label, record_crc(key, label, image), image, int(entry["offset"]))
+    return CheckedSample(stored, info, reader.values(entry))
 
 
 def _image(image: bytes, options: PlanOptions) -> tuple[bytes, ImageInfo]:
@@ -289,7 +287,7 @@ def _image(image: bytes, options: PlanOptions) -> tuple[bytes, ImageInfo]:
 class DiscardingWriter(ShardWriter):
     """Writes nothing."""
 
-    def append(self, stored: Stored, offset: int = 0) -> None:
+    def append(self, stored: Stored) -> None:
         pass
 
     def __exit__(self, *exc: object) -> None:
@@ -389,20 +387,24 @@ def build_shard(job: ShardJob) -> BuiltShard:
 
 
 def _published(job: ShardJob, built: Path, rows: Rows) -> str:
-    """Publish the shard if it was written; return its SHA-256."""
+    """Publish the shard if it was written; set the rows' offsets, and return its SHA-256."""
     name = job.shard.name
-    if not job.writes(name):
-        return job.expected_sha256[name]
-    final, kind = job.output / name, job.options.container
-    return publish_shard(built, final, kind, rows["row"]["crc32c"], job.expected_sha256)
+    final, kind, crcs = job.output / name, job.options.container, rows["row"]["crc32c"]
+    if job.writes(name):
+        sha256, rows["row"]["offset"] = publish_shard(built, final, kind, crcs, job.expected_sha256)
+        return sha256
+    rows["row"]["offset"] = check_written(final, kind, crcs)
+    return job.expected_sha256[name]
 
 
 def _column(job: ShardJob, values: ColumnOfShard) -> BuiltColumn:
-    name = values.file_name(job.shard.number, job.options.container)
+    name, kind = values.file_name(job.shard.number, job.options.container), job.options.container
     if name and job.writes(name):
-        sha256 = values.publish(job.run, job.output / name, job.options.container, job.expected_sha256)
+        sha256 = values.publish(job.run, job.output / name, kind, job.expected_sha256)
     else:
         sha256 = job.expected_sha256.get(name, "")
+        if name:
+            values.locate(job.output / name, kind)
     return values.built(job.run, job.output, name, sha256)
 
 
@@ -440,7 +442,7 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
             (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
     with _writer(job, built, extent) as writer:
         for sample in samples:
-            writer.append(sample.stored, sample.offset)
+            writer.append(sample.stored)
             rows[count] = _row(sample, job.shard.number, count)
             for column, value in zip(columns, sample.values, strict=True):
                 column.append(sample.stored.key, value, sample.info)

@@ -82,10 +82,18 @@ def _rows(boxes: list[Box], labels: LabelSpace) -> npt.NDArray[np.void]:
 
 
 def build_tables(
-    work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], boxes: GatheredBoxes | None
+    work_folder: WorkFolder,
+    planned: Plan,
+    built: Sequence[BuiltShard],
+    boxes: GatheredBoxes | None,
+    *,
+    offsets: bool = True,
 ) -> tuple[FileEntry, ...]:
-    """Write the index and, if there are any, boxes and quarantine list into the run's folder."""
-    index = _index(work_folder, planned, built)
+    """Write the index and, if there are any, boxes and quarantine list into the run's folder.
+
+    Without ``offsets`` the index is that of format 1.0.
+    """
+    index = _index(work_folder, planned, built, offsets=offsets)
     tables = [_write_rows(work_folder, INDEX_NAME, index)]
     if boxes is not None:
         tables.append(_write_rows(work_folder, BOXES_NAME, boxes.placed(index)))
@@ -122,11 +130,12 @@ def _built_row(width: int) -> np.dtype[np.void] | None:
     return row_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
 
 
-def _index(work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard]) -> Rows:
-    index = np.zeros(sum(b.records for b in built), index_dtype(planned.key_bytes))
+def _index(work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], *, offsets: bool) -> Rows:
+    index = np.zeros(sum(b.records for b in built), index_dtype(planned.key_bytes, offsets=offsets))
+    names = list(index.dtype.names or ())
     start = 0
     for rows in shard_rows(work_folder, built):
-        index[start : start + len(rows)] = rows["row"]
+        index[start : start + len(rows)] = rows["row"][names]
         start += len(rows)
     return index
 
@@ -163,21 +172,28 @@ def build_columns(
 
 
 def build_column(
-    work_folder: WorkFolder, planned: Plan, name: str, built: Sequence[BuiltShard]
+    work_folder: WorkFolder, planned: Plan, name: str, built: Sequence[BuiltShard], *, offsets: bool = True
 ) -> ColumnEntry:
     """Write the table of the column ``name`` into the run's folder; return the column."""
     number = planned.schema.names.index(name)
-    return column_entry(work_folder, planned.schema[name], [shard.columns[number] for shard in built])
+    parts = [shard.columns[number] for shard in built]
+    return column_entry(work_folder, planned.schema[name], parts, offsets=offsets)
 
 
-def column_entry(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> ColumnEntry:
-    """Write the table of a column into the run's folder, of its parts in order; return the column."""
+def column_entry(
+    work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn], *, offsets: bool
+) -> ColumnEntry:
+    """Write the table of a column into the run's folder, of its parts in order; return the column.
+
+    Without ``offsets`` the table is that of format 1.0.
+    """
     path = work_folder.run / table_name(field.name)
+    row = column_row(field, offsets=offsets)
     records = sum(part.records for part in built)
     with naming(path), path.open("xb") as file:
-        file.write(table_header(column_row(field), records))
+        file.write(table_header(row, records))
         for rows in _column_rows(work_folder, field, built):
-            write_rows(file, rows["row"])
+            write_rows(file, rows["row"][list(row.names or ())].astype(row))
     flush_file(path)
     shards = (part.shard for part in built)
     digests = (rows["digest"].tobytes() for rows in _column_rows(work_folder, field, built))

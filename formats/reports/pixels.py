@@ -8,6 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path
@@ -25,8 +26,8 @@ from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.workers import ChildDied, WorkerPool
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.files import Rows
-from shardprep.formats.shards.read import container
+from shardprep.formats.shards.files import FileEntry, Rows
+from shardprep.formats.shards.read import Shard
 from shardprep.formats.verification.checks import stderr_in
 
 MEAN_SIDE = 32  # pixels of the mean image
@@ -284,6 +285,7 @@ class ShardLook(Generic[T]):
     kind: type[T]
     path: Path
     container: str
+    entry: FileEntry
     rows: Rows
     numbers: Numbers
     is_decoded: npt.NDArray[np.bool_]
@@ -296,12 +298,14 @@ class ShardLook(Generic[T]):
             with (
                 Path(os.devnull).open("wb") as nowhere,
                 stderr_in(nowhere),
-                container(self.container).read(self.path) as reader,
+                closing(Shard(self.path, self.container, self.entry)) as shard,
             ):
                 for row, number, is_decoded in zip(self.rows, self.numbers, self.is_decoded, strict=True):
-                    indexed = (row["key"].item(), row["label"].item(), row["crc32c"].item())
+                    address = tuple(
+                        row[name].item() for name in ("key", "label", "crc32c", "offset", "length")
+                    )
                     try:
-                        image = reader.checked(int(row["ordinal"]), indexed=indexed).image
+                        image = shard.image(int(row["ordinal"]), address)
                         found.look(int(number), row, image, is_decoded=bool(is_decoded))
                     except (BadImage, CorruptRecord, ShardDamaged) as error:
                         found.add_damaged(int(number), error.message)
@@ -404,4 +408,4 @@ def _looks(
         if start < end:
             chosen = records[start:end]
             rows, path = dataset.index[chosen], dataset.path / shard.name
-            yield ShardLook(kind, path, manifest.container, rows, chosen, is_decoded[start:end])
+            yield ShardLook(kind, path, manifest.container, shard, rows, chosen, is_decoded[start:end])

@@ -6,6 +6,7 @@ Boxes of annotations have a table of their own, and are read as columns.
 from __future__ import annotations
 
 import re
+import struct
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -54,6 +55,13 @@ class ColumnEntry:
     def files(self) -> tuple[FileEntry, ...]:
         """All files of the column."""
         return (self.table, *self.shards)
+
+    @property
+    def row(self) -> np.dtype[np.void]:
+        """The dtype of a row of its table: that of format 1.0 if the table has its size."""
+        earlier, records = column_row(self.field, offsets=False), self.table.records
+        is_earlier = self.table.size == len(table_header(earlier, records)) + records * earlier.itemsize
+        return earlier if is_earlier else column_row(self.field)
 
     def to_json(self) -> dict[str, Any]:
         """Return the column as the manifest holds it."""
@@ -130,18 +138,20 @@ def shard_name(column: str, number: int, container: str) -> str:
     return f"column-{column}-{number:05d}{SUFFIXES[container]}"
 
 
-def column_row(field: Field) -> np.dtype[np.void]:
+def column_row(field: Field, *, offsets: bool = True) -> np.dtype[np.void]:
     """Return the dtype of a row of the column's table.
 
-    It has ``value``, or the ``length`` in bytes of a value in the shards, and ``crc32c``, the checksum of a
-    record of the key, no label and the value's bytes.
+    It has ``value``, or the ``offset`` of a value in its shard's file and its ``length`` in bytes, and
+    ``crc32c``, the checksum of a record of the key, no label and the value's bytes. Format 1.0 has no
+    ``offsets``.
     """
-    first = ("length", "<u4") if field.codec.dtype is None else ("value", field.codec.dtype)
-    return np.dtype([first, ("crc32c", "<u4")])
+    if field.codec.dtype is not None:
+        return np.dtype([("value", field.codec.dtype), ("crc32c", "<u4")])
+    return np.dtype([*([("offset", "<u8")] if offsets else []), ("length", "<u4"), ("crc32c", "<u4")])
 
 
 def rows_of(field: Field, values: Sequence[bytes], crcs: Sequence[int]) -> np.ndarray[Any, np.dtype[np.void]]:
-    """Return the rows of a column's table for these encoded values and their checksums."""
+    """Return the rows of a column's table for these encoded values and their checksums, without offsets."""
     rows = np.zeros(len(values), column_row(field))
     rows["crc32c"] = crcs
     if field.codec.dtype is None:
@@ -154,6 +164,7 @@ def rows_of(field: Field, values: Sequence[bytes], crcs: Sequence[int]) -> np.nd
 
 
 ROWS_BYTES = 4096  # of a table that are read at once
+_PLACE = struct.Struct("<QII")  # offset, length, CRC-32C
 
 
 class RecordPlace(NamedTuple):
@@ -188,7 +199,8 @@ class ColumnReader(Owned):
         self.entry = entry
         self._folder = folder
         self._codec = entry.field.codec
-        self._row = column_row(entry.field)
+        self._row = entry.row
+        self._has_offsets = "offset" in (self._row.names or ())
         self._start = len(table_header(self._row, entry.table.records))
         self._rows_at_once = max(1, ROWS_BYTES // self._row.itemsize)
         self._block = -1, b""
@@ -214,10 +226,11 @@ class ColumnReader(Owned):
 
     def _data(self, place: RecordPlace) -> bytes:
         row = self._read_row(place)
-        crc32c = int.from_bytes(row[-4:], "little")
         if self._codec.dtype is None:
-            return self._shards.data(place.shard, place.ordinal, indexed=(place.key, UNLABELLED, crc32c))
-        value = row[:-4]
+            offset, length, crc32c = _PLACE.unpack(row if self._has_offsets else bytes(8) + row)
+            address = place.key, UNLABELLED, crc32c, offset, length
+            return self._shards.image(place.shard, place.ordinal, address)
+        value, crc32c = row[:-4], int.from_bytes(row[-4:], "little")
         if record_crc(place.key, UNLABELLED, value) != crc32c:
             raise self._corrupt(place, "does not match its CRC-32C; prep repair rebuilds it")
         return value

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
-from shardprep.formats.records.record import Record, record_crc
+from shardprep.formats.records.record import record_crc
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.files import ShardFile
 
@@ -32,33 +32,24 @@ class Extent:
 
 
 class Stored(NamedTuple):
-    """A record as stored in a shard, not yet checked against its checksum."""
+    """A record as stored in a shard, not yet checked against its checksum.
+
+    ``offset`` is the image's place in the shard's file, or in the archive that it stays in.
+    """
 
     key: bytes
     label: int
     crc32c: int
     image: bytes
+    offset: int = 0
 
 
 Memory = npt.NDArray[np.uint8]
 Room = Callable[[int], Memory]
 """Returns that many bytes, contiguous and writable, to read an image into."""
 
-
-class Placed(NamedTuple):
-    """A stored record with its image in memory that the caller gave."""
-
-    key: bytes
-    label: int
-    crc32c: int
-    image: Memory
-
-
-Found = tuple[bytes, int, int, int, int]
+Address = tuple[bytes, int, int, int, int]
 """A record without its image: key, label, CRC-32C, and the image's offset in the file and length in bytes."""
-
-Indexed = tuple[bytes, int, int]
-"""A record's columns in the index: key, label, CRC-32C."""
 
 
 class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
@@ -69,21 +60,18 @@ class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
     """
 
     @abstractmethod
-    def append(self, stored: Stored, offset: int = 0) -> None:
-        """Store the next record. Raises OSError if the disk fails.
-
-        ``offset`` is the image's place in its archive, which a container stores instead of the image if its
-        images stay there.
-        """
+    def append(self, stored: Stored) -> None:
+        """Store the next record. Raises OSError if the disk fails."""
 
 
 class ShardReader(Owned, AbstractContextManager["ShardReader"]):
-    """Reader of one finished shard, by position. Reusable until closed.
+    """Reader of what a finished shard itself says of its records, by their ordinals. Reusable until closed.
 
-    Thread-safe except for :meth:`close`. Neither copyable nor picklable; its path is both. Raises
-    ShardDamaged if the container is malformed, CorruptRecord if a record does not match its checksum or
-    the index, and OSError if the system fails or memory is short, which says nothing about the data. Each
-    error names the record. A file that changes while it is open gives an error, never a signal.
+    It proves a shard after it was written and when it is verified, and finds the addresses that an index of
+    format 1.0 lacks; training reads by the addresses of the index (:mod:`.read`). Thread-safe except for
+    :meth:`close`. Neither copyable nor picklable. Raises ShardDamaged if the container is malformed,
+    CorruptRecord if a record does not match its checksum, and OSError if the system fails or memory is short,
+    which says nothing about the data. A file that changes while it is open gives an error, never a signal.
     """
 
     instead = "open the shard again by its path"
@@ -106,93 +94,69 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
         """The number of records in the shard."""
 
     @abstractmethod
-    def _find(self, ordinal: int) -> Found:
+    def _find(self, ordinal: int) -> Address:
         """Return the record at an ordinal below the length. Its image may end after the end of the file."""
+
+    def address(self, ordinal: int) -> Address:
+        """Return the key, label, checksum and place of the record at an ordinal."""
+        if not 0 <= ordinal < len(self):
+            raise ShardDamaged(f"has no record {ordinal}", path=self.path)
+        try:
+            return self._find(ordinal)
+        except (OSError, MemoryError) as error:
+            raise unread(self._file.path, ordinal, error) from error
 
     def stored(self, ordinal: int) -> Stored:
         """Return the record at an ordinal, unchecked."""
+        key, label, crc32c, offset, length = self.address(ordinal)
         try:
-            key, label, crc32c, start, size = self._found(ordinal)
-            image = self._file.read_at(size, start)
+            image = self._file.read_at(length, offset)
         except (OSError, MemoryError) as error:
-            raise self._unread(ordinal, error) from error
-        if len(image) != size:
+            raise unread(self._file.path, ordinal, error) from error
+        if len(image) != length:
             raise self._short(ordinal)
-        return Stored(key, label, crc32c, image)
+        return Stored(key, label, crc32c, image, offset)
 
-    def placed(self, ordinal: int, room: Room) -> Placed:
-        """Return the record at an ordinal, unchecked, its image read into the memory of ``room(size)``."""
-        try:
-            key, label, crc32c, start, size = self._found(ordinal)
-            place = room(size)
-            count = self._file.read_into(place.data, start)
-        except (OSError, MemoryError) as error:
-            raise self._unread(ordinal, error) from error
-        if count != size:
-            raise self._short(ordinal)
-        return Placed(key, label, crc32c, place)
-
-    def _found(self, ordinal: int) -> Found:
-        if not 0 <= ordinal < len(self):
-            raise ShardDamaged(f"has no record {ordinal}", path=self.path)
-        return self._find(ordinal)
-
-    def _unread(self, ordinal: int, error: OSError | MemoryError) -> OSError:
-        number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
-        return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(self._file.path))
+    def checked(self, ordinal: int) -> Stored:
+        """Return the record at an ordinal, checked against its checksum."""
+        stored = self.stored(ordinal)
+        if record_crc(stored.key, stored.label, stored.image) != stored.crc32c:
+            raise self._corrupt(ordinal, stored.key)
+        return stored
 
     def _short(self, ordinal: int) -> ShardDamaged:
-        return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=self.path)
+        return cut_off(self.path, ordinal)
 
-    @property
-    def is_deleted(self) -> bool:
-        """Whether the file was deleted since it was opened."""
-        return self._file.is_deleted
+    def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
+        return corrupt(self.path, ordinal, key)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._file.close()
 
-    def checked(self, ordinal: int, *, indexed: Indexed | None = None) -> Stored:
-        """Return the record at an ordinal, checked against its checksum, and against the index if given."""
-        stored = self.stored(ordinal)
-        self._check(ordinal, stored, indexed)
-        return stored
-
-    def image_in(self, ordinal: int, room: Room, *, indexed: Indexed | None = None) -> Memory:
-        """Return the image at an ordinal in the memory of ``room(size)``, its record checked in the same way.
-
-        The checksum is computed from the copy. ``room`` is called at most once, and must not use this reader.
-        """
-        return self.checked_in(ordinal, room, indexed=indexed).image
-
-    def checked_in(self, ordinal: int, room: Room, *, indexed: Indexed | None = None) -> Placed:
-        """Return the record at an ordinal, its image in the memory of ``room(size)``, checked likewise."""
-        placed = self.placed(ordinal, room)
-        self._check(ordinal, placed, indexed)
-        return placed
-
-    def _check(self, ordinal: int, found: Stored | Placed, indexed: Indexed | None) -> None:
-        if record_crc(found.key, found.label, found.image) != found.crc32c:
-            raise self._corrupt(f"record {ordinal} does not match its CRC-32C", found.key)
-        if indexed is not None and indexed != found[:3]:
-            raise self._corrupt(f"record {ordinal} is not the one in the index", found.key)
-
-    def _corrupt(self, message: str, key_bytes: bytes) -> CorruptRecord:
-        key = key_bytes.decode("utf-8", "replace")
-        advice = f"{message}; prep repair rebuilds the shard"
-        return CorruptRecord(advice, path=self.path.parent, shard=self.path.name, key=key)
-
-    def read(self, ordinal: int, *, indexed: Indexed | None = None) -> Record:
-        """Return the record at an ordinal, checked in the same way, with its key as text."""
-        stored = self.checked(ordinal, indexed=indexed)
-        try:
-            return Record(stored.key.decode(), stored.label, stored.image)
-        except UnicodeDecodeError as error:
-            raise self._corrupt(f"record {ordinal} has a key that is not UTF-8", stored.key) from error
-
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def unread(path: Path, ordinal: int, error: OSError | MemoryError) -> OSError:
+    """Return the error for a record that the system did not read, or has no memory for."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
+    return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(path))
+
+
+def cut_off(path: Path, ordinal: int) -> ShardDamaged:
+    """Return the error for a shard that ends before a record does."""
+    return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=path)
+
+
+def corrupt(path: Path, ordinal: int, key: bytes) -> CorruptRecord:
+    """Return the error for a record of a shard that does not match its checksum."""
+    return CorruptRecord(
+        f"record {ordinal} does not match its CRC-32C; prep repair rebuilds the shard",
+        path=path.parent,
+        shard=path.name,
+        key=key.decode("utf-8", "replace"),
+    )
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.shards.columns import ChainedColumns, OpenColumns, PartFiles, RecordPlace
-from shardprep.formats.shards.container import ShardReader
 from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.in_place import Block, blocks_in, blocks_of
 from shardprep.formats.shards.manifest import (
@@ -39,8 +38,10 @@ from shardprep.formats.shards.manifest import (
     Manifest,
     read_manifest,
 )
-from shardprep.formats.shards.read import LOCAL, LocalFiles, OpenShards
+from shardprep.formats.shards.read import LOCAL, LocalFiles, OpenShards, Shard
 from shardprep.formats.shards.tables import INDEX_NAME, box_columns, box_table, checked_boxes, checked_index
+
+_CROP_READY = int(ImageFlag.CROP_READY)
 
 
 class IndexRows(Protocol):
@@ -130,6 +131,7 @@ class RecordSet(ABC):
             ((part.folder, part.container, part.shards) for part in read), files
         )
         self._columns = ChainedColumns(read, files)
+        self._has_columns = len(self._columns) > 0
 
     @property
     @abstractmethod
@@ -217,12 +219,11 @@ class RecordSet(ABC):
         number = operator.index(number)
         if not -len(self) <= number < len(self):
             raise IndexError(f"record {number} of {len(self)}")
-        row = self.index[number % len(self)]
-        key, label, shard, ordinal, _, crc32c, *_ = row.item()
-        record = self._shards.record(shard, ordinal, indexed=(key, label, crc32c))
-        kind = CropReadyRecord if row["flags"] & ImageFlag.CROP_READY else Record
-        found = kind(record.key, self._label_map[record.label], record.image)
-        if not len(self._columns):
+        key, label, shard, ordinal, length, crc32c, _, _, flags, _, _, offset = self.index[number].item()
+        image = self._shards.image(shard, ordinal, (key, label, crc32c, offset, length))
+        kind = CropReadyRecord if flags & _CROP_READY else Record
+        found = kind(key.decode(), self._label_map[label], image)
+        if not self._has_columns:
             return found
         return self._columns.of(found, RecordPlace(number % len(self), shard, ordinal, key))
 
@@ -239,8 +240,8 @@ class RecordSet(ABC):
 
         return shown_records(self, records)
 
-    def shard(self, number: int) -> ShardReader:
-        """Return the reader of a shard, opened at its first use."""
+    def shard(self, number: int) -> Shard:
+        """Return an open shard, opened at its first use."""
         return self._shards[number]
 
     def close(self) -> None:

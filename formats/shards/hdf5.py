@@ -27,7 +27,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.container import Container, Found, ShardReader, ShardWriter, Stored
+from shardprep.formats.shards.container import Address, Container, ShardReader, ShardWriter, Stored
 from shardprep.formats.shards.files import ShardFile
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Hdf5ShardReader(ShardReader):
     def __len__(self) -> int:
         return len(self._labels)
 
-    def _find(self, ordinal: int) -> Found:
+    def _find(self, ordinal: int) -> Address:
         start, stop = int(self._offsets[ordinal]), int(self._offsets[ordinal + 1])
         label, crc32c = int(self._labels[ordinal]), int(self._crcs[ordinal])
         return self._keys[ordinal], label, crc32c, self._start + start, stop - start
@@ -214,7 +214,7 @@ class Hdf5ShardWriter(ShardWriter):
         self._offsets = [0]
         self._rows: list[tuple[bytes, int, int]] = []
 
-    def append(self, stored: Stored, offset: int = 0) -> None:
+    def append(self, stored: Stored) -> None:
         with naming(self._path):
             self._file.write(stored.image)
         self._offsets.append(self._offsets[-1] + len(stored.image))

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
-from shardprep.formats.shards.container import Container, Found, ShardReader, ShardWriter, Stored
+from shardprep.formats.shards.container import Address, Container, ShardReader, ShardWriter, Stored
 from shardprep.formats.shards.files import FileEntry, ShardFile, table_header, write_table
 
 if TYPE_CHECKING:
@@ -211,8 +211,8 @@ class TarTableWriter(ShardWriter):
         self._rows = np.zeros(extent.records, place_dtype(extent.key_bytes))
         self._count = 0
 
-    def append(self, stored: Stored, offset: int = 0) -> None:
-        key, label, crc32c, image = stored
+    def append(self, stored: Stored) -> None:
+        key, label, crc32c, image, offset = stored
         self._rows[self._count] = (offset, len(image), label, crc32c, key)
         self._count += 1
 
@@ -274,17 +274,31 @@ class TarTableReader(ShardReader):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _find(self, ordinal: int) -> Found:
+    def _find(self, ordinal: int) -> Address:
         offset, length, label, crc32c, key = self._rows[ordinal].item()
         return key, label, crc32c, offset, length
 
     def _short(self, ordinal: int) -> ShardDamaged:
-        return not_indexed(self._link, f"ends before record {ordinal} of {self.path.name} does")
+        return archive_cut_off(self.path, ordinal)
 
-    def _corrupt(self, message: str, key_bytes: bytes) -> CorruptRecord:
-        key = key_bytes.decode("utf-8", "replace")
-        changed = f"{message}: the archive, or its table, has changed; {advice_for(self._link)}"
-        return CorruptRecord(changed, path=place_of(self._link), shard=self.path.name, key=key)
+    def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
+        return archive_corrupt(self.path, ordinal, key)
+
+
+def archive_cut_off(table: Path, ordinal: int) -> ShardDamaged:
+    """Return the error for an archive that ends before a record of the shard ``table`` does."""
+    return not_indexed(table.with_name(ARCHIVE_NAME), f"ends before record {ordinal} of {table.name} does")
+
+
+def archive_corrupt(table: Path, ordinal: int, key: bytes) -> CorruptRecord:
+    """Return the error for a record in an archive that does not match its checksum."""
+    link = table.with_name(ARCHIVE_NAME)
+    return CorruptRecord(
+        f"record {ordinal} does not match its CRC-32C: the archive, or its table, has changed; {advice_for(link)}",
+        path=place_of(link),
+        shard=table.name,
+        key=key.decode("utf-8", "replace"),
+    )
 
 
 def library() -> dict[str, str | int]:

@@ -83,7 +83,7 @@ class LmdbShardWriter(ShardWriter):
             raise self._explained(error) from error
         self._transaction: Any = None
 
-    def append(self, stored: Stored, offset: int = 0) -> None:
+    def append(self, stored: Stored) -> None:
         key = self._count.to_bytes(8, "big")
         try:
             if self._transaction is None:

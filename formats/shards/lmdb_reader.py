@@ -1,12 +1,8 @@
-"""The reader of LMDB files, without LMDB's library: it follows the pages, and reads values by position.
+"""The pages of an LMDB file, read by position, without LMDB's library.
 
-The pages of an LMDB file, read by position and checked one by one. The file is neither mapped nor locked.
-LMDB's own library trusts its file: a truncated or malicious one ends the process. Here each page is checked
-before it is used, and no offset from the file is followed out of the file.
-
-The reader of shards in LMDB, without LMDB's library: it follows the pages, and reads values by position. A
-file that is damaged, truncated or on a bad sector gives an error. LMDB's library maps the file, and would end
-the process.
+The library trusts its file: a truncated or malicious one ends the process. Here each page is checked before
+it is used, no offset is followed out of the file, and the file is neither mapped nor locked: one that is
+damaged, truncated or on a bad sector gives an error.
 """
 
 from __future__ import annotations
@@ -14,11 +10,12 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from operator import itemgetter
+from typing import NamedTuple
 
 from shardprep.formats.errors import DataError, ShardDamaged
 from shardprep.formats.runtime.files import ReadAt
-from shardprep.formats.shards.container import Found, ShardReader
+from shardprep.formats.shards.container import Address, ShardReader
 
 # mdb.c's MDB_page, MDB_meta and MDB_node on little-endian 64-bit platforms.
 HEADER = struct.Struct("<QHHHH")
@@ -169,44 +166,40 @@ VALUE_VERSION = 1
 KEY_BYTES = 8
 FIRST_BYTES = VALUE_HEADER.size + 100  # of a value: usually all but the image
 SMALLEST_RECORD = 18  # bytes that a record takes in a leaf: its key, its node and the pointer to that
-CACHE_BYTES = 256 << 10  # a shard of 256 MiB with images of 110 KB has 17 pages of 4 KiB
-
-Cached = TypeVar("Cached")
-
-
-class _BranchPage(NamedTuple):
-    """A branch page: ``keys`` are the first keys below each of ``children`` except the first."""
-
-    keys: list[bytes]
-    children: list[int]
-
-
-class _LeafPage(NamedTuple):
-    """A page of records with consecutive ordinals from ``first`` on."""
-
-    first: int
-    page: Page
 
 
 class LmdbShardReader(ShardReader):
-    """Reader of one shard, with a cache of the pages of its tree."""
+    """Reader of one shard. The leaves of its tree are listed when it is opened, and one is kept."""
 
     def _open(self) -> None:
         try:
             self._pages = LmdbPages(self._file.read_at, self._file.size, ShardDamaged)
+            meta = self._pages.meta
+            self._records = meta.entries
+            if meta.entries * SMALLEST_RECORD > self._file.size:
+                raise ShardDamaged(f"it claims {meta.entries} records")
+            self._leaves = self._below(meta.root, meta.depth) if meta.entries else []
         except ShardDamaged as error:
             raise ShardDamaged(f"is not an LMDB file: {error.message}", path=self.path) from None
-        self._meta = self._pages.meta
-        if self._meta.entries * SMALLEST_RECORD > self._file.size:
-            raise ShardDamaged(f"claims {self._meta.entries} records", path=self.path)
-        self._branches: dict[int, _BranchPage] = {}
-        self._leaves: dict[int, _LeafPage] = {}
-        self._last = _LeafPage(0, Page(0, b"", 0, 0))
+        self._leaf = Page(0, b"", 0, 0), 0  # and its first ordinal
+
+    def _below(self, root: int, depth: int) -> list[tuple[bytes, int]]:
+        """Return the first key and the number of each leaf. Raises ShardDamaged for too many."""
+        level = [(b"", root)]
+        for _ in range(depth - 1):
+            below: list[tuple[bytes, int]] = []
+            for first, number in level:
+                (_, child), *others = self._pages.children(self._pages.branch(number))
+                below += [(first, child), *others]
+                if len(below) > self._records:
+                    raise ShardDamaged("its tree has more pages than any tree of its records")
+            level = below
+        return level
 
     def __len__(self) -> int:
-        return self._meta.entries
+        return self._records
 
-    def _find(self, ordinal: int) -> Found:
+    def _find(self, ordinal: int) -> Address:
         try:
             return self._parsed(ordinal)
         except ShardDamaged as error:
@@ -215,7 +208,7 @@ class LmdbShardReader(ShardReader):
             reason = f"cannot be read at record {ordinal}: {error.message}; prep repair rebuilds it"
             raise ShardDamaged(reason, path=self.path) from None
 
-    def _parsed(self, ordinal: int) -> Found:
+    def _parsed(self, ordinal: int) -> Address:
         page, node = self._node(ordinal)
         start, length, first = self._pages.value(page, node, FIRST_BYTES)
         if length < VALUE_HEADER.size:
@@ -230,38 +223,16 @@ class LmdbShardReader(ShardReader):
         return key, label, crc32c, start + head, length - head
 
     def _node(self, ordinal: int) -> tuple[Page, Node]:
-        leaf = self._last
-        if not 0 <= ordinal - leaf.first < leaf.page.length:
-            leaf = self._last = self._leaf_of(ordinal)
-        first, page = leaf
+        wanted = ordinal.to_bytes(KEY_BYTES, "big")
+        page, first = self._leaf
+        if not 0 <= ordinal - first < page.length:
+            at = bisect_right(self._leaves, wanted, key=itemgetter(0)) - 1
+            page = self._pages.leaf(self._leaves[at][1])
+            *_, start, end = self._pages.node(page, 0)
+            first = int.from_bytes(page.data[start:end], "big")
+            self._leaf = page, first
         if 0 <= ordinal - first < page.length:
             node = self._pages.node(page, ordinal - first)
-            if page.data[node[3] : node[4]] == ordinal.to_bytes(KEY_BYTES, "big"):
+            if page.data[node[3] : node[4]] == wanted:
                 return page, node
         raise ShardDamaged(f"has no record {ordinal}", path=self.path)
-
-    def _leaf_of(self, ordinal: int) -> _LeafPage:
-        """Return the leaf that has the record, if the tree has it."""
-        number, key = self._meta.root, ordinal.to_bytes(KEY_BYTES, "big")
-        for _ in range(self._meta.depth - 1):
-            keys, children = self._branch(number)
-            number = children[bisect_right(keys, key)]
-        return self._leaves.get(number) or self._cached(self._leaves, number, self._leaf_at(number))
-
-    def _branch(self, number: int) -> _BranchPage:
-        return self._branches.get(number) or self._cached(self._branches, number, self._branch_at(number))
-
-    def _cached(self, pages: dict[int, Cached], number: int, page: Cached) -> Cached:
-        if len(pages) * self._pages.size >= CACHE_BYTES:
-            pages.clear()
-        pages[number] = page
-        return page
-
-    def _branch_at(self, number: int) -> _BranchPage:
-        keys, children = zip(*self._pages.children(self._pages.branch(number)), strict=True)
-        return _BranchPage(list(keys[1:]), list(children))
-
-    def _leaf_at(self, number: int) -> _LeafPage:
-        page = self._pages.leaf(number)
-        *_, start, end = self._pages.node(page, 0)
-        return _LeafPage(int.from_bytes(page.data[start:end], "big"), page)

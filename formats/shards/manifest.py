@@ -92,7 +92,7 @@ def column_issues(value: dict[str, Any]) -> list[str]:
     return issues
 
 
-CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive")
+CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
 
 def unknown_parts(critical: list[Any], kinds: object) -> list[Any]:
@@ -151,6 +151,7 @@ def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
             "columns" not in value or columns_ok(value["columns"]),
         ),
         ("archive", "the archive of images that stay in it", _archive_ok(value)),
+        ("offsets", "true", value.get("offsets", True) is True),
         ("content_root", "a digest", isinstance(value.get("content_root"), str)),
     ]
     for name in ("tables", "shards"):
@@ -221,7 +222,7 @@ def _is_text(value: object) -> bool:
     return True
 
 
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (1, 1)
 
 MANIFEST_NAME = "manifest.json"
 PROVENANCE_NAME = "provenance.json"
@@ -239,6 +240,7 @@ KNOWN_KEYS = frozenset(
         "crop_ready",
         "archive",
         "columns",
+        "offsets",
         "dataset",
         "labels",
         "source",
@@ -275,7 +277,8 @@ class Manifest:
     :data:`~shardprep.formats.images.info.KINDS`. ``crop_ready`` is the number of images with a
     table of their segments. ``columns`` are those beside key, label and image, None without any; with them,
     ``content_root`` covers the columns, too. ``archive`` is the archive that the images are in, None where
-    shards hold them.
+    shards hold them. ``offsets`` is whether the index and the columns' tables say where each image and value
+    begins in its file; format 1.0 leaves that to the containers.
     """
 
     split: str
@@ -298,6 +301,7 @@ class Manifest:
     crop_ready: int = 0
     columns: DatasetColumns | None = None
     archive: IndexedArchive | None = None
+    offsets: bool = True
 
     @cached_property
     def root(self) -> str:
@@ -371,6 +375,7 @@ class Manifest:
         critical |= {"crop_ready": self.crop_ready} if self.crop_ready else {}
         critical |= {"columns": self.columns.to_json()} if self.columns else {}
         critical |= {"archive": self.archive.to_json()} if self.archive else {}
+        critical |= {"offsets": True} if self.offsets else {}
         return (
             self.extra
             | critical
@@ -446,6 +451,7 @@ class Manifest:
             crop_ready=value.get("crop_ready", 0),
             archive=IndexedArchive.from_json(value["archive"]) if "archive" in value else None,
             columns=DatasetColumns.from_json(value["columns"]) if "columns" in value else None,
+            offsets="offsets" in value,
         )
 
 

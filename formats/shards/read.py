@@ -1,4 +1,8 @@
-"""Open shards: the container that a name stands for, and not more open files than the system allows."""
+"""Reading records by their addresses: ``pread`` of a shard's file, then the checksum.
+
+Whatever the container, a record is read by its place in the index: shard, offset and length. An index of
+format 1.0 has no offsets; then the container says them, once for each record that is read.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,28 @@ import resource
 import threading
 import weakref
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.records.record import Record
+from shardprep.formats.records.record import record_crc
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.container import Container, Indexed, ShardReader
-from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.container import (
+    Address,
+    Container,
+    Memory,
+    Room,
+    ShardReader,
+    corrupt,
+    cut_off,
+    unread,
+)
+from shardprep.formats.shards.files import FileEntry, ShardFile
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, archive_corrupt, archive_cut_off, not_indexed
 
 CONTAINERS = ("lmdb", "hdf5")
 IN_PLACE = "tar"
@@ -44,16 +58,91 @@ def container(name: str) -> Container:
     raise UsageError(f"unknown shard format {name!r}; known are {', '.join(CONTAINERS)}")
 
 
-def open_shard(path: Path, name: str, *, size: int, records: int) -> ShardReader:
-    """Open a finished shard; check its size before and its number of records after."""
-    found = path.stat().st_size
-    if found != size:
-        raise ShardDamaged(f"has {found} bytes, not {size}; prep repair rebuilds it", path=path)
-    reader = container(name).read(path)
-    if len(reader) != records:
-        reader.close()
-        raise ShardDamaged(f"has {len(reader)} records, not {records}", path=path)
-    return reader
+class Shard(Owned):
+    """The open file of a shard, of which records are read by their addresses. Thread-safe except to close.
+
+    Raises ShardDamaged for a file that is not as long as its ``entry`` says, or ends before a record,
+    CorruptRecord for a record that does not match its checksum, and OSError if the system fails or memory is
+    short. Each error names the record.
+    """
+
+    instead = "open the dataset again by its path"
+
+    def __init__(self, path: Path, container: str, entry: FileEntry) -> None:
+        self.path = path
+        self._container = container
+        self._records = entry.records
+        self._in_place = container == IN_PLACE
+        try:
+            self.file = ShardFile(path.with_name(ARCHIVE_NAME) if self._in_place else path)
+        except FileNotFoundError as error:
+            if not self._in_place:
+                raise
+            raise not_indexed(path.with_name(ARCHIVE_NAME), "is not there") from error
+        if not self._in_place and self.file.size != entry.size:
+            self.close()
+            raise ShardDamaged(
+                f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it", path=path
+            )
+
+    def image(self, ordinal: int, address: Address) -> bytes:
+        """Return the image at an address, its record checked against its checksum."""
+        try:
+            key, label, crc32c, offset, length = address if address[3] else self._located(ordinal, address)
+            image = self.file.read_at(length, offset)
+        except (OSError, MemoryError) as error:
+            raise unread(self.file.path, ordinal, error) from error
+        if len(image) != length:
+            raise self._short(ordinal)
+        if record_crc(key, label, image) != crc32c:
+            raise self._corrupt(ordinal, key)
+        return image
+
+    def image_in(self, ordinal: int, address: Address, room: Room) -> Memory:
+        """Return the image in the memory of ``room(length)``, its record checked from this copy."""
+        try:
+            key, label, crc32c, offset, length = address if address[3] else self._located(ordinal, address)
+            memory = room(length)
+            count = self.file.read_into(memory.data, offset)
+        except (OSError, MemoryError) as error:
+            raise unread(self.file.path, ordinal, error) from error
+        if count != length:
+            raise self._short(ordinal)
+        if record_crc(key, label, memory) != crc32c:
+            raise self._corrupt(ordinal, key)
+        return memory
+
+    def _located(self, ordinal: int, address: Address) -> Address:
+        """Return an address of format 1.0 with the offset that the container says."""
+        found = self._reader.address(ordinal)
+        if found[:3] != address[:3] or found[4] != address[4]:
+            raise self._corrupt(ordinal, address[0])
+        return found
+
+    @cached_property
+    def _reader(self) -> ShardReader:
+        reader = container(self._container).read(self.path)
+        if len(reader) != self._records:
+            reader.close()
+            raise ShardDamaged(f"has {len(reader)} records, not {self._records}", path=self.path)
+        return reader
+
+    def _short(self, ordinal: int) -> ShardDamaged:
+        return (archive_cut_off if self._in_place else cut_off)(self.path, ordinal)
+
+    def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
+        return (archive_corrupt if self._in_place else corrupt)(self.path, ordinal, key)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file was deleted since it was opened."""
+        return self.file.is_deleted
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self.file.close()
+        if reader := self.__dict__.pop("_reader", None):
+            reader.close()
 
 
 # A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
@@ -73,7 +162,7 @@ _made: weakref.WeakSet[OpenShards] = weakref.WeakSet()
 def _free_in_copy() -> None:
     """Unlock in a forked copy of this process, where the threads that opened shards are missing."""
     for shards in _made:
-        shards._unlock()
+        shards._opening = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_free_in_copy)
@@ -97,14 +186,14 @@ LOCAL = LocalFiles()
 
 
 class OpenShards(Owned):
-    """Readers by shard number, opened at their first use; the least recently used are released.
+    """Open shards by number, opened at their first use; the one that was opened first is released.
 
-    At most ``most`` are open, by default MAX_OPEN. Readers of deleted files are released when another one is
-    opened; ``files`` makes a file be there. Thread-safe, also in a forked copy of the process. A released
-    reader is closed when the last thread that reads from it has finished.
+    At most ``most`` are open, by default MAX_OPEN. Deleted files are released when another one is opened;
+    ``files`` makes a file be there. Thread-safe, also in a forked copy of the process. A released file is
+    closed when the last thread that reads from it has finished.
 
-    What :meth:`record` and :meth:`data` cannot read they read :meth:`again`, from a file that is right, if
-    ``files`` can replace it. Then they raise what a reader raises.
+    What :meth:`image` cannot read it reads :meth:`again`, from a file that is right, if ``files`` can replace
+    it. Then it raises what a :class:`Shard` raises.
     """
 
     def __init__(
@@ -130,41 +219,30 @@ class OpenShards(Owned):
         self._files = files
         self._firsts = [0, *accumulate(len(shards) for _, _, shards in self._parts)]
         self._most = most
-        self._open: OrderedDict[int, ShardReader] = OrderedDict()
-        self._unlock()
+        self._open: dict[int, Shard] = {}
+        self._opening = threading.Lock()
         _made.add(self)
 
-    def _unlock(self) -> None:
-        self._lock, self._opening = threading.Lock(), threading.Lock()
-
-    def __getitem__(self, number: int) -> ShardReader:
-        if (reader := self._found(number)) is not None:
-            return reader
+    def __getitem__(self, number: int) -> Shard:
+        shard = self._open.get(number)
+        if shard is not None:
+            return shard
         with self._opening:  # it can download: other threads read what is open
-            reader = self._found(number)
-            return self._opened(number) if reader is None else reader
+            return self._open.get(number) or self._opened(number)
 
-    def record(self, number: int, ordinal: int, *, indexed: Indexed) -> Record:
-        """Return a record of a shard, as :meth:`.ShardReader.read` does."""
+    def image(self, number: int, ordinal: int, address: Address) -> bytes:
+        """Return the image of a record, as :meth:`Shard.image` does."""
         try:
-            return self[number].read(ordinal, indexed=indexed)
+            return self[number].image(ordinal, address)
         except DAMAGE as error:
-            return self.again(number, error, lambda reader: reader.read(ordinal, indexed=indexed))
+            return self.again(number, error, lambda shard: shard.image(ordinal, address))
 
-    def data(self, number: int, ordinal: int, *, indexed: Indexed) -> bytes:
-        """Return a value of a column's shard, checked as :meth:`.ShardReader.checked` does."""
-        try:
-            return self[number].checked(ordinal, indexed=indexed).image
-        except DAMAGE as error:
-            return self.again(number, error, lambda reader: reader.checked(ordinal, indexed=indexed).image)
-
-    def again(self, number: int, error: Exception, read: Callable[[ShardReader], Result]) -> Result:
+    def again(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
         """Read once more: from the file that is there now, if another was open, or from one that is right."""
         if self._files is LOCAL:
             raise error
-        with self._lock:
-            reader = self._open.pop(number, None)
-        if reader is not None and reader.is_deleted:
+        shard = self._open.pop(number, None)
+        if shard is not None and shard.is_deleted:
             try:
                 return read(self[number])
             except DAMAGE as again:
@@ -172,15 +250,11 @@ class OpenShards(Owned):
         with self._files.right(self._place(number)[1], error):
             return read(self._open_now(number))
 
-    def _found(self, number: int) -> ShardReader | None:
-        with self._lock:
-            if number in self._open:
-                self._open.move_to_end(number)
-            return self._open.get(number)
-
-    def _opened(self, number: int) -> ShardReader:
+    def _opened(self, number: int) -> Shard:
         _, entry = self._place(number)
-        self._release_deleted()
+        for other, shard in list(self._open.items()):
+            if shard.is_deleted:
+                self._open.pop(other, None)
         self._files.bring(entry)
         try:
             return self._open_now(number)
@@ -188,19 +262,14 @@ class OpenShards(Owned):
             with self._files.right(entry, error):
                 return self._open_now(number)
 
-    def _open_now(self, number: int) -> ShardReader:
+    def _open_now(self, number: int) -> Shard:
         (folder, container, _), entry = self._place(number)
-        reader = open_shard(folder / entry.name, container, size=entry.size, records=entry.records)
-        with self._lock:
-            self._open[number] = reader
-            if len(self._open) > (self._most or MAX_OPEN):
-                self._open.popitem(last=False)
-        return reader
-
-    def _release_deleted(self) -> None:
-        with self._lock:
-            for deleted in [number for number, reader in self._open.items() if reader.is_deleted]:
-                del self._open[deleted]
+        shard = Shard(folder / entry.name, container, entry)
+        opened = list(self._open)
+        for first in opened[: len(opened) + 1 - (self._most or MAX_OPEN)]:
+            self._open.pop(first, None)
+        self._open[number] = shard
+        return shard
 
     def _place(self, number: int) -> tuple[ShardsOfPart, FileEntry]:
         if not 0 <= number < self._firsts[-1]:
@@ -209,8 +278,7 @@ class OpenShards(Owned):
         return self._parts[part], self._parts[part][2][number - self._firsts[part]]
 
     def close(self) -> None:
-        """Close all readers; the next use opens them again. No other thread may be reading."""
-        with self._lock:
-            readers, self._open = self._open, OrderedDict()
-        for reader in readers.values():
-            reader.close()
+        """Close all shards; the next use opens them again. No other thread may be reading."""
+        shards, self._open = self._open, {}
+        for shard in shards.values():
+            shard.close()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,41 +15,48 @@ from shardprep.formats.images.info import LATER_KINDS, ImageInfo
 from shardprep.formats.records.codecs import MAX_VALUE_BYTES
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
-from shardprep.formats.shards.columns import BOX_COLUMNS, BoxTable, ColumnEntry, column_row
+from shardprep.formats.shards.columns import BOX_COLUMNS, BoxTable, ColumnEntry
 from shardprep.formats.shards.container import Stored
 from shardprep.formats.shards.files import Rows, ShardFile, read_table, table_header
 from shardprep.formats.shards.manifest import Manifest
-
-if TYPE_CHECKING:
-    from shardprep.formats.shards.files import FileEntry
-
 
 INDEX_NAME = "index.npy"
 BOXES_NAME = "boxes.npy"
 
 
-def index_dtype(key_bytes: int) -> np.dtype[np.void]:
+def index_dtype(key_bytes: int, *, offsets: bool = True) -> np.dtype[np.void]:
     """Return the columns of the index.
 
     ``shard`` and ``ordinal`` are the record's place; ``length`` is the image's length in bytes; ``width``,
     ``height`` (pixels, EXIF not applied), ``components``, ``orientation`` and ``flags``
-    (:class:`~shardprep.formats.images.info.ImageFlag`) describe the image.
+    (:class:`~shardprep.formats.images.info.ImageFlag`) describe the image; ``offset`` is where it begins in
+    the shard's file, or in the archive that it stays in. Format 1.0 has no ``offsets``.
     """
-    return np.dtype(
-        [
-            ("key", f"S{key_bytes}"),
-            ("label", "<i4"),
-            ("shard", "<u4"),
-            ("ordinal", "<u4"),
-            ("length", "<u4"),
-            ("crc32c", "<u4"),
-            ("width", "<u4"),
-            ("height", "<u4"),
-            ("flags", "<u2"),
-            ("components", "u1"),
-            ("orientation", "u1"),
-        ]
-    )
+    columns = [
+        ("key", f"S{key_bytes}"),
+        ("label", "<i4"),
+        ("shard", "<u4"),
+        ("ordinal", "<u4"),
+        ("length", "<u4"),
+        ("crc32c", "<u4"),
+        ("width", "<u4"),
+        ("height", "<u4"),
+        ("flags", "<u2"),
+        ("components", "u1"),
+        ("orientation", "u1"),
+    ]
+    return np.dtype([*columns, ("offset", "<u8")] if offsets else columns)
+
+
+def with_offsets(rows: Rows) -> Rows:
+    """Return rows of an index with the column ``offset``, which is 0 where the index is of format 1.0."""
+    if "offset" in (rows.dtype.names or ()):
+        return rows
+    made = np.zeros(len(rows), index_dtype(rows.dtype["key"].itemsize))
+    for name in rows.dtype.names or ():
+        made[name] = rows[name]
+    made.flags.writeable = False
+    return made
 
 
 def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
@@ -58,15 +65,10 @@ def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
     return tuple(name for name, flag in LATER_KINDS.items() if found & flag)
 
 
-def read_index(path: Path, entry: FileEntry, *, seal: str | None = None) -> Rows:
-    """Read the index with :func:`read_table`. :func:`checked_index` checks its rows."""
-    return read_table(path, entry, index_row_of, seal=seal)
-
-
-def index_row_of(width: int) -> np.dtype[np.void] | None:
+def index_row_of(width: int, *, offsets: bool) -> np.dtype[np.void] | None:
     """Return the columns of a row of so many bytes, None if no index has such rows."""
-    key_bytes = width - index_dtype(1).itemsize + 1
-    return index_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
+    key_bytes = width - index_dtype(1, offsets=offsets).itemsize + 1
+    return index_dtype(key_bytes, offsets=offsets) if 1 <= key_bytes <= MAX_KEY_BYTES else None
 
 
 def index_row(stored: Stored, info: ImageInfo, shard: int, ordinal: int) -> tuple[object, ...]:
@@ -83,6 +85,7 @@ def index_row(stored: Stored, info: ImageInfo, shard: int, ordinal: int) -> tupl
         info.flags,
         info.components,
         info.orientation,
+        stored.offset,
     )
 
 
@@ -92,7 +95,8 @@ _ROWS_AT_ONCE = 1 << 16
 def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> Rows:
     """Read the index of a dataset folder into memory, and check it against the manifest.
 
-    Its rows are the shards' records, one after the other; labels are in the label space; keys are UTF-8;
+    Its rows have the column ``offset``, which is 0 in an index of format 1.0. They are the shards' records,
+    one after the other; labels are in the label space; keys are UTF-8;
     lengths are possible for images, fit the shards and add up. Whether the rows match the records is only
     known by reading these. Without ``verify``, a file with a :class:`.Seal` is not hashed. Raises
     ManifestDamaged, OSError.
@@ -100,7 +104,8 @@ def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> 
     entry, path = manifest.table(INDEX_NAME), dataset / INDEX_NAME
     if entry is None:
         raise ManifestDamaged(f"lists no {INDEX_NAME}", path=dataset)
-    rows = read_index(path, entry, seal=None if verify else manifest.root)
+    row_of = partial(index_row_of, offsets=manifest.offsets)
+    rows = with_offsets(read_table(path, entry, row_of, seal=None if verify else manifest.root))
     if len(rows) != manifest.records:
         raise ManifestDamaged(f"has {len(rows)} rows, not {manifest.records}", path=path)
     _refuse(path, _index_issues(rows, manifest))
@@ -140,13 +145,13 @@ def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Row
     Lengths are possible for values, and fit the shards. Values are not read here: they may be many. Raises
     ManifestDamaged, OSError.
     """
-    path, row = dataset / entry.table.name, column_row(entry.field)
+    path, row = dataset / entry.table.name, entry.row
     if entry.field.is_fixed:
         _check_header(path, table_header(row, entry.table.records), row.itemsize * entry.table.records)
         return None
     rows = read_table(path, entry.table, lambda width: row if width == row.itemsize else None)
     starts = np.cumsum([0, *(shard.records for shard in manifest.shards)])
-    _refuse(path, _value_issues(rows["length"], starts, entry))
+    _refuse(path, _value_issues(rows, starts, entry))
     return rows
 
 
@@ -156,13 +161,27 @@ def _check_header(path: Path, header: bytes, body: int) -> None:
             raise ManifestDamaged("is not a table of its column; prep repair rebuilds it", path=path)
 
 
-def _value_issues(
-    lengths: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], entry: ColumnEntry
-) -> Iterator[str]:
+def _value_issues(rows: Rows, starts: npt.NDArray[np.int64], entry: ColumnEntry) -> Iterator[str]:
+    lengths, room = rows["length"], [shard.size for shard in entry.shards]
     if lengths.max() > MAX_VALUE_BYTES:
         yield "it has lengths that no value has"
-    if (_shard_bytes(lengths, starts) > [shard.size for shard in entry.shards]).any():
+    if (_shard_bytes(lengths, starts) > room).any():
         yield "its lengths are more than the column's shards have"
+    yield from _offset_issues(rows, starts, room)
+
+
+def _offset_issues(rows: Rows, starts: npt.NDArray[np.int64], sizes: Sequence[int]) -> Iterator[str]:
+    """Yield what is wrong where images or values begin: in a file of the size of each shard."""
+    if "offset" not in (rows.dtype.names or ()):
+        return
+    room = np.array(sizes, np.uint64)
+    for chunk in _chunks(len(rows)):
+        numbers = np.arange(chunk.start, min(chunk.stop, len(rows)))
+        inside = room[np.searchsorted(starts, numbers, side="right") - 1]
+        offsets, lengths = rows["offset"][chunk], rows["length"][chunk]
+        if ((offsets > inside) | (lengths > inside - np.minimum(offsets, inside))).any():
+            yield "it has records that end after their shards"
+            return
 
 
 def _refuse(path: Path, issues: Iterator[str]) -> None:
@@ -179,6 +198,8 @@ def _index_issues(rows: Rows, manifest: Manifest) -> Iterator[str]:
     if not all(_keys_ok(rows[chunk]) for chunk in _chunks(len(rows))):
         yield "it has keys that are not UTF-8"
     yield from _length_issues(rows["length"], starts, manifest)
+    shards, archive = manifest.shards, manifest.archive
+    yield from _offset_issues(rows, starts, [archive.size if archive else shard.size for shard in shards])
 
 
 def _chunks(rows: int) -> Iterator[slice]:

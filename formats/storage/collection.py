@@ -272,7 +272,7 @@ class ChainedIndex:
         for part, start, stop, shard in zip(
             self._parts, self._firsts, self._ends, self._first_shards, strict=True
         ):
-            found[start:stop] = part[name]
+            found[start:stop] = part[name] if name in (part.dtype.names or ()) else 0
             if name == "shard":
                 found[start:stop] += shard
         return found
@@ -285,7 +285,7 @@ class ChainedIndex:
             mine = np.flatnonzero(parts == part)
             found = self._parts[part][numbers[mine] - self._firsts[part]]
             for name in self._dtype.names or ():  # the keys' widths may differ
-                rows[name][mine] = found[name]
+                rows[name][mine] = found[name] if name in (found.dtype.names or ()) else 0
             rows["shard"][mine] += self._first_shards[part]
         return rows
 
@@ -312,18 +312,19 @@ class StoredIndex:
             if verify or not self._is_sealed(manifest, status):
                 checked_index(folder, manifest, verify=verify)
             self._known = _identity(status)
-            self._dtype, self._start = self._form(descriptor)
+            self._dtype, self._start = self._form(descriptor, offsets=manifest.offsets)
 
     def _is_sealed(self, manifest: Manifest, status: os.stat_result) -> bool:
         entry = manifest.table(INDEX_NAME)
         is_it = entry is not None and (entry.size, entry.records) == (status.st_size, manifest.records)
         return is_it and Seal(status, manifest.root).holds
 
-    def _form(self, descriptor: int) -> tuple[np.dtype[np.void], int]:
+    def _form(self, descriptor: int, *, offsets: bool) -> tuple[np.dtype[np.void], int]:
         """Return the columns of a row, and where the first one begins."""
         begin = read_at(descriptor, HEADER_BYTES, 0)
         start = 10 + int.from_bytes(begin[8:10], "little")
-        row = index_row_of((os.fstat(descriptor).st_size - start) // max(1, self._records))
+        width = (os.fstat(descriptor).st_size - start) // max(1, self._records)
+        row = index_row_of(width, offsets=offsets)
         if row is None or begin[:start] != table_header(row, self._records):
             raise ManifestDamaged(f"is not an index of {self._records} rows", path=self._path)
         return row, start

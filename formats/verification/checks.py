@@ -223,11 +223,12 @@ class ColumnShardCheck(ColumnCheck):
                 except (CorruptRecord, ShardDamaged) as error:
                     found.problems.append((named or error.key, error.message))
                     continue
-                row = None if self.rows is None else self.rows[ordinal].item()
+                place = stored.offset, len(stored.image), stored.crc32c
+                row = place if self.rows is None else self.rows[ordinal].item()
                 if (
                     wanted in (None, stored.key)
                     and stored.label == UNLABELLED
-                    and row in (None, (len(stored.image), stored.crc32c))
+                    and row in (place, place[1:])  # format 1.0 has no offsets
                 ):
                     yield stored.key, stored.image
                 else:
@@ -255,7 +256,7 @@ class ColumnTableCheck(ColumnCheck):
 
     def _rows(self, path: Path, ordinals: range) -> Iterator[bytes]:
         """Yield the bytes of each row. Raises ShardDamaged if the file ends before the last."""
-        row = column_row(self.field)
+        row = column_row(self.field)  # of values of one size, which every version has alike
         start, size = len(table_header(row, self.records)), row.itemsize
         file, left = ShardFile(path), iter(ordinals)
         try:
@@ -330,7 +331,9 @@ class ShardCheck(Check):
         image, key = stored.image, _text(row["key"])
         try:
             info = marked(image, read_image_header(image)) if self.has_images else NO_IMAGE
-            expected = index_row(stored, info, self.number, ordinal)
+            expected = index_row(
+                stored if row["offset"] else stored._replace(offset=0), info, self.number, ordinal
+            )
         except BadImage as error:
             found.problems.append((key, error.message))
             return

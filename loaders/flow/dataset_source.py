@@ -16,6 +16,7 @@ from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.owned import CollectedEnd
 from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, OpenColumns, PartFiles, RecordPlace
+from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.read import LocalFiles, OpenShards
@@ -30,7 +31,7 @@ from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
 from shardprep.loaders.transforms.contract import IMAGE
 
-ItemKey = tuple[int, int, int, bytes, int, int]  # number, shard, ordinal; key, label, CRC-32C from the index
+ItemKey = tuple[int, int, int, Address]  # number, shard, ordinal; address
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,9 @@ class ItemFetch:
     def _item(
         self, shards: OpenShards | None, read: Sequence[Callable[[RecordPlace], Any]], key: ItemKey
     ) -> Any:
-        number, shard, ordinal, name, label, _ = key
-        image = b"" if shards is None else shards.record(shard, ordinal, indexed=key[3:]).image
+        number, shard, ordinal, address = key
+        name, label, *_ = address
+        image = b"" if shards is None else shards.image(shard, ordinal, address)
         place = RecordPlace(number, shard, ordinal, name)
         values = [value(place) for value in read]
         return self.form.item(name.decode(), self.labels[label], image, values)
@@ -87,7 +89,7 @@ def _labels(form: ItemForm, classes: tuple[str, ...]) -> tuple[Any, ...]:
     return tuple(number_of.get(name, place) for place, name in enumerate(classes))
 
 
-Key = tuple[int, int, bytes, int, int, int]  # shard, ordinal; key, label, CRC-32C from the index; number
+Key = tuple[int, int, Address, int]  # shard, ordinal; address; number
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,9 @@ class RecordFetch:
         return OpenShards.of_parts(((part.folder, part.container, part.shards) for part in self.parts), files)
 
     def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
-        record = shards.record(key[0], key[1], indexed=key[2:5])
-        label = self.label_map[record.label]
-        return (record.key, record.image, label) if self.with_keys else (record.image, label)
+        shard, ordinal, address, _ = key
+        image, label = shards.image(shard, ordinal, address), self.label_map[address[1]]
+        return (address[0].decode(), image, label) if self.with_keys else (image, label)
 
 
 @dataclass(frozen=True)
@@ -130,10 +132,10 @@ class ColumnFetch(RecordFetch):
             yield partial(self._values, shards, columns)
 
     def _values(self, shards: OpenShards, columns: ChainedColumns, key: Key) -> tuple[Any, ...]:
-        shard, ordinal, name, label, _, number = key
-        record = Record(name.decode(), self.label_map[label], b"")
-        if self.wanted.with_image:
-            record = record._replace(image=shards.record(shard, ordinal, indexed=key[2:5]).image)
+        shard, ordinal, address, number = key
+        name, label, *_ = address
+        image = shards.image(shard, ordinal, address) if self.wanted.with_image else b""
+        record = Record(name.decode(), self.label_map[label], image)
         found = columns.of(record, RecordPlace(number, shard, ordinal, name))
         values = {each: found.image if each == IMAGE else found.columns[each] for each in self.wanted.names}
         return (record.key, values, record.label) if self.with_keys else (values, record.label)
@@ -234,8 +236,8 @@ class FromDataset(Fetched):
             yield from map(self._key, order.each(_announced(ahead, order, numbers)))
 
     def _key(self, number: int) -> Key:
-        key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
-        return shard, ordinal, key, label, crc32c, number
+        key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()
+        return shard, ordinal, (key, label, crc32c, offset, length), number
 
 
 def _has_items(dataset: RecordSet) -> bool:
@@ -257,8 +259,8 @@ class SavedItems(FromDataset):
         return map(self._place, order.each(within(numbers, self.length)))
 
     def _place(self, number: int) -> ItemKey:
-        key, label, shard, ordinal, _, crc32c, *_ = self.dataset.index[number].item()
-        return number, shard, ordinal, key, label, crc32c
+        key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()
+        return number, shard, ordinal, (key, label, crc32c, offset, length)
 
 
 def _announced(ahead: ReadAhead, order: EpochOrder, places: Iterable[int]) -> Iterator[int]:

@@ -15,11 +15,11 @@ from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, PartFiles, RecordPlace
-from shardprep.formats.shards.container import Indexed, Room, ShardReader
+from shardprep.formats.shards.container import Address, Room
 from shardprep.formats.shards.dataset import IndexRows, RecordSet
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.in_place import Block, blocks_of
-from shardprep.formats.shards.read import DAMAGE, OpenShards, container
+from shardprep.formats.shards.read import DAMAGE, OpenShards, Shard
 from shardprep.formats.storage.cache import FileSource
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm
 from shardprep.loaders.batches.stack import JsonValues, gathered
@@ -46,12 +46,18 @@ STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode
 def item_dtype(key_bytes: int) -> np.dtype[np.void]:
     """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
     place = [("number", "<i8"), ("draw", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
-    indexed = [("key", f"S{key_bytes}"), ("label", "<i4"), ("crc32c", "<u4")]
-    return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *indexed])
+    address = [
+        ("key", f"S{key_bytes}"),
+        ("label", "<i4"),
+        ("crc32c", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u4"),
+    ]
+    return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *address])
 
 
 class Item(NamedTuple):
-    """One record to deliver: its number in the dataset, its place and kind, and its columns in the index.
+    """One record to deliver: its number in the dataset, its place and kind, and its address in the index.
 
     ``draw`` is the number of its random values. Between them are the ROW_COLUMNS of its row of the batch.
     """
@@ -69,10 +75,12 @@ class Item(NamedTuple):
     key: bytes
     label: int
     crc32c: int
+    offset: int
+    length: int
 
     @property
-    def indexed(self) -> Indexed:
-        return self[-3:]
+    def address(self) -> Address:
+        return self[-5:]
 
 
 def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records | None = None) -> Items:
@@ -81,7 +89,7 @@ def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records |
     items["epoch"], items["number"] = epoch, numbers
     items["draw"] = numbers if draws is None else draws
     rows = index[numbers]
-    for column in ("shard", "ordinal", "key", "label", "crc32c"):
+    for column in ("shard", "ordinal", "key", "label", "crc32c", "offset", "length"):
         items[column] = rows[column]
     items["crop_ready"] = rows["flags"] & ImageFlag.CROP_READY != 0
     return items
@@ -149,8 +157,6 @@ class ShardWork:
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
-        for name in {part.container for part in self.parts}:
-            container(name)  # importing its library takes up to 0.1 s: do it before the first batch
         if self.one_thread:
             use_one_thread()
             keep_freed_memory()
@@ -188,22 +194,20 @@ class _ShardWorkspace:
 
     def _outcomes(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
         for row, item in enumerate(map(Item._make, items.tolist())):
-            reader = self._shards[item.shard] if self._work.with_image else None
+            shard = self._shards[item.shard] if self._work.with_image else None
             try:
-                outcome = self._outcome(reader, item, arrays, row, room)
+                outcome = self._outcome(shard, item, arrays, row, room)
             except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
                 outcome = Skipped(str(error))
             yield outcome
 
-    def _outcome(
-        self, reader: ShardReader | None, item: Item, arrays: Arrays, row: int, room: Room
-    ) -> object:
-        if self._work.transform is None and reader is not None:
-            return self._encoded(reader, item, row, room)
+    def _outcome(self, shard: Shard | None, item: Item, arrays: Arrays, row: int, room: Room) -> object:
+        if self._work.transform is None and shard is not None:
+            return self._encoded(shard, item, row, room)
         began = perf_counter()
-        record = self._read(reader, item)
+        record = self._read(shard, item)
         if isinstance(self._transform, AsColumns):  # which reads
             values = self._transform.write(record, arrays, row)
             self._took[0] += perf_counter() - began
@@ -216,42 +220,42 @@ class _ShardWorkspace:
         self._took[2] += perf_counter() - read - decoding
         return outcome
 
-    def _encoded(self, reader: ShardReader, item: Item, row: int, room: Room) -> object:
+    def _encoded(self, shard: Shard, item: Item, row: int, room: Room) -> object:
         """Read an image; one of TIMED_OF is timed for all, because two clock readings take 1 % of a read."""
         if row % TIMED_OF:
-            return self._image_in(reader, item, room)
+            return self._image_in(shard, item, room)
         began = perf_counter()
-        image = self._image_in(reader, item, room)
+        image = self._image_in(shard, item, room)
         self._took[0] += (perf_counter() - began) * min(TIMED_OF, self._rows - row)
         return image
 
-    def _image_in(self, reader: ShardReader, item: Item, room: Room) -> object:
+    def _image_in(self, shard: Shard, item: Item, room: Room) -> object:
         try:
-            return reader.image_in(item.ordinal, room, indexed=item.indexed)
+            return shard.image_in(item.ordinal, item.address, room)
         except DAMAGE as error:
             return self._shards.again(
-                item.shard, error, lambda right: right.image_in(item.ordinal, room, indexed=item.indexed)
+                item.shard, error, lambda right: right.image_in(item.ordinal, item.address, room)
             )
 
-    def _read(self, reader: ShardReader | None, item: Item) -> Record:
-        record = self._image(reader, item)
+    def _read(self, shard: Shard | None, item: Item) -> Record:
+        record = self._image(shard, item)
         if not len(self._columns):
             return record
         return self._columns.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
 
-    def _image(self, reader: ShardReader | None, item: Item) -> Record:
+    def _image(self, shard: Shard | None, item: Item) -> Record:
         """Return the record without columns; with no image if none is wanted."""
         label = self._work.label_map[item.label]
-        if reader is None:
+        if shard is None:
             return Record(item.key.decode(), label, b"")
         try:
-            record = reader.read(item.ordinal, indexed=item.indexed)
+            image = shard.image(item.ordinal, item.address)
         except DAMAGE as error:
-            record = self._shards.again(
-                item.shard, error, lambda right: right.read(item.ordinal, indexed=item.indexed)
+            image = self._shards.again(
+                item.shard, error, lambda right: right.image(item.ordinal, item.address)
             )
         kind = CropReadyRecord if item.crop_ready else Record
-        return kind(record.key, label, record.image)
+        return kind(item.key.decode(), label, image)
 
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int

@@ -5,6 +5,7 @@ import os
 import struct
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import h5py
@@ -14,10 +15,10 @@ import numpy as np
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import record_crc
-from shardprep.formats.shards.container import Extent, Stored
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.container import Address, Extent, Stored
+from shardprep.formats.shards.files import FileEntry, Rows
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
-from shardprep.formats.shards.read import container, open_shard
+from shardprep.formats.shards.read import Shard, container
 from shardprep.formats.shards.tables import index_dtype, index_row
 
 HEADER = struct.Struct("<BBHiI")  # of a value in LMDB, according to its documentation
@@ -39,7 +40,7 @@ def write(path: Path, kind: str, records: Sequence[Stored]) -> Path:
     places = archived(path, records) if kind == "tar" else [0] * len(records)
     with container(kind).write(path, extent(records)) as writer:
         for record, place in zip(records, places, strict=True):
-            writer.append(record, place)
+            writer.append(record._replace(offset=place))
     return path
 
 
@@ -54,9 +55,25 @@ def archived(path: Path, records: Sequence[Stored]) -> list[int]:
         return [member.offset_data for member in archive]
 
 
+def opened(path: Path, kind: str, records: int, size: int | None = None) -> Shard:
+    return Shard(path, kind, FileEntry(path.name, path.stat().st_size if size is None else size, "", records))
+
+
+def address(record: Stored) -> Address:
+    """The record's address, without an offset as in format 1.0 unless the record has one."""
+    return record.key, record.label, record.crc32c, record.offset, len(record.image)
+
+
 def read(path: Path, kind: str, records: int) -> list[Stored]:
-    with open_shard(path, kind, size=path.stat().st_size, records=records) as reader:
-        return [reader.checked(ordinal) for ordinal in range(len(reader))]
+    """What the shard says of its records; each is read by its address, too, and without its offset."""
+    found = []
+    with container(kind).read(path) as reader, closing(opened(path, kind, records)) as shard:
+        for ordinal in range(records):
+            record = reader.checked(ordinal)
+            found.append(record._replace(offset=0))
+            assert shard.image(ordinal, address(record)) == record.image
+            assert shard.image(ordinal, address(found[-1])) == record.image
+    return found
 
 
 def index_rows(records: Sequence[Stored]) -> Rows:

@@ -127,5 +127,5 @@ def test_a_value_of_another_record_is_found(tmp_path: Path) -> None:
 def test_a_release_without_columns_refuses_the_dataset(tmp_path: Path) -> None:
     manifest = write_columns(tmp_path / "d")
 
-    assert b'"crit":["columns"]' in manifest.to_bytes()
+    assert b'"crit":["columns","offsets"]' in manifest.to_bytes()
     assert replace(manifest, columns=None).root != manifest.root

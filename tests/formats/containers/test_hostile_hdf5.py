@@ -110,7 +110,7 @@ HOSTILITIES: dict[str, Hostility] = {
 
 def test_the_honest_shard_is_read(shard: Path) -> None:
     with Hdf5ShardReader(shard) as reader:
-        assert [reader.checked(i) for i in range(3)] == THREE
+        assert [reader.checked(i)[:4] for i in range(3)] == [record[:4] for record in THREE]
 
 
 @pytest.mark.parametrize("hostility", HOSTILITIES.values(), ids=HOSTILITIES)

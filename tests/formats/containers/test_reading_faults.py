@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from shardprep.formats.shards.read import ALL_CONTAINERS, CONTAINERS, container
 from support.loaded import epoch_of, loader_on
 from support.loader_workers import CutShort, Tagging
 from support.sampling import torture_except
-from support.shard_files import THREE, read, stored, write
+from support.shard_files import THREE, address, opened, read, stored, write
 
 STRACE = shutil.which("strace")
 
@@ -43,9 +43,9 @@ READING = """
 import errno, os, sys
 from pathlib import Path
 from shardprep.formats.shards.read import container
-import numpy as np; from support import shard_files
+from support import shard_files
 
-kind, path, expected = sys.argv[1], Path(sys.argv[2]), errno.errorcode
+kind, path = sys.argv[1], Path(sys.argv[2])
 found = {"opening": [], "reading": [], "right": 0}
 
 def attempt(where, call):
@@ -59,14 +59,18 @@ def attempt(where, call):
 for _ in range(10):
     if (reader := attempt("opening", lambda: container(kind).read(path))) is None:
         continue
+    if (shard := attempt("opening", lambda: shard_files.opened(path, kind, 3))) is None:
+        continue
     for ordinal, record in enumerate(shard_files.THREE * 4):
         ordinal %= 3
         stored = attempt("reading", lambda: reader.checked(ordinal))
-        image = attempt("reading", lambda: reader.image_in(ordinal, lambda size: np.empty(size, np.uint8)))
-        assert stored in (None, record)
-        assert image is None or image.tobytes() == record.image
+        there = attempt("reading", lambda: reader.address(ordinal))
+        image = there and attempt("reading", lambda: shard.image(ordinal, there))
+        assert stored is None or stored[:4] == record[:4]
+        assert image in (None, record.image)
         found["right"] += (stored is not None) + (image is not None)
     reader.close()
+    shard.close()
 print(sorted(set(found["opening"])), sorted(set(found["reading"])), found["right"])
 """
 
@@ -198,10 +202,12 @@ def test_what_the_kernel_gives_piece_by_piece_is_whole(
     monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, at_once), at))
     monkeypatch.setattr(os, "preadv", lambda file, parts, at: preadv(file, [parts[0][:at_once]], at))
 
-    with container(kind).read(path) as reader:
-        images = [reader.image_in(n, lambda size: np.empty(size, np.uint8)).tobytes() for n in range(3)]
-        assert [reader.checked(n) for n in range(3)] == THREE
-
+    with closing(opened(path, kind, 3)) as shard:
+        images = [
+            shard.image_in(n, address(THREE[n]), lambda size: np.empty(size, np.uint8)).tobytes()
+            for n in range(3)
+        ]
+    assert read(path, kind, 3) == THREE
     assert images == [record.image for record in THREE]
 
 
@@ -258,7 +264,7 @@ def test_what_a_shard_that_is_cut_short_has_lost_can_be_skipped(copy: Path, work
         restarts = loader.stats().restarts
 
     assert sorted(loader.skipped) == sorted(lost)
-    assert all("it ends before page" in reason for reason in loader.skipped.values())
+    assert all("ends before record" in reason for reason in loader.skipped.values())
     assert restarts == 0
 
 
@@ -278,7 +284,7 @@ def test_damage_in_the_tree_is_of_the_records_below_it_alone(tmp_path: Path) -> 
     with container("lmdb").read(path) as reader:
         for ordinal, record in enumerate(records):
             try:
-                assert reader.checked(ordinal) == record
+                assert reader.checked(ordinal)[:4] == record[:4]
             except ShardDamaged as error:
                 lost.append((ordinal, error.message))
     assert 0 < len(lost) < 300

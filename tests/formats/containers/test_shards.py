@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,19 +17,22 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.records.record import MAX_KEY_BYTES, Record, content_digest, record_crc
+from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, record_crc
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.workers import isolated
 from shardprep.formats.shards.container import Memory, ShardReader, Stored
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
-from shardprep.formats.shards.read import ALL_CONTAINERS, container, open_shard
+from shardprep.formats.shards.read import ALL_CONTAINERS, CONTAINERS, container
 from shardprep.formats.verification.checks import Checked, ShardCheck
 from support.image_files import png
 from support.sampling import torture_except
 from support.shard_files import (
     THREE,
+    address,
     extent,
     index_rows,
+    opened,
     read,
     read_around,
     stored,
@@ -66,8 +69,14 @@ def shard(kind: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reader(shard: Path, kind: str) -> Iterator[ShardReader]:
-    with open_shard(shard, kind, size=shard.stat().st_size, records=3) as reader:
+    with container(kind).read(shard) as reader:
         yield reader
+
+
+@pytest.fixture
+def records(reader: ShardReader) -> list[Stored]:
+    """THREE, with their offsets in the shard."""
+    return [record._replace(offset=reader.address(n)[3]) for n, record in enumerate(THREE)]
 
 
 @pytest.mark.slow
@@ -95,10 +104,6 @@ def test_what_the_library_writes_is_read(kind: str, records: list[Stored]) -> No
         path = write_around(Path(folder) / "shard", kind, records)
 
         assert read(path, kind, len(records)) == records
-
-
-def test_a_record_comes_as_text_label_and_bytes(reader: ShardReader) -> None:
-    assert reader.read(1) == Record("é", -1, bytes(range(60)))
 
 
 @pytest.mark.parametrize("kind", torture_except(ALL_CONTAINERS, "lmdb"), indirect=True)
@@ -135,17 +140,21 @@ def test_no_flipped_bit_changes_a_record_unseen(shard: Path, kind: str, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", CONTAINERS, indirect=True)
 def test_a_file_of_another_size_is_refused_before_it_is_opened(shard: Path, kind: str) -> None:
     size = shard.stat().st_size
     for wrong in [*range(size - 1, -1, -1), size + 1]:
         os.truncate(shard, wrong)
         with pytest.raises(ShardDamaged, match=f"has {wrong} bytes, not {size}"):
-            open_shard(shard, kind, size=size, records=3)
+            opened(shard, kind, 3, size)
 
 
-def test_another_number_of_records_is_refused(shard: Path, kind: str) -> None:
-    with pytest.raises(ShardDamaged, match="has 3 records, not 4"):
-        open_shard(shard, kind, size=shard.stat().st_size, records=4)
+def test_another_number_of_records_than_format_1_0_listed_is_refused(shard: Path, kind: str) -> None:
+    with (
+        closing(opened(shard, kind, 4)) as records,
+        pytest.raises(ShardDamaged, match="has 3 records, not 4"),
+    ):
+        records.image(0, address(THREE[0]))
 
 
 PICTURES = [stored(f"n{n}", n, png(n + 3, 2, 2)) for n in range(3)]
@@ -183,8 +192,6 @@ def test_a_record_with_a_part_of_another_is_corrupt(tmp_path: Path, kind: str, p
 def test_a_record_that_is_not_there_is_an_error(reader: ShardReader, ordinal: int) -> None:
     with pytest.raises(ShardDamaged, match="has no record"):
         reader.stored(ordinal)
-    with pytest.raises(ShardDamaged, match="has no record"):
-        reader.placed(ordinal, fresh)
 
 
 def fresh(size: int) -> Memory:
@@ -196,8 +203,9 @@ def fresh(size: int) -> Memory:
 @given(records=lists_of_records)
 @example(records=LONG)
 @example(records=MANY)
+@pytest.mark.parametrize("has_offsets", [True, False])
 def test_images_are_read_into_the_memory_that_was_given_and_not_beyond(
-    kind: str, records: list[Stored]
+    kind: str, has_offsets: bool, records: list[Stored]
 ) -> None:
     memory, used = np.full(sum(len(r.image) for r in records) + 8, 7, np.uint8), 0
 
@@ -206,71 +214,56 @@ def test_images_are_read_into_the_memory_that_was_given_and_not_beyond(
 
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / "shard", kind, records)
-        with open_shard(path, kind, size=path.stat().st_size, records=len(records)) as reader:
+        with container(kind).read(path) as reader, closing(opened(path, kind, len(records))) as shard:
             for ordinal, record in enumerate(records):
-                image = reader.image_in(ordinal, room, indexed=record[:3])
+                there = reader.address(ordinal) if has_offsets else address(record)
+                image = shard.image_in(ordinal, there, room)
                 assert image.base is memory
+                assert shard.image(ordinal, there) == record.image
                 used += image.size
 
     assert memory.tobytes() == b"".join(r.image for r in records) + b"\7" * 8
 
 
+@pytest.mark.parametrize("has_offset", [True, False])
 @pytest.mark.parametrize("part", ["key", "label", "image", "crc32c"])
-def test_what_is_read_into_given_memory_is_checked_there(tmp_path: Path, kind: str, part: str) -> None:
-    mixed = THREE[0]._replace(**{part: getattr(THREE[1], part)})
-    path = write(tmp_path / "shard", kind, [mixed, *THREE[1:]])
-
-    with open_shard(path, kind, size=path.stat().st_size, records=3) as reader:
-        with pytest.raises(CorruptRecord, match="record 0 does not match") as raised:
-            reader.image_in(0, fresh)
-        with pytest.raises(CorruptRecord, match="record 1 is not the one in the index"):
-            reader.image_in(1, fresh, indexed=THREE[2][:3])
-    assert raised.value.key == mixed.key.decode()
-
-
-def test_an_image_that_the_kernel_gives_piece_by_piece_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_record_that_differs_from_its_address_is_corrupt(
+    shard: Path, kind: str, records: list[Stored], part: str, has_offset: bool
 ) -> None:
-    path = write(tmp_path / "shard", "hdf5", PICTURES)
-    read_some = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda file, parts, at: read_some(file, [parts[0][:5]], at))
-
-    with open_shard(path, "hdf5", size=path.stat().st_size, records=3) as reader:
-        found = [reader.image_in(ordinal, fresh).tobytes() for ordinal in range(3)]
-
-    assert found == [record.image for record in PICTURES]
+    wrong = records[0]._replace(**{part: getattr(THREE[1], part)})
+    there = address(wrong if has_offset else wrong._replace(offset=0))
+    with closing(opened(shard, kind, 3)) as found:
+        for read in (found.image, lambda *where: found.image_in(*where, fresh)):
+            with pytest.raises((CorruptRecord, ShardDamaged), match="record 0"):
+                read(0, there)
 
 
-def test_an_image_of_a_file_that_was_cut_short_since_is_damage(tmp_path: Path) -> None:
-    path = write(tmp_path / "shard", "hdf5", PICTURES)
-    with open_shard(path, "hdf5", size=path.stat().st_size, records=3) as reader:
-        os.truncate(path, path.read_bytes().index(PICTURES[1].image) + 3)
-
-        assert reader.image_in(0, fresh).tobytes() == PICTURES[0].image
-        with pytest.raises(ShardDamaged, match="ends before record 1 does"):
-            reader.image_in(1, fresh)
-        with pytest.raises(ShardDamaged, match="ends before record 1 does"):
-            reader.stored(1)
-
-
-def test_two_readers_of_one_file_do_not_disturb_each_other(reader: ShardReader, kind: str) -> None:
-    size = reader.path.stat().st_size
-    with open_shard(reader.path, kind, size=size, records=3) as other:
-        assert other.checked(0) == reader.checked(0)
-
-    assert reader.checked(2) == THREE[2]
+def test_a_file_that_was_cut_short_since_is_damage(shard: Path, kind: str, records: list[Stored]) -> None:
+    file = shard.with_name(ARCHIVE_NAME) if kind == "tar" else shard
+    with closing(opened(shard, kind, 3)) as found:
+        os.truncate(file, records[1].offset + 3)
+        first = [number for number in (0, 2) if records[number].offset < records[1].offset]
+        assert all(found.image(number, address(records[number])) == THREE[number].image for number in first)
+        for read in (found.image, lambda *where: found.image_in(*where, fresh)):
+            with pytest.raises(ShardDamaged, match="ends before record 1"):
+                read(1, address(records[1]))
 
 
-def test_eight_threads_read_through_one_reader(tmp_path: Path, kind: str) -> None:
+def test_eight_threads_read_through_one_shard(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "shard", kind, MANY)
     ordinals = list(range(len(MANY))) * 8
-    size = path.stat().st_size
-    with open_shard(path, kind, size=size, records=len(MANY)) as reader, ThreadPoolExecutor(8) as pool:
+    with (
+        container(kind).read(path) as reader,
+        closing(opened(path, kind, len(MANY))) as shard,
+        ThreadPoolExecutor(8) as pool,
+    ):
         found = list(pool.map(reader.checked, ordinals))
-        images = list(pool.map(lambda ordinal: reader.image_in(ordinal, fresh).tobytes(), ordinals))
+        images = [pool.submit(shard.image, n, address(found[n])) for n in ordinals]
+        earlier = [pool.submit(shard.image, n, address(MANY[n])) for n in ordinals]
 
-    assert found == MANY * 8
-    assert images == [record.image for record in MANY] * 8
+    assert [record._replace(offset=0) for record in found] == MANY * 8
+    assert [image.result() for image in images] == [record.image for record in MANY] * 8
+    assert [image.result() for image in earlier] == [record.image for record in MANY] * 8
 
 
 def test_a_forked_child_reads_what_its_parent_opened(reader: ShardReader) -> None:
@@ -279,14 +272,14 @@ def test_a_forked_child_reads_what_its_parent_opened(reader: ShardReader) -> Non
         child = os.fork()
     if child == 0:
         try:
-            found = [reader.checked(ordinal) for ordinal in range(3)]
+            found = [reader.checked(ordinal)[:4] for ordinal in range(3)]
             reader.close()
-            os._exit(0 if found == THREE else 1)
+            os._exit(0 if found == [record[:4] for record in THREE] else 1)
         finally:
             os._exit(2)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert reader.checked(0) == THREE[0]
+    assert reader.checked(0)[:4] == THREE[0][:4]
 
 
 def test_a_closed_reader_may_be_closed_and_must_not_be_read(reader: ShardReader) -> None:
@@ -295,8 +288,6 @@ def test_a_closed_reader_may_be_closed_and_must_not_be_read(reader: ShardReader)
 
     with pytest.raises(ValueError, match="closed"):
         reader.stored(0)
-    with pytest.raises(ValueError, match="closed"):
-        reader.placed(0, fresh)
 
 
 def test_a_missing_file_is_no_damage(tmp_path: Path, kind: str) -> None:
@@ -313,8 +304,8 @@ def test_no_descriptor_stays_open(shard: Path, kind: str) -> None:
         read(shard, kind, 3)
         with pytest.raises(ShardDamaged):
             container(kind).read(damaged)
-        with pytest.raises(ShardDamaged):
-            open_shard(shard, kind, size=shard.stat().st_size, records=2)
+        with closing(opened(shard, kind, 2)) as short, pytest.raises(ShardDamaged):
+            short.image(0, address(THREE[0]))
         write(shard.with_name("other"), kind, THREE)
         shard.with_name("other").unlink()
 
@@ -328,7 +319,7 @@ def test_a_writer_that_is_left_by_an_error_leaves_no_shard(tmp_path: Path, kind:
         raise KeyboardInterrupt
 
     with pytest.raises(ShardDamaged):
-        open_shard(path, kind, size=path.stat().st_size, records=1)
+        read(path, kind, 1)
 
 
 def test_an_unknown_container_is_a_usage_error() -> None:

@@ -40,7 +40,9 @@ from shardprep.formats.conversion.work_folder import finished_shards
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.shards import manifest as manifest_checks
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, IndexedArchive, blocks_in
-from support.datasets import converted, flip, prep_here, tree, writable
+from shardprep.formats.shards.read import container
+from support.datasets import converted, flip, prep_here, tree
+from support.resealed import with_rows
 from support.sampling import torture_except
 
 TRAIN = "ILSVRC2012_img_train.tar"
@@ -259,14 +261,6 @@ def test_the_same_command_refuses_an_archive_with_other_bytes(own: Path, dataset
     assert "prep repair" not in str(raised.value)
 
 
-def rewritten(dataset: Path, change: Callable[[np.ndarray], None]) -> None:
-    path = writable(min(dataset.glob("shard-*.tar.npy")))
-    rows = np.load(path)
-    change(rows)
-    with path.open("wb") as file:
-        np.save(file, rows)
-
-
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -277,13 +271,19 @@ def rewritten(dataset: Path, change: Callable[[np.ndarray], None]) -> None:
         ("offset", 5),
     ],
 )
-def test_a_hostile_table_is_an_error(dataset: Path, column: str, value: int) -> None:
+def test_a_hostile_address_is_an_error_in_the_index_and_in_a_table(
+    dataset: Path, column: str, value: int
+) -> None:
     def change(rows: np.ndarray) -> None:
         rows[column][1] = value
 
-    rewritten(dataset, change)
-
-    with open_dataset(dataset) as opened, pytest.raises((ShardDamaged, CorruptRecord)):
+    table = min(dataset.glob("shard-*.tar.npy"))
+    with_rows(dataset, table.name, change)
+    with pytest.raises((ShardDamaged, CorruptRecord)), container("tar").read(table) as reader:
+        reader.checked(1)
+    assert verify(dataset, level="records").findings
+    with_rows(dataset, "index.npy", change)
+    with pytest.raises((ManifestDamaged, ShardDamaged, CorruptRecord)), open_dataset(dataset) as opened:
         opened[1]
 
 
