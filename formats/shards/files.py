@@ -121,8 +121,9 @@ class ShardFile(Owned):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = Descriptor(os.open(path, OPEN_FLAGS))
+        self.number = self._descriptor.fileno()  # -1 once the file is closed
         with naming(path):
-            self.size = os.fstat(self._descriptor.fileno()).st_size
+            self.size = os.fstat(self.number).st_size
 
     @property
     def is_deleted(self) -> bool:
@@ -146,12 +147,13 @@ class ShardFile(Owned):
             raise
 
     def _open_number(self) -> int:
-        if (number := self._descriptor.fileno()) < 0:
+        if self.number < 0:
             raise ValueError(f"{self.path} is closed")
-        return number
+        return self.number
 
     def close(self) -> None:
         """Close the file. Idempotent."""
+        self.number = -1
         self._descriptor.close()
 
 

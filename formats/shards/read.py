@@ -89,7 +89,9 @@ class Shard(Owned):
         """Return the image at an address, its record checked against its checksum."""
         try:
             key, label, crc32c, offset, length = address if address[3] else self._located(ordinal, address)
-            image = self.file.read_at(length, offset)
+            image = os.pread(self.file.number, length, offset)
+            if len(image) != length:
+                image = self.file.read_at(length, offset)
         except (OSError, MemoryError) as error:
             raise unread(self.file.path, ordinal, error) from error
         if len(image) != length:

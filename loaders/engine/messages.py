@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from operator import attrgetter
 from time import thread_time
@@ -33,7 +33,7 @@ from shardprep.loaders.batches.slots import (
 
 Items = npt.NDArray[Any]
 Clock = npt.NDArray[np.float64]
-Fill = Callable[[Items, Arrays, Room], Iterable[object]]
+Fill = Callable[[Items, Arrays, Room | None], Iterable[object]]
 """Function of (items, arrays, room) that fills one array row per item and yields each row's outcome.
 
 ``arrays`` are views of the items' rows, which must not be kept; INPUTS among them is the slot's input area,
@@ -44,7 +44,8 @@ object that is pickled already. A payload is copied when it is yielded: its buff
 
 ``room(size)`` returns uint8 [size] to make the row's payload in. If that same array is yielded for that row,
 it is delivered as bytes, usually without a copy. It is valid until the row's outcome is yielded or room is
-called again; memory that is not yielded is not used up.
+called again; memory that is not yielded is not used up. There is no room in the calling process, which keeps
+bytes as they are.
 """
 
 
@@ -83,7 +84,7 @@ class RowTask(Protocol):
 _NOTHING = object()
 
 
-def outcomes(fill: Fill, items: Items, arrays: Arrays, allocate: Room) -> Iterator[object]:
+def outcomes(fill: Fill, items: Items, arrays: Arrays, allocate: Room | None) -> Iterator[object]:
     """Yield one outcome per item. Raises UsageError where ``fill`` yields fewer or more."""
     yielded = iter(fill(items, arrays, allocate))
     for row in range(len(items)):
@@ -504,18 +505,27 @@ Where = Callable[[int, int, Any], str]  # row, number of its batch, item
 
 def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, where: Where) -> EngineBatch:
     """Fill a batch in new memory; an exception of the work gets a note that says ``where``."""
-    memory, rows = aligned(layout.nbytes), len(items)
-    packer = OutcomeWriter(layout.spare_bytes(memory, 0, rows))
+    own = replace(layout, spare=0, inputs=0)
+    arrays = own.arrays(aligned(own.nbytes), len(items))
+    payloads: dict[int, object] = {}
+    skipped: dict[int, str] = {}
+    size = done = 0
     try:
-        _pack(packer, fill, items, layout.arrays(memory, rows))
+        for outcome in outcomes(fill, items, dict(arrays), None):
+            if isinstance(outcome, bytes):
+                payloads[done] = memoryview(outcome)
+                size += len(outcome)
+            elif isinstance(outcome, Skipped):
+                skipped[done] = outcome.reason
+            elif outcome is not None:
+                kind, form, body = _encode(outcome)
+                memory = aligned(body.size)
+                _lay(body, memory)
+                payloads[done] = _decode(kind, form, memory, copied=False)
+                size += body.size
+            done += 1
     except Exception as error:
-        row = min(packer.rows, rows - 1)
+        row = min(done, len(items) - 1)
         error.add_note(f"In the calling thread, {where(row, number, items[row])}")
         raise
-    part = LeaseOutcomes(0, rows, memoryview(b"".join(packer.parts())))
-    return EngineBatch.assemble(number, items, layout=layout, memory=memory, lease_outcomes=[part])
-
-
-def _pack(packer: OutcomeWriter, fill: Fill, items: Items, arrays: Arrays) -> None:
-    for outcome in outcomes(fill, items, arrays, packer.room):
-        packer.add(outcome)
+    return EngineBatch(number, items, arrays, payloads, skipped, size)

@@ -208,7 +208,7 @@ class _Runner(Owned):
         self._asked = (-1, -1)
         self._due = 0
 
-    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+    def fill(self, items: Items, arrays: Arrays, room: Room | None) -> Iterator[object]:
         for pass_number, run, number in items.tolist():
             self._move_to((pass_number, run), number)
             self._due += 1

@@ -309,7 +309,7 @@ class _MapWorkspace:
         self._clock = clock
         self._random = ItemRandom(work.stream.bits(0)) if work.stream else None
 
-    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+    def fill(self, items: Items, arrays: Arrays, room: Room | None) -> Iterator[object]:
         rows = _Rows(self._work, items, arrays)
         receiving = fetching = mapping = 0.0
         for row, item in enumerate(starmap(_Item, items.tolist())):

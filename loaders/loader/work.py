@@ -177,35 +177,77 @@ class _ShardWorkspace:
         self._shards = shards
         self._columns = columns
         self._clock = clock
-        self._took, self._rows = [0.0] * len(STAGES), 0
+        self._took = [0.0] * len(STAGES)
         self._random = RecordRandom(work.seed)
         self._transform = work.transform or AsColumns(())
         self._outputs = outputs_of(self._transform)
 
-    def fill(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
-        self._took, self._rows = [0.0] * len(STAGES), len(items)
+    def fill(self, items: Items, arrays: Arrays, room: Room | None) -> Iterator[object]:
+        self._took = [0.0] * len(STAGES)
         self._written = RowWriter(items, arrays.pop(INPUTS, None))
         try:
-            yield from self._outcomes(items, arrays, room)
+            if self._work.transform is None and self._work.with_image:
+                yield from self._images(items, room)
+            else:
+                yield from self._outcomes(items, arrays)
         finally:
             self._clock += (
                 self._took
             )  # once for all rows: adding to an array takes longer than reading a clock
 
-    def _outcomes(self, items: Items, arrays: Arrays, room: Room) -> Iterator[object]:
+    def _images(self, items: Items, room: Room | None) -> Iterator[object]:
+        """Yield the encoded images. No object is made per record: columns become lists at once.
+
+        One read of TIMED_OF is timed for all, because two clock readings take 1 % of one.
+        """
+        places = zip(*(items[name].tolist() for name in ("shard", "ordinal")), strict=True)
+        addresses = zip(
+            *(items[name].tolist() for name in ("key", "label", "crc32c", "offset", "length")), strict=True
+        )
+        rows = len(items)
+        for row, ((number, ordinal), address) in enumerate(zip(places, addresses, strict=True)):
+            shard = self._shards[
+                number
+            ]  # one that cannot be opened is an error, also where records are skipped
+            began = 0.0 if row % TIMED_OF else perf_counter()
+            try:
+                if room is None:
+                    image: object = shard.image(ordinal, address)
+                else:
+                    image = shard.image_in(ordinal, address, room)
+            except DAMAGE as error:
+                image = self._image_again(number, ordinal, address, room, error)
+            if began:
+                self._took[0] += (perf_counter() - began) * min(TIMED_OF, rows - row)
+            yield image
+
+    def _image_again(
+        self, number: int, ordinal: int, address: Address, room: Room | None, error: Exception
+    ) -> object:
+        """Return the image from a file that is right, or Skipped for a damaged one that may be left out."""
+
+        def read(shard: Shard) -> object:
+            return shard.image(ordinal, address) if room is None else shard.image_in(ordinal, address, room)
+
+        try:
+            return self._shards.again(number, error, read)
+        except (CorruptRecord, ShardDamaged) as damage:
+            if not self._work.skip_bad:
+                raise
+            return Skipped(str(damage))
+
+    def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
         for row, item in enumerate(map(Item._make, items.tolist())):
             shard = self._shards[item.shard] if self._work.with_image else None
             try:
-                outcome = self._outcome(shard, item, arrays, row, room)
+                outcome = self._outcome(shard, item, arrays, row)
             except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
                 outcome = Skipped(str(error))
             yield outcome
 
-    def _outcome(self, shard: Shard | None, item: Item, arrays: Arrays, row: int, room: Room) -> object:
-        if self._work.transform is None and shard is not None:
-            return self._encoded(shard, item, row, room)
+    def _outcome(self, shard: Shard | None, item: Item, arrays: Arrays, row: int) -> object:
         began = perf_counter()
         record = self._read(shard, item)
         if isinstance(self._transform, AsColumns):  # which reads
@@ -219,23 +261,6 @@ class _ShardWorkspace:
         self._took[1] += decoding
         self._took[2] += perf_counter() - read - decoding
         return outcome
-
-    def _encoded(self, shard: Shard, item: Item, row: int, room: Room) -> object:
-        """Read an image; one of TIMED_OF is timed for all, because two clock readings take 1 % of a read."""
-        if row % TIMED_OF:
-            return self._image_in(shard, item, room)
-        began = perf_counter()
-        image = self._image_in(shard, item, room)
-        self._took[0] += (perf_counter() - began) * min(TIMED_OF, self._rows - row)
-        return image
-
-    def _image_in(self, shard: Shard, item: Item, room: Room) -> object:
-        try:
-            return shard.image_in(item.ordinal, item.address, room)
-        except DAMAGE as error:
-            return self._shards.again(
-                item.shard, error, lambda right: right.image_in(item.ordinal, item.address, room)
-            )
 
     def _read(self, shard: Shard | None, item: Item) -> Record:
         record = self._image(shard, item)
