@@ -89,6 +89,8 @@ class Shard(Owned):
         """Return the image at an address, its record checked against its checksum."""
         try:
             key, label, crc32c, offset, length = address if address[3] else self._located(ordinal, address)
+            if offset + length > self.file.size:
+                raise self._short(ordinal)
             image = os.pread(self.file.number, length, offset)
             if len(image) != length:
                 image = self.file.read_at(length, offset)
@@ -104,6 +106,8 @@ class Shard(Owned):
         """Return the image in the memory of ``room(length)``, its record checked from this copy."""
         try:
             key, label, crc32c, offset, length = address if address[3] else self._located(ordinal, address)
+            if offset + length > self.file.size:
+                raise self._short(ordinal)
             memory = room(length)
             count = self.file.read_into(memory.data, offset)
         except (OSError, MemoryError) as error:

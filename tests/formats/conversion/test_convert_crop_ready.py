@@ -97,7 +97,7 @@ def test_records_are_the_same_pictures_and_name_their_originals(plain: Path, rea
 def test_the_manifest_is_refused_by_readers_that_do_not_know_segments(ready: Path) -> None:
     manifest = json.loads((ready / "manifest.json").read_bytes())
 
-    assert manifest["crit"] == ["crop_ready"]
+    assert manifest["crit"] == ["crop_ready", "offsets"]
     assert manifest["plan"]["crop_ready"] is True
     assert manifest["plan"]["transcoder"] == jpegtran.jpegtran_version()
 
@@ -105,7 +105,7 @@ def test_the_manifest_is_refused_by_readers_that_do_not_know_segments(ready: Pat
 def test_plain_shards_know_nothing_of_it(plain: Path) -> None:
     manifest = json.loads((plain / "manifest.json").read_bytes())
 
-    assert manifest["crit"] == []
+    assert manifest["crit"] == ["offsets"]
     assert "crop_ready" not in manifest
     assert "crop_ready" not in manifest["plan"]
     assert "quality" not in manifest["plan"]
@@ -169,7 +169,7 @@ def test_repair_asks_for_the_version_that_coded_the_images(
     shutil.copytree(ready, tmp_path / "copy")
     shard = writable(tmp_path / "copy/shard-00000.lmdb")
     shard.write_bytes(shard.read_bytes()[:-100])
-    monkeypatch.setattr("shardprep.formats.conversion.plan.jpegtran_version", lambda: "libjpeg-turbo 9.9")
+    monkeypatch.setattr("shardprep.formats.images.crop_ready.jpegtran_version", lambda: "libjpeg-turbo 9.9")
 
     with pytest.raises(OperationError, match="here is libjpeg-turbo 9"):
         repair(tmp_path / "copy", archives, workers=0)

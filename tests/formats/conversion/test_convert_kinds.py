@@ -98,7 +98,7 @@ def test_a_dataset_of_other_kinds_is_refused_by_readers_that_do_not_know_them(da
     """As they refuse every critical key that they do not know."""
     stored = json.loads((dataset / "manifest.json").read_bytes())
 
-    assert stored["crit"] == ["kinds"]
+    assert stored["crit"] == ["kinds", "offsets"]
     assert stored["kinds"] == [
         "WebP", "TIFF", "BMP", "GIF", "JPEG 2000", "Netpbm", "AVIF", "Sun raster",
     ]  # fmt: skip

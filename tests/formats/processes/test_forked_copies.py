@@ -57,7 +57,7 @@ def test_a_dataset_is_read_in_a_copy_forked_while_a_thread_opened_a_shard(
 ) -> None:
     script = f"""
 dataset = open_dataset({str(lmdb_shards)!r})
-stop_within(shard_cache, "open_shard")
+stop_within(shard_cache, "Shard")
 fork_within(lambda: dataset[0], lambda: dataset[1])
 """
     process = start(script)

@@ -20,7 +20,7 @@ from shardprep.formats.errors import OutputBusy
 from shardprep.formats.runtime.files import ArchiveFile
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.runtime.workers import Child, WorkerPool
-from shardprep.formats.shards.read import OpenShards, open_shard
+from shardprep.formats.shards.read import OpenShards, container
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.storage.open import open_dataset
 from shardprep.loaders import Flow, Loader, LocalShuffle
@@ -215,21 +215,21 @@ def child(path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
 
 
 @contextmanager
-def shard(container: str, path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
-    converted(path.parent / "archives", folder / container, split="val", container=container)
-    dataset = open_dataset(folder / container)
-    entry = dataset.manifest.shards[0]
-    with open_shard(dataset.path / entry.name, container, size=entry.size, records=entry.records) as made:
-        before = made.read(0)
-        yield made, lambda: made.read(0) == before
+def shard(kind: str, path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
+    manifest = converted(path.parent / "archives", folder / kind, split="val", container=kind)
+    with container(kind).read(folder / kind / manifest.shards[0].name) as made:
+        before = made.checked(0)
+        yield made, lambda: made.checked(0) == before
 
 
 @contextmanager
 def open_shards(path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
     manifest = open_dataset(path).manifest
     with closing(OpenShards(path, manifest.container, manifest.shards)) as made:
-        before = made[0].read(0)
-        yield made, lambda: made[0].read(0) == before
+        with container(manifest.container).read(made[0].path) as reader:
+            address = reader.address(0)
+        before = made.image(0, 0, address)
+        yield made, lambda: made.image(0, 0, address) == before
 
 
 @contextmanager
