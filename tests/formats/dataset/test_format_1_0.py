@@ -1,0 +1,139 @@
+"""Datasets of format 1.0 have no offsets in their tables, and are as good as those of today."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardprep.formats import (
+    PlanOptions,
+    collect,
+    join,
+    open_dataset,
+    read_manifest,
+    repair,
+    verify,
+)
+from shardprep.formats.conversion.plan import plan
+from shardprep.formats.sources.recognise import recognise
+from shardprep.loaders import Flow
+from support.column_datasets import write_columns
+from support.datasets import converted, flip, tree
+from support.loaded import assert_same, epoch_of, loader_on
+from support.resealed import reseal
+
+KINDS = ["lmdb", "hdf5", "tar"]
+
+
+def earlier(dataset: Path, folder: Path, plan_sha256: str | None = None) -> Path:
+    """A copy of a dataset as 0.2 wrote it."""
+    shutil.copytree(dataset, folder, symlinks=True)
+    for path in [folder / "index.npy", *folder.glob("column-*.npy")]:
+        rows = np.load(path)
+        names = [name for name in rows.dtype.names if name != "offset"]
+        path.chmod(0o644)
+        np.save(path, rows[names].astype([(name, rows.dtype[name]) for name in names]))
+
+    def change(manifest: dict[str, Any]) -> None:
+        del manifest["offsets"]
+        manifest["crit"].remove("offsets")
+        manifest["version"] = [1, 0]
+        if plan_sha256:
+            manifest["plan"]["sha256"] = plan_sha256
+
+    reseal(folder, change)
+    return folder
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def now(archives: Path, tmp_path: Path, kind: str) -> Path:
+    order = {"order": "archive"} if kind == "tar" else {}
+    converted(archives, tmp_path / "now", container=kind, **order)
+    return tmp_path / "now"
+
+
+@pytest.fixture
+def before(archives: Path, now: Path, tmp_path: Path) -> Path:
+    made = read_manifest(now).plan
+    options = PlanOptions(**{name: made[name] for name in ("container", "shard_size", "order", "seed")})
+    planned = plan(recognise(archives).listing("train"), options, version=(1, 0))
+    return earlier(now, tmp_path / "before", planned.digest)
+
+
+def test_it_says_its_version_and_has_the_same_content(now: Path, before: Path) -> None:
+    one, other = read_manifest(now), read_manifest(before)
+
+    assert (one.version, one.offsets, other.version, other.offsets) == ((1, 1), True, (1, 0), False)
+    assert one.content_root == other.content_root
+
+
+def test_its_records_and_batches_are_those_of_today(now: Path, before: Path) -> None:
+    with open_dataset(now) as one, open_dataset(before) as other:
+        assert list(one) == list(other)
+        assert not other.index["offset"].any()
+    assert list(Flow.from_dataset(before)) == list(Flow.from_dataset(now))
+    for options in ({"transform": None}, {"workers": 1}):
+        with loader_on(now, **options) as one, loader_on(before, **options) as other:
+            assert_same(epoch_of(one), epoch_of(other))
+
+
+def test_it_is_verified_record_by_record(before: Path) -> None:
+    assert verify(before, level="records").exit_code == 0
+    rows = np.load(before / "index.npy")
+    rows["crc32c"][3] ^= 1
+    np.save(before / "index.npy", rows)
+    reseal(before)
+
+    assert [finding.key for finding in verify(before, level="records").findings] == [rows["key"][3].decode()]
+
+
+def test_it_is_repaired_to_its_own_bytes(archives: Path, before: Path) -> None:
+    expected = tree(before)
+    for name in ("index.npy", read_manifest(before).shards[1].name):
+        flip(before / name, (before / name).stat().st_size - 9)
+
+    assert repair(before, archives, workers=0).exit_code == 0
+    assert tree(before) == expected
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "hdf5"], indirect=True)
+def test_columns_join_it_in_its_own_version(now: Path, before: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.csv"
+    with open_dataset(now) as dataset:
+        rows = [f"{record.key},{'é' * (number % 7)}\n" for number, record in enumerate(dataset)]
+    texts.write_text("".join(["key,caption\n", *rows]))
+
+    for dataset in (now, before):
+        join(dataset, {"caption:text": texts}, workers=0)
+
+    assert read_manifest(before).version == (1, 0)
+    assert read_manifest(before).content_root == read_manifest(now).content_root
+    assert verify(before, level="decode").exit_code == 0
+    with open_dataset(now) as one, open_dataset(before) as other:
+        assert [r["caption"] for r in one] == [r["caption"] for r in other]
+
+
+def test_a_collection_has_parts_of_both(now: Path, before: Path, tmp_path: Path) -> None:
+    with collect(tmp_path / "all", [now, before]) as both, open_dataset(now) as one:
+        assert list(both) == [*one, *one]
+        assert both.index["offset"][len(one)] == 0 < both.index["offset"][0]
+
+
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_columns_of_every_kind_are_read(tmp_path: Path, container: str) -> None:
+    write_columns(tmp_path / "now", options=PlanOptions(container, shard_size=5000))
+    before = earlier(tmp_path / "now", tmp_path / "before")
+
+    with open_dataset(tmp_path / "now") as one, open_dataset(before) as other:
+        for record, same in zip(one, other, strict=True):
+            assert repr(dict(record.columns)) == repr(dict(same.columns))
+    assert verify(before, level="decode").exit_code == 0
