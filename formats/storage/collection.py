@@ -509,6 +509,8 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     found = CollectionFile(tuple(_entries(folder, folders)))
     _refuse_another(folder, found)
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{COLLECTION_NAME}.*.tmp"):  # by a run that was killed
+        left.unlink(missing_ok=True)
     publish_bytes(folder / COLLECTION_NAME, found.to_bytes(), folder)
     return open_collection(folder)
 

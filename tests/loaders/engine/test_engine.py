@@ -166,10 +166,9 @@ def test_what_has_no_fixed_size_comes_as_it_was_whether_it_fits_the_slot_or_not(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", torture_except([0, 2], 0))
-def test_what_is_made_in_the_room_given_comes_as_it_was_whether_it_fits_the_slot_or_not(count: int) -> None:
+def test_what_is_made_in_the_room_given_comes_as_it_was_whether_it_fits_the_slot_or_not() -> None:
     for spare in (0, 64, 1 << 10):
-        with Engine(Roomy(), layout(400, spare=spare), workers=count, chunk=30) as engine:
+        with Engine(Roomy(), layout(400, spare=spare), workers=2, chunk=30) as engine:
             (batch,) = engine.run(plans_of(400, 400))
 
         assert batch.skipped == {item: f"not {item}" for item in range(2, 400, 5)}

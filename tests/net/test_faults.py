@@ -1,0 +1,251 @@
+"""The matrix of faults: every operation that writes, under every fault, is finished by the same command.
+
+An operation runs under strace, which kills it or fails one of its system calls: the n-th of a kind that
+touches the output in an unbroken run. Whatever is left, the inputs are untouched, an error is named without a
+traceback, and the same command ends with the tree of the unbroken run, with nothing beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.datasets import converted, tree
+from support.image_files import JPEG
+from support.sampling import sampled
+from support.source_builders import write
+
+STRACE = shutil.which("strace")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not STRACE, reason="strace is not installed"),
+    pytest.mark.timeout(600),
+]
+
+SAVE = """
+from shardprep import write_dataset
+if __name__ == "__main__":
+    write_dataset([{"key": f"k{n}", "text": "x" * n} for n in range(9)], "out", shard_size=1, workers=0)
+"""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Commands that make ``out``; the first is disturbed. ``start`` is copied to ``out`` before."""
+
+    commands: tuple[str, ...]
+    start: str = ""
+    finds_nothing: tuple[str, ...] = ()  # kinds of calls that the operation has no point of
+
+
+CONVERT = "prep convert images out --split train --shard-size 1 --workers 0"
+OPERATIONS = {
+    "convert to LMDB": Operation((CONVERT,)),
+    "convert to HDF5": Operation((f"{CONVERT} --format hdf5",)),
+    "convert to crop-ready": Operation((f"{CONVERT} --crop-ready",)),
+    "convert in parts": Operation((f"{CONVERT} --part 1/2", f"{CONVERT} --part 2/2", CONVERT)),
+    "convert to a URL": Operation((f"{CONVERT.replace(' out', ' file://{here}/out')} --scratch scratch",)),
+    "index in place": Operation(("prep index archives out --split val --shard-size 150k --workers 0",)),
+    "join": Operation(("prep join out --column size=sizes.csv --workers 0",), start="dataset"),
+    "save": Operation(("save.py",)),
+    "export to webdataset": Operation(("prep export dataset out --to webdataset --workers 0",)),
+    "export to tfrecord": Operation(("prep export dataset out --to tfrecord --workers 0",)),
+    "export to mds": Operation(("prep export dataset out --to mds --workers 0",)),
+    "export to parquet": Operation(("prep export dataset out --to parquet --workers 0",)),
+    "export to folders": Operation(("prep export dataset out --to folders --workers 0",)),
+    "repair": Operation(("prep repair out --source images --workers 0",), start="damaged"),
+    "fetch": Operation(("prep fetch file://{here}/dataset out",)),
+    "publish": Operation(("prep publish dataset file://{here}/out",)),
+    "collect": Operation(("prep collect out dataset other",)),
+}
+
+WRITES = ("write", "pwrite64", "pwritev", "writev")
+NAMES = ("rename", "renameat2", "linkat", "symlink", "unlink", "mkdir", "rmdir")
+FAULTS = {
+    "killed": ((*WRITES, "fsync", *NAMES), "signal=SIGKILL", (-9,)),
+    "terminated": ((*WRITES, "fsync", *NAMES), "signal=SIGTERM", (143, -15)),
+    "interrupted": ((*WRITES, "fsync", *NAMES), "signal=SIGINT", (130, -2)),
+    "a full disk": ((*WRITES, "mkdir", "openat"), "error=ENOSPC", (3,)),
+    "a bad disk": ((*WRITES, "fsync", "rename"), "error=EIO", (3,)),
+    "no descriptor": (("openat",), "error=EMFILE", (3,)),
+    "a read-only folder": (("mkdir", "rename", "openat"), "error=EROFS", (3,)),
+}
+"""For each fault, the calls that it is injected at, how, and the exit codes that it may have (or 0)."""
+
+
+@pytest.fixture(scope="module")
+def inputs(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that each operation has a copy of."""
+    here = tmp_path_factory.mktemp("inputs")
+    for number in range(6):
+        write(here / "images" / f"class{number % 2}" / f"{number}.jpg", JPEG)
+    (here / "archives").symlink_to(archives)
+    converted(here / "images", here / "dataset", shard_size=1)
+    converted(here / "images", here / "other", shard_size=1, seed=1)
+    shutil.copytree(here / "dataset", here / "damaged")
+    for name in ("index.npy", "shard-00002.lmdb"):
+        (here / "damaged" / name).unlink()
+    rows = "".join(f"class{number % 2}/{number}.jpg,{number}\n" for number in range(6))
+    (here / "sizes.csv").write_text("key,size\n" + rows)
+    (here / "save.py").write_text(SAVE)
+    return here
+
+
+Point = tuple[str, int]
+
+
+class Place:
+    """A folder with the inputs, in which an operation runs."""
+
+    def __init__(self, inputs: Path, here: Path, operation: Operation) -> None:
+        self.here, self.out, self.operation = here, here / "out", operation
+        self._inputs = {path.name for path in inputs.iterdir()}
+        shutil.copytree(inputs, here, symlinks=True, dirs_exist_ok=True)
+        self._before = self._now()
+
+    def _now(self) -> dict[str, dict[str, str]]:
+        return {name: tree(self.here / name) for name in self._inputs if (self.here / name).is_dir()}
+
+    def begin(self) -> None:
+        """Remove what the last run made."""
+        for path in self.here.iterdir():
+            if path.name not in self._inputs:
+                shutil.rmtree(path)
+        if self.operation.start:
+            shutil.copytree(self.here / self.operation.start, self.out)
+
+    def run(self, number: int = 0, *prefix: str) -> subprocess.CompletedProcess[str]:
+        """Run one of the commands."""
+        return subprocess.run(
+            [*prefix, *self.words(number)], cwd=self.here, capture_output=True, text=True, timeout=120
+        )
+
+    def words(self, number: int = 0) -> list[str]:
+        first, *words = self.operation.commands[number].format(here=self.here).split()
+        return [sys.executable, *(["-m", "shardprep.cli"] if first == "prep" else [first]), *words]
+
+    def finish(self) -> dict[str, str]:
+        """Run all commands; return the tree of the output, beside which nothing may be."""
+        for number in range(len(self.operation.commands)):
+            done = self.run(number)
+            assert done.returncode == 0, done.stderr
+        assert self._now() == self._before
+        assert {path.name for path in self.here.iterdir()} <= self._inputs | {"out", "scratch"}
+        assert not [path for path in self.here.rglob("*") if path.name == ".prep" or ".tmp" in path.name]
+        return tree(self.out)
+
+    def inject(self, point: Point, fault: str) -> subprocess.CompletedProcess[str]:
+        """Run the first command with a fault at one system call; the inputs must stay."""
+        name, number = point
+        rules = (f"-etrace={name}", f"-einject={name}:{fault}:when={number}")
+        done = self.run(0, str(STRACE), "-f", "-qq", "-o/dev/null", *rules)
+        assert self._now() == self._before
+        return done
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An unbroken run: its tree, and the calls that touch the output, as (name, number) in their thread."""
+
+    place: Place
+    tree: dict[str, str]
+    points: list[Point]
+
+
+@pytest.fixture(scope="module")
+def wholes(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
+    """The unbroken runs, each made when it is first asked for."""
+
+    class Wholes(dict[str, Whole]):
+        def __missing__(self, name: str) -> Whole:
+            place = Place(inputs, tmp_path_factory.mktemp("place"), OPERATIONS[name])
+            place.begin()
+            log = place.here.parent / f"{place.here.name}.log"
+            calls = ",".join(dict.fromkeys(call for calls, _, _ in FAULTS.values() for call in calls))
+            done = place.run(0, str(STRACE), "-f", "--seccomp-bpf", "-y", f"-etrace={calls}", f"-o{log}")
+            assert done.returncode == 0, done.stderr
+            points = points_in(log.read_text(errors="replace"), str(place.out))
+            self[name] = Whole(place, place.finish(), points)
+            return self[name]
+
+    return Wholes()
+
+
+def points_in(log: str, output: str) -> list[Point]:
+    """Return the calls that change something below the output, in order.
+
+    Strace counts the calls of each thread, and disturbs the n-th of every thread: all of these must be such.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    others: set[Point] = set()
+    own: dict[Point, None] = {}
+    for line in log.splitlines():
+        if call := re.match(r"(\d+) +(\w+)\((.*)", line):
+            thread, name, rest = call.groups()
+            counts[thread, name] += 1
+            changes = output in rest and (name != "openat" or "O_CREAT" in rest)
+            if changes:
+                own[name, counts[thread, name]] = None
+            else:
+                others.add((name, counts[thread, name]))
+    return [point for point in own if point not in others]
+
+
+def chosen(points: list[Point], calls: tuple[str, ...], most: int) -> list[Point]:
+    """The middle point of each kind of call, and as many others as there may be."""
+    by_call = [[point for point in points if point[0] == call] for call in calls]
+    middle = [some[len(some) // 2] for some in by_call if some]
+    if len(middle) >= most:
+        return sampled(middle, most) if most > 1 else middle[:1]
+    own = [point for point in points if point[0] in calls]
+    return sorted({*middle, *sampled(own, most - len(middle) + 1)}) if len(own) > 1 else own
+
+
+def attempt(whole: Whole, point: Point, how: str, codes: tuple[int, ...]) -> None:
+    whole.place.begin()
+    done = whole.place.inject(point, how)
+    assert done.returncode in (0, *codes), (point, done.returncode, done.stderr)
+    assert "Traceback" not in done.stderr, (point, done.stderr)
+    assert whole.place.finish() == whole.tree, point
+
+
+@pytest.mark.parametrize(("name", "fault"), list(zip(OPERATIONS, [*FAULTS] * 3, strict=False)))
+def test_an_operation_that_a_fault_ends_is_finished_by_the_same_command(
+    wholes: dict[str, Whole], name: str, fault: str
+) -> None:
+    calls, how, codes = FAULTS[fault]
+    (point,) = chosen(wholes[name].points, calls, 1) or chosen(wholes[name].points, FAULTS["killed"][0], 1)
+
+    attempt(wholes[name], point, how, codes)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_so_it_is_at_many_points_for_every_fault(wholes: dict[str, Whole], name: str, fault: str) -> None:
+    calls, how, codes = FAULTS[fault]
+    for point in chosen(wholes[name].points, calls, 7 if fault == "killed" else 2):
+        attempt(wholes[name], point, how, codes)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_two_runs_at_once_end_with_the_output_or_a_named_error(wholes: dict[str, Whole], name: str) -> None:
+    place = wholes[name].place
+    place.begin()
+    both = [
+        subprocess.Popen(place.words(), cwd=place.here, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in both]
+
+    assert 0 in [process.returncode for process in both], said
+    assert {process.returncode for process in both} <= {0, 2, 3}, said
+    assert not any("Traceback" in text for text in said), said
+    assert place.finish() == wholes[name].tree
