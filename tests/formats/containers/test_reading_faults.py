@@ -117,7 +117,7 @@ def test_an_error_of_the_system_is_no_damage_wherever_it_comes(
 ) -> None:
     path = write(tmp_path / "shard", kind, THREE)
     opening, reading, right = under_strace(
-        kind, path, f"openat:error={of_open}:when=1+3", f"pread64,preadv:error={of_read}:when=2+5"
+        kind, path, f"openat:error={of_open}:when=1+4", f"pread64,preadv:error={of_read}:when=2+5"
     )
 
     assert of_open in opening
