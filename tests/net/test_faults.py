@@ -12,14 +12,16 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from shardprep.formats import join
 from support.datasets import converted, tree
 from support.image_files import JPEG
-from support.sampling import sampled
+from support.sampling import sampled, torture_except
 from support.source_builders import write
 
 STRACE = shutil.which("strace")
@@ -30,9 +32,11 @@ pytestmark = [
 ]
 
 SAVE = """
+import sys
 from shardprep import write_dataset
 if __name__ == "__main__":
-    write_dataset([{"key": f"k{n}", "text": "x" * n} for n in range(9)], "out", shard_size=1, workers=0)
+    items = [{"key": f"k{n}", "text": "x" * n} for n in range(9)]
+    write_dataset(items, sys.argv[1], shard_size=1, workers=0)
 """
 
 
@@ -51,10 +55,13 @@ OPERATIONS = {
     "convert to HDF5": Operation((f"{CONVERT} --format hdf5",)),
     "convert to crop-ready": Operation((f"{CONVERT} --crop-ready",)),
     "convert in parts": Operation((f"{CONVERT} --part 1/2", f"{CONVERT} --part 2/2", CONVERT)),
-    "convert to a URL": Operation((f"{CONVERT.replace(' out', ' file://{here}/out')} --scratch scratch",)),
+    "convert to a URL": Operation(
+        (CONVERT.replace(" out", " file://{here}/out") + " --scratch {here}/scratch",)
+    ),
+    "convert columns": Operation((CONVERT.replace("images", "joined"),)),
     "index in place": Operation(("prep index archives out --split val --shard-size 150k --workers 0",)),
     "join": Operation(("prep join out --column size=sizes.csv --workers 0",), start="dataset"),
-    "save": Operation(("save.py",)),
+    "save": Operation(("save.py out",)),
     "export to webdataset": Operation(("prep export dataset out --to webdataset --workers 0",)),
     "export to tfrecord": Operation(("prep export dataset out --to tfrecord --workers 0",)),
     "export to mds": Operation(("prep export dataset out --to mds --workers 0",)),
@@ -89,11 +96,13 @@ def inputs(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "archives").symlink_to(archives)
     converted(here / "images", here / "dataset", shard_size=1)
     converted(here / "images", here / "other", shard_size=1, seed=1)
-    shutil.copytree(here / "dataset", here / "damaged")
+    for copy in ("damaged", "joined"):
+        shutil.copytree(here / "dataset", here / copy)
     for name in ("index.npy", "shard-00002.lmdb"):
         (here / "damaged" / name).unlink()
     rows = "".join(f"class{number % 2}/{number}.jpg,{number}\n" for number in range(6))
     (here / "sizes.csv").write_text("key,size\n" + rows)
+    join(here / "joined", {"text": here / "sizes.csv#size"}, workers=0)
     (here / "save.py").write_text(SAVE)
     return here
 
@@ -128,7 +137,8 @@ class Place:
         )
 
     def words(self, number: int = 0) -> list[str]:
-        first, *words = self.operation.commands[number].format(here=self.here).split()
+        words = self.operation.commands[number].format(here=self.here).split()
+        first, *words = [str(self.out) if word == "out" else word for word in words]
         return [sys.executable, *(["-m", "shardprep.cli"] if first == "prep" else [first]), *words]
 
     def finish(self) -> dict[str, str]:
@@ -157,6 +167,7 @@ class Whole:
     place: Place
     tree: dict[str, str]
     points: list[Point]
+    log: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +182,15 @@ def wholes(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             calls = ",".join(dict.fromkeys(call for calls, _, _ in FAULTS.values() for call in calls))
             done = place.run(0, str(STRACE), "-f", "--seccomp-bpf", "-y", f"-etrace={calls}", f"-o{log}")
             assert done.returncode == 0, done.stderr
-            points = points_in(log.read_text(errors="replace"), str(place.out))
-            self[name] = Whole(place, place.finish(), points)
+            lines = log.read_text(errors="replace").splitlines()
+            points = points_in(lines, str(place.out))
+            self[name] = Whole(place, place.finish(), points, lines)
             return self[name]
 
     return Wholes()
 
 
-def points_in(log: str, output: str) -> list[Point]:
+def points_in(log: list[str], output: str) -> list[Point]:
     """Return the calls that change something below the output, in order.
 
     Strace counts the calls of each thread, and disturbs the n-th of every thread: all of these must be such.
@@ -186,7 +198,7 @@ def points_in(log: str, output: str) -> list[Point]:
     counts: Counter[tuple[str, str]] = Counter()
     others: set[Point] = set()
     own: dict[Point, None] = {}
-    for line in log.splitlines():
+    for line in log:
         if call := re.match(r"(\d+) +(\w+)\((.*)", line):
             thread, name, rest = call.groups()
             counts[thread, name] += 1
@@ -216,7 +228,13 @@ def attempt(whole: Whole, point: Point, how: str, codes: tuple[int, ...]) -> Non
     assert whole.place.finish() == whole.tree, point
 
 
-@pytest.mark.parametrize(("name", "fault"), list(zip(OPERATIONS, [*FAULTS] * 3, strict=False)))
+SAMPLE = ("convert to LMDB", "index in place", "join", "save", "export to mds", "repair", "fetch", "collect")
+EACH_ONCE = list(zip(OPERATIONS, [*FAULTS] * 3, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), torture_except(EACH_ONCE, *(pair for pair in EACH_ONCE if pair[0] in SAMPLE))
+)
 def test_an_operation_that_a_fault_ends_is_finished_by_the_same_command(
     wholes: dict[str, Whole], name: str, fault: str
 ) -> None:
@@ -249,3 +267,38 @@ def test_two_runs_at_once_end_with_the_output_or_a_named_error(wholes: dict[str,
     assert {process.returncode for process in both} <= {0, 2, 3}, said
     assert not any("Traceback" in text for text in said), said
     assert place.finish() == wholes[name].tree
+
+
+FLUSHES = ("fsync", "fdatasync")
+UPLOADS = {"publish", "convert to a URL"}  # by the library of the store, which says when they are kept
+
+
+@pytest.mark.parametrize("name", torture_except(sorted({*OPERATIONS} - UPLOADS), *SAMPLE))
+def test_nothing_gets_its_name_before_its_bytes_are_on_the_disk(wholes: dict[str, Whole], name: str) -> None:
+    below = str(wholes[name].place.out)
+
+    assert list(order_faults(wholes[name].log, below)) == []
+    without = [call for call in wholes[name].log if "fsync(" not in call]
+    assert list(order_faults(without, below))  # the lint sees what it is there to see
+
+
+def order_faults(calls: list[str], below: str) -> Iterator[str]:
+    """Renames of unflushed files, and commits or manifests before the folder of their files is flushed."""
+    dirty: set[str] = set()
+    unflushed_folders: set[str] = set()
+    for call in calls:
+        if match := re.match(r"\d+ +(\w+)\(\d+<([^>]*)>", call):
+            name, path = match.groups()
+            if name in WRITES and path.startswith(below):
+                dirty.add(path)
+            elif name in FLUSHES:
+                dirty.discard(path)
+                unflushed_folders.discard(path)
+        elif match := re.match(r'\d+ +rename\("([^"]*)", "([^"]*)"', call):
+            built, final = match.groups()
+            if built in dirty:
+                yield f"{final} was renamed before it was flushed"
+            vouches = final.endswith((".commit", "manifest.json"))
+            if vouches and unflushed_folders:
+                yield f"{final} was published before {unflushed_folders} were flushed"
+            unflushed_folders.add(str(Path(final).parent))

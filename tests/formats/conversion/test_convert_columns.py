@@ -21,7 +21,6 @@ from shardprep.formats import (
 from shardprep.formats.records.schema import Schema
 from support.column_datasets import EVERY_KIND, write_columns
 from support.datasets import converted, flip, is_root, prep, tree, writable
-from support.sampling import torture_except
 
 STRACE = shutil.which("strace")
 
@@ -110,27 +109,6 @@ def test_a_bad_value_is_skipped_with_its_record(tmp_path: Path) -> None:
     assert "k0005" not in contents(tmp_path / "d")
     assert verify(tmp_path / "d").findings == []
     assert b"k0005" in (tmp_path / "d" / "quarantine.json").read_bytes()
-
-
-KILLED_AT = {"rename": (2, 9, 30, 60), "write": (5, 20, 40), "fsync": (5, 25)}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not STRACE, reason="strace is not installed")
-@pytest.mark.parametrize("call", torture_except(KILLED_AT, "fsync"))
-def test_killed_at_a_system_call_a_conversion_with_columns_finishes_byte_identical(
-    source: Path, tmp_path: Path, call: str
-) -> None:
-    converted(source, tmp_path / "whole", shard_size=9000)
-    words = ("convert", source, tmp_path / "out", "--split", "train", "--shard-size", 9000, "--workers", 0)
-    for number in KILLED_AT[call]:
-        fault = f"{call}:signal=SIGKILL:when={number}"
-        prefix = [str(STRACE), "-f", "-qq", "-o/dev/null", f"-etrace={call}", f"-einject={fault}"]
-        assert prep(*words, prefix=prefix).returncode != 0
-
-    prep(*words, check=True)
-
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 @pytest.mark.torture

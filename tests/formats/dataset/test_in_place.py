@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -36,12 +32,11 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.conversion.work_folder import finished_shards
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.shards import manifest as manifest_checks
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, IndexedArchive, blocks_in
 from shardprep.formats.shards.read import container
-from support.datasets import converted, flip, prep_here, tree
+from support.datasets import converted, flip, tree
 from support.resealed import with_rows
 from support.sampling import torture_except
 
@@ -335,29 +330,6 @@ def test_any_number_of_workers_makes_the_same_bytes(archives: Path, dataset: Pat
 
 def tree_of(dataset: Path) -> dict[str, str]:
     return {name: digest for name, digest in tree(dataset).items() if name != ARCHIVE_NAME}
-
-
-@pytest.mark.torture
-def test_killed_it_publishes_nothing_and_the_same_command_goes_on(archives: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    words = ["index", archives, output, "--split", "train", "--shard-size", 1, "--workers", 1]
-    command = [sys.executable, "-m", "shardprep.cli", *map(str, words), "--quiet"]
-    with subprocess.Popen(command, start_new_session=True) as process:
-        while len(finished_shards(output)) < 3 and process.poll() is None:
-            time.sleep(0.005)
-        os.killpg(process.pid, signal.SIGKILL)
-    finished = finished_shards(output)  # one more may be there, not yet noted as finished
-    kept = {path.name: path.stat().st_ino for path in output.glob("shard-*") if path.name in finished}
-    assert not (output / "manifest.json").exists()
-    with pytest.raises(ManifestDamaged):
-        open_dataset(output)
-
-    done = prep_here(*words)
-
-    assert (done.returncode, len(kept) >= 3) == (0, True)
-    assert kept.items() <= {path.name: path.stat().st_ino for path in output.glob("shard-*")}.items()
-    indexed(archives, tmp_path / "whole", shard_size=1)
-    assert tree_of(output) == tree_of(tmp_path / "whole")
 
 
 def test_only_official_tars_are_indexed(lmdb_shards: Path, tmp_path: Path) -> None:

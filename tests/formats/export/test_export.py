@@ -22,7 +22,7 @@ from shardprep.formats import (
 )  # fmt: skip
 from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.exports.export import FORMATS, MARKER
-from support.datasets import is_root, prep, prep_here, tree, writable
+from support.datasets import is_root, prep_here, tree, writable
 from support.process_table import text_of
 from support.sampling import torture_except
 
@@ -36,11 +36,6 @@ FAULTS = {"rename": "signal=SIGKILL", "write": "error=ENOSPC"}
 ALL_FAULTS = [
     (name, f) for name in ("write", "fsync", "rename", "chmod") for f in ("signal=SIGKILL", "error=EIO")
 ]
-some_faults = pytest.mark.parametrize(
-    "faults",
-    [[*FAULTS.items()], pytest.param(ALL_FAULTS, marks=pytest.mark.torture)],
-    ids=["some faults", "all faults"],
-)
 
 
 @pytest.fixture(scope="module")
@@ -158,44 +153,6 @@ def test_the_command_says_what_it_wrote(intact: Path, tmp_path: Path) -> None:
 
 def arguments(dataset: Path, output: Path, to: str, workers: int = 0) -> list[object]:
     return ["export", dataset, output, "--to", to, "--shard-size", SIZE, "--workers", workers, "--quiet"]
-
-
-def points(log: str, output: Path, names: tuple[str, ...]) -> list[tuple[str, int]]:
-    """The middle call of each name that changes the output, and its number among the calls of that name."""
-    calls = [match for line in log.splitlines() if (match := re.match(r"\d+ +(\w+)\((.*)", line))]
-    found = []
-    for name in names:
-        own = [
-            number
-            for number, call in enumerate((c for c in calls if c[1] == name), 1)
-            if str(output) in call[2]
-        ]
-        assert own, name
-        found.append((name, own[len(own) // 2]))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not STRACE, reason="strace is not installed")
-@some_faults
-@one_shard_and_many_files
-def test_killed_or_failing_at_a_system_call_it_finishes_byte_identical(
-    intact: Path, whole: dict[str, Path], to: str, faults: list[tuple[str, str]], tmp_path: Path
-) -> None:
-    log, traced = tmp_path / "log", tmp_path / "traced"
-    trace = [str(STRACE), "-f", "--seccomp-bpf", "-y", f"-etrace={','.join(dict(faults))}", f"-o{log}"]
-    prep(*arguments(intact, traced, to), prefix=trace, check=True)
-    numbers = dict(points(log.read_text(errors="replace"), traced, tuple(dict(faults))))
-
-    for at, (name, fault) in enumerate(faults):
-        output, inject = tmp_path / f"out{at}", f"-einject={name}:{fault}:when={numbers[name]}"
-        prefix = [str(STRACE), "-f", "-qq", "-o/dev/null", f"-etrace={name}", inject]
-        done = prep(*arguments(intact, output, to), prefix=prefix)
-        assert (done.returncode == 3) == ("error" in fault), done.stderr
-        assert not (output / MARKER).exists()
-        assert "Traceback" not in done.stderr
-        export(intact, output, to=to, shard_size=SIZE, workers=0)
-        assert tree(output) == tree(whole[to])
 
 
 @pytest.fixture

@@ -114,24 +114,3 @@ def test_a_disk_that_gets_full_is_an_error_and_a_run_with_more_room_finishes(
     assert "MB free" in done.stderr
     assert "the disk is full" in done.stderr
     assert tree(kept) == tree(bucket / "lmdb")
-
-
-@pytest.mark.torture
-@pytest.mark.skipif(not STRACE, reason="strace is not installed")
-@pytest.mark.parametrize("call", ["pwrite64", "fsync", "rename", "chmod", "unlink"])
-@pytest.mark.parametrize("fault", ["signal=SIGKILL", "error=EIO", "error=ENOSPC"])
-def test_a_fault_in_a_call_of_the_system_leaves_what_the_same_command_finishes(
-    bucket: Path, tmp_path: Path, call: str, fault: str
-) -> None:
-    copy, words = tmp_path / "copy", ("fetch", f"file://{bucket}/columns", tmp_path / "copy", "--quiet")
-    calls = 0
-    for when in (1, 2, 5, 9):
-        shutil.rmtree(copy, ignore_errors=True)
-        inject = f"-einject={call}:{fault}:when={when}"
-        prefix = [str(STRACE), "-f", "-qq", "-o/dev/null", f"-etrace={call}", inject]
-        calls += prep(*words, prefix=prefix).returncode != 0
-        if (copy / "manifest.json").exists():
-            assert tree(copy).items() >= tree(bucket / "columns").items()
-        prep(*words, check=True)
-        assert tree(copy) == tree(bucket / "columns")
-    assert calls
