@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 
 PHOTOGRAPHS = sorted(
-    (Path(__file__).parent.parent / "formats" / "sources" / "sample" / "photographs").glob("*.jpg")
+    (Path(__file__).parent.parent / "formats" / "data" / "photographs").glob("*.jpg")
 )
 CLASSES = 20
 
