@@ -16,9 +16,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-PHOTOGRAPHS = sorted(
-    (Path(__file__).parent.parent / "formats" / "data" / "photographs").glob("*.jpg")
-)
+PHOTOGRAPHS = sorted((Path(__file__).parent.parent / "formats" / "data" / "photographs").glob("*.jpg"))
 CLASSES = 20
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -21,6 +21,7 @@ from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.runtime.workers import Child, ChildDied
 from shardprep.formats.sources.listing import official_key
 from shardprep.formats.sources.parquet_rows import (
     Columns,
@@ -82,6 +83,9 @@ def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRow
     return ParquetRows(files, options)
 
 
+STATISTICS_TIMEOUT_S = 600.0
+
+
 @dataclass(frozen=True)
 class ParquetRows(RecordSource):
     """Rows of Parquet files.
@@ -117,21 +121,18 @@ class ParquetRows(RecordSource):
     def _layout(self, split: str, problems: Problems) -> ParquetLayout:
         """Return the layout of a split's files; one that cannot be read, or has another, is a problem."""
         schema, first, nullable = None, "", set[str]()
-        for name in self.files.of_split[split]:
-            path = self.files.top / name
-            with (
-                problems.collected(),
-                ArchiveFile(path) as archive,
-                arrow_reads(path),
-                opened(archive) as file,
-            ):
-                if schema is None:
-                    schema, first = file.schema_arrow, name
-                elif not schema.equals(file.schema_arrow, check_metadata=True):
-                    raise SourceDamaged(
-                        f"has other columns than {first}; put them into two folders", path=path
-                    )
-                nullable |= set(_with_nulls(file.metadata))
+        with Child() as child:
+            for name in self.files.of_split[split]:
+                path = self.files.top / name
+                with problems.collected():
+                    with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
+                        if schema is None:
+                            schema, first = file.schema_arrow, name
+                        elif not schema.equals(file.schema_arrow, check_metadata=True):
+                            raise SourceDamaged(
+                                f"has other columns than {first}; put them into two folders", path=path
+                            )
+                    nullable |= set(_null_columns(child, path))
         if schema is None:
             return ParquetLayout("", False, "", (), {})
         path = self.files.top / first
@@ -144,14 +145,25 @@ class ParquetRows(RecordSource):
             return layout_of(schema, frozenset(nullable), self.source_options, groups.first)
 
 
-def _with_nulls(metadata: Any) -> Iterator[str]:
-    """Yield the columns in which there are nulls."""
-    for group in range(metadata.num_row_groups):
-        for number in range(metadata.num_columns):
-            chunk = metadata.row_group(group).column(number)
-            statistics = chunk.statistics if chunk.is_stats_set else None
-            if statistics is not None and statistics.has_null_count and statistics.null_count:
-                yield chunk.path_in_schema
+def _null_columns(child: Child, path: Path) -> list[str]:
+    """Return the columns with nulls; damaged statistics make pyarrow abort the process that reads them."""
+    try:
+        return child.call_within(STATISTICS_TIMEOUT_S, _with_nulls, path)
+    except ChildDied as error:
+        message = f"has damaged statistics, over which pyarrow ends with {error.signal}; write it again"
+        raise SourceDamaged(message, path=path) from error
+
+
+def _with_nulls(path: Path) -> list[str]:
+    found: dict[str, None] = {}
+    with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
+        for group in range(file.metadata.num_row_groups):
+            for number in range(file.metadata.num_columns):
+                chunk = file.metadata.row_group(group).column(number)
+                statistics = chunk.statistics if chunk.is_stats_set else None
+                if statistics is not None and statistics.has_null_count and statistics.null_count:
+                    found[chunk.path_in_schema] = None
+    return list(found)
 
 
 @dataclass(frozen=True)
