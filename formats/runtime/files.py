@@ -197,13 +197,19 @@ def unfinished(folder: Path, name: str) -> Path:
 
 @contextmanager
 def publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
-    """Open a file to write in ``folder``; leaving without an error flushes and publishes it as ``final``."""
+    """Open a file to write in ``folder``; leaving without an error flushes and publishes it as ``final``.
+
+    Nothing is left of one that fails or is interrupted.
+    """
     built = unfinished(folder, final.name)
-    with naming(built), built.open("xb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    publish(built, final)
+    try:
+        with naming(built), built.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        publish(built, final)
+    finally:
+        built.unlink(missing_ok=True)
 
 
 def publish_bytes(final: Path, data: bytes, folder: Path) -> None:

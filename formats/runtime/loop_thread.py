@@ -126,4 +126,6 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
         while not future.done():
             with suppress(asyncio.CancelledError):  # another one
                 await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # or asyncio complains that nobody has asked for it
         raise

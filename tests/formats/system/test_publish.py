@@ -67,6 +67,7 @@ def test_an_error_leaves_what_was_there(final: Path, work_folder: Path, error: t
         raise error("in the middle")
 
     assert final.read_bytes() == b"old"
+    assert list(work_folder.iterdir()) == []
 
 
 def test_two_attempts_never_write_to_one_file_nor_through_a_link(
