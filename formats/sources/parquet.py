@@ -83,7 +83,7 @@ def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRow
     return ParquetRows(files, options)
 
 
-STATISTICS_TIMEOUT_S = 600.0
+METADATA_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ class ParquetRows(RecordSource):
             for name in self.files.of_split[split]:
                 path = self.files.top / name
                 with problems.collected():
+                    nullable |= set(_null_columns(child, path))
                     with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
                         if schema is None:
                             schema, first = file.schema_arrow, name
@@ -132,7 +133,6 @@ class ParquetRows(RecordSource):
                             raise SourceDamaged(
                                 f"has other columns than {first}; put them into two folders", path=path
                             )
-                    nullable |= set(_null_columns(child, path))
         if schema is None:
             return ParquetLayout("", False, "", (), {})
         path = self.files.top / first
@@ -146,17 +146,18 @@ class ParquetRows(RecordSource):
 
 
 def _null_columns(child: Child, path: Path) -> list[str]:
-    """Return the columns with nulls; damaged statistics make pyarrow abort the process that reads them."""
+    """Return the columns with nulls. Damaged metadata make pyarrow abort the process that reads them."""
     try:
-        return child.call_within(STATISTICS_TIMEOUT_S, _with_nulls, path)
+        return child.call_within(METADATA_TIMEOUT_S, _with_nulls, path)
     except ChildDied as error:
-        message = f"has damaged statistics, over which pyarrow ends with {error.signal}; write it again"
+        message = f"has damaged metadata, over which pyarrow ends with {error.signal}; write it again"
         raise SourceDamaged(message, path=path) from error
 
 
 def _with_nulls(path: Path) -> list[str]:
     found: dict[str, None] = {}
     with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
+        file.metadata.to_dict()  # all that is read of it later
         for group in range(file.metadata.num_row_groups):
             for number in range(file.metadata.num_columns):
                 chunk = file.metadata.row_group(group).column(number)
