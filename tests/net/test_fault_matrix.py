@@ -34,9 +34,15 @@ pytestmark = [
 SAVE = """
 import sys
 from shardprep import write_dataset
+from shardprep.formats.errors import OperationError
 if __name__ == "__main__":
     items = [{"key": f"k{n}", "text": "x" * n} for n in range(9)]
-    write_dataset(items, sys.argv[1], shard_size=1, workers=0)
+    try:
+        write_dataset(items, sys.argv[1], shard_size=1, workers=0)
+    except (OperationError, OSError):
+        sys.exit(3)
+    except KeyboardInterrupt:
+        sys.exit(130)
 """
 
 
