@@ -5,13 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import time
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.records.record import Record
-from shardprep.formats.shards.container import ShardReader
+from shardprep.formats.shards.container import Address
+from shardprep.formats.shards.read import Shard
 from shardprep.loaders import ArraySpec, TransformInput
 
 Few = npt.NDArray[np.uint8]
@@ -67,10 +67,10 @@ class Throttling(Nothing):
 
 def throttle_reads(seconds: float) -> None:
     """Slow all reads of this process from now on."""
-    read = ShardReader.read
+    read = Shard.image
 
-    def slow(reader: ShardReader, ordinal: int, **options: Any) -> Record:
+    def slow(shard: Shard, ordinal: int, address: Address) -> bytes:
         time.sleep(seconds)
-        return read(reader, ordinal, **options)
+        return read(shard, ordinal, address)
 
-    ShardReader.read = slow  # type: ignore[method-assign]
+    Shard.image = slow  # type: ignore[method-assign]

@@ -137,7 +137,7 @@ MANY = {
     "tensorpack": 2500,
     "webdataset": 2500,
     "tfrecord": 5000,
-    "parquet": 5000,
+    "parquet": 300,  # each in a process of its own
     "png": 6000,
     "jpeg": 6000,
     "image_kind": 6000,
