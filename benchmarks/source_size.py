@@ -3,8 +3,9 @@
     python benchmarks/source_size.py DATASET [--beside CHECKOUT] [--rounds 5]
 
 DATASET is one split that ``prep convert`` made. With ``--beside``, another checkout of this repository is
-measured in turn, which must know the dataset's format. Calls are those that Python's profiler counts in files of this package; seconds
-are medians of new processes, and on a busy machine only their ratio between two checkouts says much.
+measured in turn, which must know the dataset's format. Calls are those that Python's profiler counts in
+files of this package; seconds are medians of new processes, and on a busy machine only their ratio between
+two checkouts says much.
 """
 
 from __future__ import annotations
