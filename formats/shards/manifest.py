@@ -254,7 +254,6 @@ KNOWN_KEYS = frozenset(
     ]
 )
 
-WORK_FOLDER_NAME = ".prep"
 JOINED = "joined"  # in the source: a list of an object for each joined column, with its name
 
 

@@ -32,8 +32,8 @@ from shardprep.formats import (
 from shardprep.formats.conversion import prepare as preparation
 from shardprep.formats.conversion.plan import ConversionPart, plan
 from shardprep.formats.conversion.prepare import check_output
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.images import crop_ready as jpegtran
+from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards import lmdb as lmdb_shard
 from shardprep.formats.sources.ilsvrc import OfficialTars
 from shardprep.formats.sources.recognise import recognise
