@@ -38,10 +38,11 @@ from shardprep.formats.exports.export import export as export_dataset
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
 from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.runtime.sizes import count_of, records_of, size
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import is_collection, splits_of
 from shardprep.formats.shards.files import read_small
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
-from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 from shardprep.formats.shards.summary import ClassCount, ColumnSummary, Summary, class_counts, summarise
 from shardprep.formats.storage.collection import collect as collect_parts
 from shardprep.formats.storage.open import open_dataset

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from shardprep.formats.conversion.finish import SkippedImages, finish, sum_up, verify_finished
-from shardprep.formats.conversion.jobs import run_jobs, runner, shard_jobs
 from shardprep.formats.conversion.plan import PlanOptions, versions_for
 from shardprep.formats.conversion.prepare import (
     ConvertOptions,
@@ -22,18 +21,13 @@ from shardprep.formats.conversion.prepare import (
     prepare,
     refuse_network,
 )
-from shardprep.formats.conversion.shard import BuiltShard, ShardJob, SkippedImage
-from shardprep.formats.conversion.work_folder import (
-    COUNTERS_NAME,
-    ProgressCounters,
-    WorkFolder,
-    finished_shards,
-    noting_kept,
-    remove_leftover,
-)
+from shardprep.formats.conversion.shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from shardprep.formats.errors import OutputBusy, UsageError
+from shardprep.formats.runtime.jobs import Job, JobRunner, ProgressCounters
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, remove_leftover
+from shardprep.formats.shards.files import OUTPUT_FILES
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, is_linked, link_archive
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
 from shardprep.formats.shards.read import IN_PLACE
@@ -41,9 +35,6 @@ from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.source import Listing, Problems, Source, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import quarantined
-
-Run = Callable[[Iterable[ShardJob], ProgressCounters], list[BuiltShard]]
-"""What runs the jobs of shards, and returns these in order."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +106,8 @@ def convert(
     prepared = prepare(recognised, request, problems)
     problems.raise_all()
     note_untrained(prepared, progress)
-    run: Run = runner(executor, workers, progress)
-    conversion = _Conversion(
-        request.options, run, progress, of_split=len(prepared) > 1, elsewhere=executor is not None
-    )
+    runner = JobRunner(workers, executor, progress)
+    conversion = _Conversion(request.options, runner, of_split=len(prepared) > 1)
     with noting_kept(conversion.kept, restarted=request.options.restart):
         return [conversion.convert(one) for one in prepared]
 
@@ -128,10 +117,8 @@ class _Conversion:
     """The state that is the same for every split of one source."""
 
     options: ConvertOptions
-    run: Run
-    progress: Progress
+    runner: JobRunner
     of_split: bool
-    elsewhere: bool
     begun: list[Prepared] = field(default_factory=list)
 
     def convert(self, prepared: Prepared) -> Converted:
@@ -139,7 +126,7 @@ class _Conversion:
             with WorkFolder(prepared.output) as work_folder:
                 if not prepared.is_finished:  # another run may have finished it since
                     return self._converted(prepared, work_folder)
-        return _already_there(prepared, self.progress)
+        return _already_there(prepared, self.runner.progress)
 
     def kept(self) -> str:
         """Return how many of the shards of each split that was begun are done; empty if none is."""
@@ -147,11 +134,11 @@ class _Conversion:
 
     def _converted(self, prepared: Prepared, work_folder: WorkFolder) -> Converted:
         if self.options.restart:
-            work_folder.discard()
+            work_folder.discard(OUTPUT_FILES)
         planned, listing = prepared.planned, prepared.listing
         work_folder.claim(prepared.guard())
         self.begun.append(prepared)
-        built = build_shards(prepared, work_folder, self.run, self.progress, elsewhere=self.elsewhere)
+        built = build_shards(prepared, work_folder, self.runner)
         manifest = finish(work_folder, planned, listing, built, prepared.boxes)
         skipped = sum_up(
             [image for shard in built for image in shard.skipped], planned.entries, listing.labels
@@ -182,25 +169,28 @@ def notes_of(prepared: Prepared, built: Iterable[BuiltShard]) -> tuple[str, ...]
 
 
 def build_shards(
-    prepared: Prepared, work_folder: WorkFolder, run: Run, progress: Progress, *, elsewhere: bool = False
+    prepared: Prepared,
+    work_folder: WorkFolder,
+    runner: JobRunner,
+    as_job: Callable[[ShardJob], Job[BuiltShard]] = lambda job: job,
 ) -> list[BuiltShard]:
     """Build the shards of a split that are to be built, and return them; those that are there are kept.
 
-    ``elsewhere`` is whether other machines may build them.
+    ``as_job`` makes of the job of a shard the one that is run.
     """
-    planned, shards = prepared.planned, prepared.shards
+    planned, shards, progress = prepared.planned, prepared.shards, runner.progress
     _keep_listing(prepared.listing, work_folder)
-    counters = ProgressCounters(work_folder.run / COUNTERS_NAME, shards)
-    home = versions_for(planned.options) if elsewhere else None
+    counters = ProgressCounters(work_folder.run, shards)
+    home = versions_for(planned.options) if runner.executor else None
     jobs = shard_jobs(planned, shards, prepared.listing.reader, work_folder, home=home)
     finished = shards_done(prepared)
     if finished:
         progress.note(f"{len(finished)} of {len(shards)} shards are done already")
-    left = [shard.extent for shard in shards if shard.name not in finished]
-    records, total = sum(e.records for e in left), sum(e.payload_bytes for e in left)
+    left = [shard for shard in shards if shard.name not in finished]
     verb = "index" if planned.options.container == IN_PLACE else "convert"
-    with progress.task(f"{verb} {planned.split}", records=records, size=total):
-        return run(jobs, counters)
+    records, size = sum(shard.records for shard in left), sum(shard.size for shard in left)
+    with progress.task(f"{verb} {planned.split}", records=records, size=size):
+        return runner.run(map(as_job, jobs), counters)
 
 
 def _keep_listing(listing: Listing, work_folder: WorkFolder) -> None:
@@ -313,7 +303,7 @@ def convert_part(
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
     prepared = _prepared(recognised, request, progress)
-    building = _Building(request, partial(run_jobs, workers=workers, progress=progress), progress)
+    building = _Building(request, JobRunner(workers, progress=progress))
     with noting_kept(partial(kept_of, prepared, of_split=len(prepared) > 1)):
         return [building.built(one) for one in prepared]
 
@@ -355,19 +345,18 @@ class _Building:
     """The building of one part's shards in every split."""
 
     request: Request
-    run: Run
-    progress: Progress
+    runner: JobRunner
 
     def built(self, prepared: Prepared) -> ConvertedPart:
         if not prepared.is_finished:
             with WorkFolder(prepared.output, shared=True) as work_folder:
                 if not prepared.is_finished:  # the conversion may have been finished since
                     work_folder.claim(prepared.guard())
-                    built = build_shards(prepared, work_folder, self.run, self.progress)
+                    built = build_shards(prepared, work_folder, self.runner)
                     return self._part(prepared, built)
             with suppress(OutputBusy):  # another part may be removing it
                 remove_leftover(prepared.output)
-        self.progress.note(f"{prepared.output} is complete already")
+        self.runner.progress.note(f"{prepared.output} is complete already")
         return self._complete(prepared)
 
     def _part(self, prepared: Prepared, built: list[BuiltShard]) -> ConvertedPart:

@@ -23,7 +23,6 @@ from shardprep.formats.conversion.tables import (
     remove_stale,
     shard_rows,
 )
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.info import ImageFlag, cause_of
 from shardprep.formats.records.labels import LabelSpace
@@ -31,10 +30,11 @@ from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.files import publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import remove_unlisted_columns
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, BLOCK_BYTES, IndexedArchive, link_archive
-from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 from shardprep.formats.shards.read import IN_PLACE, container
 from shardprep.formats.shards.tables import kinds_in
 from shardprep.formats.sources.source import Entries, Listing

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,29 +13,32 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.conversion.joined_values import JoinedColumn, Keys, of_array, of_dataset, of_table
+from shardprep.formats.conversion.plan import PlannedShard
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import BuiltColumn, ColumnOfShard
 from shardprep.formats.conversion.tables import column_entry
-from shardprep.formats.conversion.work_folder import WorkFolder, noting_kept
-from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, UsageError, WorkerDied
+from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
 from shardprep.formats.runtime.files import hash_file, publish, publish_bytes, user_path
+from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ProgressCounters, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
-from shardprep.formats.runtime.progress import Progress, shown, tell_shards
-from shardprep.formats.runtime.workers import ChildDied, ChildLost, WorkerPool, usable_cpus
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, finished_shards, noting_kept
 from shardprep.formats.shards.columns import ColumnEntry, DatasetColumns, remove_unlisted_columns
+from shardprep.formats.shards.container import Extent
 from shardprep.formats.shards.dataset import refuse_folder_of_splits
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.tables import checked_index
 
-COMMIT_SUFFIX = ".joined"
+JOINED_SUFFIX = ".joined"
+Built = tuple[BuiltColumn, ...]
 
 
 @dataclass(frozen=True)
-class JoinJob:
-    """All that a worker needs to build columns of the shard ``name``, which has these ``keys``. Picklable.
+class JoinJob(DecodesNothing):
+    """All that a worker needs to build columns of the ``shard`` that has these ``keys``. Picklable.
 
     ``run`` is the folder of unfinished files, ``plan`` the digest of what is joined, and ``expected`` maps
     names of files to the SHA-256 that they must have to be published.
@@ -44,8 +46,7 @@ class JoinJob:
 
     output: Path
     run: Path
-    name: str
-    number: int
+    shard: PlannedShard
     container: str
     keys: Keys
     columns: tuple[JoinedColumn, ...]
@@ -55,50 +56,55 @@ class JoinJob:
     @property
     def commit(self) -> Path:
         """The file that says that the job is done."""
-        return self.output / WORK_FOLDER_NAME / (self.name + COMMIT_SUFFIX)
+        return self.output / WORK_FOLDER_NAME / (self.shard.name + JOINED_SUFFIX)
 
+    def build(self) -> Built:
+        """Build, check and publish the columns, unless they are finished. Safe to kill and repeat.
 
-def join_shard(job: JoinJob) -> tuple[BuiltColumn, ...]:
-    """Build, check and publish the columns, unless they are finished. Safe to kill and repeat.
+        Raises SourceDamaged for a value that its column cannot hold, and what reading the values and
+        publishing the files raises.
+        """
+        built = self._finished()
+        if built is None:
+            built = tuple(self._built(column) for column in self.columns)
+            commit = {"plan": self.plan, "columns": [asdict(column) for column in built]}
+            publish_bytes(self.commit, canonical_json(commit), self.run)
+        with closing(ShardCounter(self.run, self.shard.number)) as counter:
+            counter.set(len(self.keys))
+        return built
 
-    Raises SourceDamaged for a value that its column cannot hold, and what reading the values and publishing
-    the files raises.
-    """
-    finished = _finished(job)
-    if finished is not None:
-        return finished
-    built = tuple(_build(job, column) for column in job.columns)
-    commit = {"plan": job.plan, "columns": [asdict(column) for column in built]}
-    publish_bytes(job.commit, canonical_json(commit), job.run)
-    return built
+    def key_at(self, place: int) -> str:
+        """Return the key of the record at that place, or of the last one."""
+        key: bytes = self.keys[min(place, len(self.keys) - 1)]
+        return key.decode()
 
-
-def _finished(job: JoinJob) -> tuple[BuiltColumn, ...] | None:
-    """Return the columns of a finished job if all their files are as they were written."""
-    try:
-        commit = parse_canonical_json(job.commit.read_bytes())
-        built = tuple(BuiltColumn(**column) for column in commit["columns"])
-        if commit["plan"] == job.plan and all(one.is_intact(job.output, job.commit.parent) for one in built):
-            return built
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+    def _finished(self) -> Built | None:
+        """Return the columns of a finished job if all their files are as they were written."""
+        try:
+            commit = parse_canonical_json(self.commit.read_bytes())
+            built = tuple(BuiltColumn(**column) for column in commit["columns"])
+            if commit["plan"] == self.plan and all(
+                one.is_intact(self.output, self.commit.parent) for one in built
+            ):
+                return built
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None
         return None
-    return None
 
-
-def _build(job: JoinJob, column: JoinedColumn) -> BuiltColumn:
-    collected = ColumnOfShard(column.field, job.name)
-    with column.values as values:
-        for number, key in enumerate(job.keys.tolist()):
-            try:
-                data = values.data(number)
-                column.field.codec.decode(data)
-            except BadValue as error:
-                raise SourceDamaged(error.message, path=values.where(number), key=key.decode()) from error
-            collected.append(key, data)
-    name, sha256 = collected.file_name(job.number, job.container), ""
-    if name:
-        sha256 = collected.publish(job.run, job.output / name, job.container, job.expected)
-    return collected.built(job.run, job.output, name, sha256)
+    def _built(self, column: JoinedColumn) -> BuiltColumn:
+        collected = ColumnOfShard(column.field, self.shard.name)
+        with column.values as values:
+            for number, key in enumerate(self.keys.tolist()):
+                try:
+                    data = values.data(number)
+                    column.field.codec.decode(data)
+                except BadValue as error:
+                    raise SourceDamaged(error.message, path=values.where(number), key=key.decode()) from error
+                collected.append(key, data)
+        name, sha256 = collected.file_name(self.shard.number, self.container), ""
+        if name:
+            sha256 = collected.publish(self.run, self.output / name, self.container, self.expected)
+        return collected.built(self.run, self.output, name, sha256)
 
 
 def requested(
@@ -140,66 +146,6 @@ def _parts(origin: str) -> tuple[Path, str]:
         return path, ""
     place, _, part = origin.rpartition("#")
     return user_path(place), part
-
-
-Built = tuple[BuiltColumn, ...]
-
-
-def run_joins(
-    jobs: Iterable[JoinJob], manifest: Manifest, *, workers: int | None, progress: Progress
-) -> list[Built]:
-    """Build the columns of all shards, and return them in order. The first error ends the run.
-
-    ``workers=0`` builds in this process; None takes the CPUs that this process may use. Raises WorkerDied
-    if a worker dies, and what :func:`join_shard` raises.
-    """
-    count = usable_cpus() if workers is None else workers
-    told = _Told(manifest, progress)
-    with progress.task("join", records=manifest.records, size=sum(s.size for s in manifest.shards)):
-        if not count:
-            return [told.done(join_shard(job)) for job in jobs]
-        return _in_processes(jobs, count, told)
-
-
-def _in_processes(jobs: Iterable[JoinJob], count: int, told: _Told) -> list[Built]:
-    built: list[Built] = []
-    with WorkerPool(count) as pool:
-        waiting: deque[tuple[JoinJob, Future[Built]]] = deque()
-        for job in jobs:
-            waiting.append((job, pool.submit(join_shard, job)))
-            if len(waiting) > count:
-                built.append(told.done(_result(*waiting.popleft())))
-        while waiting:
-            built.append(told.done(_result(*waiting.popleft())))
-    return built
-
-
-def _result(job: JoinJob, future: Future[Built]) -> Built:
-    try:
-        return future.result()
-    except (ChildDied, ChildLost) as error:
-        message = f"{error.message}; try again, with fewer workers if memory is short"
-        raise WorkerDied(message, path=job.output, shard=job.name) from error
-
-
-class _Told:
-    """The progress by shards: ``done`` is told of each, in order."""
-
-    def __init__(self, manifest: Manifest, progress: Progress) -> None:
-        self._shards = manifest.shards
-        self._progress = progress
-        self._count = self._records = self._size = 0
-
-    def done(self, built: Built) -> Built:
-        shard = self._shards[self._count]
-        self._count, self._records, self._size = (
-            self._count + 1,
-            self._records + shard.records,
-            self._size + shard.size,
-        )
-        self._progress.at(self._records, self._size)
-        tell_shards(self._progress, self._count, len(self._shards))
-        return built
 
 
 ROW_BYTES = 16  # of a column's table, and of a container, for each value
@@ -262,11 +208,11 @@ def join(
         if read_manifest(path).root != manifest.root:
             raise OutputBusy("was changed by another process meanwhile; try again", path=path)
         with noting_kept(lambda: _kept(path, manifest)):
-            return _Join(asked, keys, work_folder).result(workers, progress)
+            return _Join(asked, keys, work_folder).result(JobRunner(workers, progress=progress))
 
 
 def _kept(path: Path, manifest: Manifest) -> str:
-    done = len([*(path / WORK_FOLDER_NAME).glob(f"*{COMMIT_SUFFIX}")])
+    done = len(finished_shards(path, JOINED_SUFFIX))
     return f"{done} of {len(manifest.shards)} shards are done" if done else ""
 
 
@@ -336,12 +282,17 @@ class _Join:
     keys: Keys
     work_folder: WorkFolder
 
-    def result(self, workers: int | None, progress: Progress) -> Joined:
+    def result(self, runner: JobRunner) -> Joined:
         added, damaged = self.asked.added, self.asked.damaged
         manifest = self.asked.manifest
         self._claim()
         if self.asked.to_build:
-            built = run_joins(self._jobs(), manifest, workers=workers, progress=progress)
+            shards = self._shards()
+            counters = ProgressCounters(self.work_folder.run, shards)
+            with runner.progress.task(
+                "join", records=manifest.records, size=sum(shard.size for shard in shards)
+            ):
+                built = runner.run(self._jobs(shards), counters)
             entries = self._tables(built)
             if added:
                 manifest = self._manifest([entry for entry in entries if entry.field.name in _names(added)])
@@ -363,23 +314,30 @@ class _Join:
             self.work_folder.clear()
             self.work_folder.claim(self.asked.guard)
 
-    def _jobs(self) -> Iterator[JoinJob]:
+    def _shards(self) -> list[PlannedShard]:
+        """Return the dataset's shards, each with its records."""
+        shards = self.asked.manifest.shards
+        bounds = np.cumsum([0, *(shard.records for shard in shards)]).tolist()
+        return [
+            PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
+            for number, (shard, first, last) in enumerate(zip(shards, bounds, bounds[1:], strict=False))
+        ]
+
+    def _jobs(self, shards: Iterable[PlannedShard]) -> Iterator[JoinJob]:
         manifest = self.asked.manifest
         expected = {file.name: file.sha256 for file in manifest.column_files}
         plan = sha256_of(self.asked.guard)
-        bounds = np.cumsum([0, *(shard.records for shard in manifest.shards)]).tolist()
-        for number, shard in enumerate(manifest.shards):
-            first, last = bounds[number : number + 2]
+        for shard in shards:
+            columns = (
+                replace(one, values=one.values.only(shard.first, shard.last)) for one in self.asked.to_build
+            )
             yield JoinJob(
-                output=self.work_folder.output,
-                run=self.work_folder.run,
-                name=shard.name,
-                number=number,
+                output=self.work_folder.output.absolute(),
+                run=self.work_folder.run.absolute(),
+                shard=shard,
                 container=manifest.container,
-                keys=self.keys[first:last],
-                columns=tuple(
-                    replace(one, values=one.values.only(first, last)) for one in self.asked.to_build
-                ),
+                keys=self.keys[shard.first : shard.last],
+                columns=tuple(columns),
                 plan=plan,
                 expected=expected,
             )

@@ -41,8 +41,6 @@ BAD_IMAGE_POLICIES = ("fail", "skip")
 _MIB = 1 << 20
 DEFAULT_SHARD_SIZE = 256 * _MIB
 MAX_SHORTER_SIDE = 8192
-# Parts of a plan that are known by their digests.
-NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")
 
 
 @dataclass(frozen=True)
@@ -127,6 +125,16 @@ class PlannedShard:
     last: int
     extent: Extent
 
+    @property
+    def records(self) -> int:
+        """The number of records, before bad ones are left out."""
+        return self.extent.records
+
+    @property
+    def size(self) -> int:
+        """The most bytes that the records can have."""
+        return self.extent.payload_bytes
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -174,39 +182,6 @@ class Plan:
     def describe(self) -> dict[str, Any]:
         """Return what the manifest keeps of the plan."""
         return self.options.to_json() | {"sha256": self.digest}
-
-
-def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say how a plan that was begun differs from this one; empty if it does not.
-
-    Options are named with their old and new values. Other parts are only named where no option differs,
-    because the digests of these parts depend on the options.
-    """
-    names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
-    if "container" in names:
-        names = [name for name in names if name != "writer"]  # each container has its own
-    options = [
-        f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}"
-        for name in names
-        if name not in NOT_OPTIONS
-    ]
-    others = [f"{name} changed" for name in names]
-    return ", ".join(options or others)
-
-
-def _flag(option: str) -> str:
-    if option in ("transcoder", "writer"):
-        return option
-    return "--format" if option == "container" else "--" + option.replace("_", "-")
-
-
-def _shown(name: str, options: Mapping[str, Any]) -> str:
-    value = options.get(name)
-    if value is None or isinstance(value, bool):
-        return "on" if value else "off"
-    if name == "shard_size" and isinstance(value, int) and not value % _MIB:
-        return f"{value // _MIB}MiB"
-    return str(value)
 
 
 def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = FORMAT_VERSION) -> Plan:

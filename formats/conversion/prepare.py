@@ -15,16 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.plan import (
-    ConversionPart,
-    Plan,
-    PlannedShard,
-    PlanOptions,
-    differences,
-    plan,
-)
+from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, plan
 from shardprep.formats.conversion.tables import GatheredBoxes, gathered_boxes
-from shardprep.formats.conversion.work_folder import bytes_in_run_folders, refuse_busy, refuse_other_plan
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.records.record import ITEM_ORDERS, ORDERS
 from shardprep.formats.runtime.files import (
@@ -35,7 +27,14 @@ from shardprep.formats.runtime.files import (
     user_path,
 )
 from shardprep.formats.runtime.progress import Progress
-from shardprep.formats.shards.manifest import MANIFEST_NAME, WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.runtime.work_folder import (
+    WORK_FOLDER_NAME,
+    bytes_in_run_folders,
+    differences,
+    refuse_busy,
+    refuse_other_plan,
+)
+from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import IN_PLACE, container
 from shardprep.formats.shards.tables import index_dtype
 from shardprep.formats.sources.listing import StoredEntries

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import Run
-from shardprep.formats.conversion.jobs import runner, shard_jobs
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
-from shardprep.formats.conversion.shard import BuiltShard
+from shardprep.formats.conversion.shard import BuiltShard, shard_jobs
 from shardprep.formats.conversion.tables import (
     GatheredBoxes,
     build_column,
@@ -21,23 +18,23 @@ from shardprep.formats.conversion.tables import (
     gathered_boxes,
     publish_tables,
 )
-from shardprep.formats.conversion.work_folder import (
-    COUNTERS_NAME,
+from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
-    ProgressCounters,
+    WORK_FOLDER_NAME,
     WorkFolder,
     finished_shards,
     noting_kept,
+    refuse_cached,
     remove_leftover,
 )
-from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged
-from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.shards.columns import ColumnEntry, remove_unlisted_columns
-from shardprep.formats.shards.dataset import refuse_cached
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
-from shardprep.formats.shards.manifest import WORK_FOLDER_NAME, Manifest, read_manifest
+from shardprep.formats.shards.manifest import Manifest, read_manifest
 from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
 from shardprep.formats.sources.record_files import LABELS, usual
 from shardprep.formats.sources.source import Listing, SourceOptions
@@ -76,9 +73,7 @@ def repair_from_source(
     planned = _planned_again(listing, manifest, path)
     boxes = gathered_boxes(recognised, manifest.split, listing)
     with WorkFolder(path) as work_folder:
-        run: Run = runner(executor, workers, progress)
-        home = None if executor is None else versions_for(planned.options)
-        repair = _Repair(planned, manifest, work_folder, run, home, progress)
+        repair = _Repair(planned, manifest, work_folder, JobRunner(workers, executor, progress))
         repair.shards(damaged, listing)
         repair.tables(damaged, boxes)
         remove_unlisted_columns(path, {file.name for file in manifest.files})
@@ -151,16 +146,14 @@ class _Repair:
     planned: Plan
     manifest: Manifest
     work_folder: WorkFolder
-    run: Run
-    home: Mapping[str, str] | None
-    progress: Progress
+    runner: JobRunner
     built: list[BuiltShard] = field(default_factory=list)
 
     def shards(self, damaged: set[str], listing: Listing) -> None:
         """Rebuild the damaged shards; if a table is damaged, also make the rows of all the others."""
         needed = self._needed(damaged)
         shards = [shard for shard in self.planned.shards if shard.number in needed]
-        counters = ProgressCounters(self.work_folder.run / COUNTERS_NAME, shards)
+        counters = ProgressCounters(self.work_folder.run, shards)
         expected = {file.name: file.sha256 for file in self.manifest.files}
         jobs = shard_jobs(
             self.planned,
@@ -169,14 +162,14 @@ class _Repair:
             self.work_folder,
             expected=expected,
             wanted=frozenset(damaged),
-            home=self.home,
+            home=versions_for(self.planned.options) if self.runner.executor else None,
         )
-        records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
+        records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
         with (
             noting_kept(partial(self._kept, {s.name for s in shards})),
-            self.progress.task("repair", records=records, size=size),
+            self.runner.progress.task("repair", records=records, size=size),
         ):
-            self.built = self.run(jobs, counters)
+            self.built = self.runner.run(jobs, counters)
 
     def _needed(self, damaged: set[str]) -> set[int]:
         """Return the numbers of the shards of which records are read."""

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.conversion.finish import finish, verify_finished
-from shardprep.formats.conversion.jobs import run_jobs, shard_jobs
 from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, plan
 from shardprep.formats.conversion.prepare import (
     Prepared,
@@ -38,26 +37,26 @@ from shardprep.formats.conversion.saved_items import (
     kept_of,
     opened_items,
 )
-from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, trusted_commit
+from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit
 from shardprep.formats.conversion.tables import shard_rows
-from shardprep.formats.conversion.work_folder import (
-    COUNTERS_NAME,
-    ProgressCounters,
+from shardprep.formats.errors import PlanMismatch, UsageError
+from shardprep.formats.records.items import LAYOUT
+from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTES, is_class_sorted
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
+from shardprep.formats.runtime.processes import packed
+from shardprep.formats.runtime.progress import ItemBar, Progress
+from shardprep.formats.runtime.work_folder import (
     WorkFolder,
     finished_shards,
     noting_kept,
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.errors import PlanMismatch, UsageError
-from shardprep.formats.records.items import LAYOUT
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTES, is_class_sorted
-from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.processes import packed
-from shardprep.formats.runtime.progress import ItemBar, Progress
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.container import SUFFIXES, Extent
+from shardprep.formats.shards.files import OUTPUT_FILES
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.sources.listing import repeated_keys
 from shardprep.formats.sources.source import SPLITS, Entries, Listing, entry_dtype
@@ -81,14 +80,14 @@ class NumberedShards:
     def build(self, work_folder: WorkFolder) -> tuple[Plan, list[BuiltShard]]:
         """Return the plan and its shards, in order."""
         shards = self.planned.shards
-        counters = ProgressCounters(work_folder.run / COUNTERS_NAME, shards)
+        counters = ProgressCounters(work_folder.run, shards)
         jobs = shard_jobs(self.planned, shards, HeldItems(), work_folder)
         with self.progress.task("save", records=len(self.planned.order), size=self._size()):
-            built = run_jobs(self._filled(jobs), counters, workers=self.workers, progress=self.progress)
+            built = JobRunner(self.workers, progress=self.progress).run(self._filled(jobs), counters)
         return self.planned, built
 
     def _size(self) -> int:
-        return sum(shard.extent.payload_bytes for shard in self.planned.shards)
+        return sum(shard.size for shard in self.planned.shards)
 
     def _filled(self, jobs: Iterator[ShardJob]) -> Iterator[ShardJob]:
         elsewhere = None if self.workers == 0 else self.source.elsewhere()
@@ -166,7 +165,7 @@ class StreamedShards:
     def _job(self, work_folder: WorkFolder, number: int, first: int, items: list[EncodedItem]) -> ShardJob:
         name = f"shard-{number:05d}{SUFFIXES[self.planned.options.container]}"
         shard = PlannedShard(name, number, first, first + len(items), Extent(len(items), 0, 1))
-        ProgressCounters(work_folder.run / COUNTERS_NAME, [shard])
+        ProgressCounters(work_folder.run, [shard])
         plan = replace(self.planned, shards=(shard,))
         (job,) = shard_jobs(plan, [shard], HeldItems(), work_folder)
         return held_job(job, items, range(first, first + len(items)))
@@ -317,10 +316,10 @@ class _Writing:
 
     def _written(self, work_folder: WorkFolder) -> Manifest:
         if self.restart:
-            work_folder.discard()
+            work_folder.discard(OUTPUT_FILES)
         work_folder.claim(self.prepared.guard())
         if isinstance(self.building, StreamedShards):  # there is nothing to find the next item by
-            work_folder.discard()
+            work_folder.discard(OUTPUT_FILES)
             work_folder.claim(self.prepared.guard())
         planned, built = self.building.build(work_folder)
         planned, labels = self._completed(planned, work_folder, built)

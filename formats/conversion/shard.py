@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.conversion.plan import PlannedShard, PlanOptions, check_machine
-from shardprep.formats.conversion.work_folder import COUNTERS_NAME, ShardCounter
+from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, check_machine
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
 from shardprep.formats.images.crop_ready import stored_image
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
@@ -32,14 +31,15 @@ from shardprep.formats.runtime.files import (
     publishing,
     unfinished,
 )
+from shardprep.formats.runtime.jobs import ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.owned import starting_thread
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
 from shardprep.formats.shards.container import Extent, ShardWriter, Stored
 from shardprep.formats.shards.files import FileEntry, Rows, write_table
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, hash_region
-from shardprep.formats.shards.manifest import WORK_FOLDER_NAME
-from shardprep.formats.shards.read import container
+from shardprep.formats.shards.read import IN_PLACE, container
 from shardprep.formats.shards.tables import index_dtype, index_row
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader
@@ -362,6 +362,44 @@ class ShardJob:
         return replace(self, crashes={**self.crashes, place: signal})
 
 
+def shard_jobs(
+    planned: Plan,
+    shards: Iterable[PlannedShard],
+    reader: ByteReader,
+    work_folder: WorkFolder,
+    *,
+    expected: dict[str, str] | None = None,
+    wanted: frozenset[str] | None = None,
+    home: Mapping[str, str] | None = None,
+) -> Iterator[ShardJob]:
+    """Yield the jobs of some of a plan's shards, one at a time, because a job holds its entries.
+
+    ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
+    published; ``wanted`` are those that are written, None for all. ``home`` is that of the jobs, of which
+    the paths are absolute: another process has another current folder.
+    """
+    archive = reader.archive if planned.options.container == IN_PLACE else None
+    regions = planned.regions(archive.size) if archive else ()
+    for shard in shards:
+        entries = planned.entries_of(shard)
+        yield ShardJob(
+            output=work_folder.output.absolute(),
+            run=work_folder.run.absolute(),
+            shard=shard,
+            entries=entries,
+            reader=reader.only(entries),
+            options=planned.options,
+            plan=planned.work_digest,
+            key_bytes=planned.key_bytes,
+            schema=planned.schema,
+            has_images=planned.has_images,
+            expected_sha256=expected or {},
+            wanted=wanted,
+            region=regions[shard.number] if regions else None,
+            home=home,
+        )
+
+
 def row_dtype(key_bytes: int) -> np.dtype[np.void]:
     """Return the dtype of a row of the index with the record's content digest."""
     return np.dtype([("row", index_dtype(key_bytes)), ("digest", "V32")])
@@ -472,7 +510,7 @@ def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Check
 
 def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]:
     """Yield the shard's samples in order; bad ones are raised, or appended to ``skipped``."""
-    counter = ShardCounter(job.run / COUNTERS_NAME, job.shard.number)
+    counter = ShardCounter(job.run, job.shard.number)
     with closing(counter), copy(job.reader) as reader:  # an open reader would be shared between threads
         reader.expect(job.entries)
         for done, entry in enumerate(job.entries):

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import Plan
 from shardprep.formats.conversion.shard import BuiltColumn, BuiltShard, built_row, row_dtype
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_root
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, hash_file, naming, publish
 from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards.columns import (
     BOX_DTYPE,
     SIDES,

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.jobs import runner
-from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, PlannedShard, differences, spans
+from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, PlannedShard, spans
 from shardprep.formats.conversion.prepare import check_output, check_room
-from shardprep.formats.conversion.work_folder import (
-    COUNTERS_NAME,
-    ProgressCounters,
-    ShardCounter,
-    WorkFolder,
-    finished_shards,
-    noting_kept,
-    refuse_busy,
-    refuse_other_plan,
-    remove_leftover,
-)
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.exports.folders import Folders
 from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, Places
@@ -36,9 +24,19 @@ from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.records.items import ColumnRecord
 from shardprep.formats.runtime.files import publish_bytes, user_path
+from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ProgressCounters, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import (
+    WorkFolder,
+    differences,
+    finished_shards,
+    noting_kept,
+    refuse_busy,
+    refuse_other_plan,
+    remove_leftover,
+)
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.container import Extent
 from shardprep.formats.shards.dataset import Dataset, splits_of
@@ -108,13 +106,13 @@ def export(
     sizes = {one.output: one.bytes_to_write() for one in planned}
     check_room({folder: size for folder, size in sizes.items() if size})
     progress = shown(progress)
-    run: Run = runner(executor, workers, progress)
+    runner = JobRunner(workers, executor, progress)
     threads = usable_cpus() if workers is None else max(1, workers)
     done: list[Exported] = []
     try:
         with noting_kept(lambda: _kept(planned[: len(done) + 1])):
             for one in planned:
-                done.append(one.finished(run, progress, threads))
+                done.append(one.finished(runner, threads))
     finally:
         _opened.cache_clear()  # the dataset of jobs in this process
     return done
@@ -215,32 +213,30 @@ class _Export:
         left = [unit.extent for unit in self.units if unit.name not in done]
         return sum(extent.payload_bytes + extent.records * beside for extent in left)
 
-    def finished(self, run: Run, progress: Progress, threads: int) -> Exported:
+    def finished(self, runner: JobRunner, threads: int) -> Exported:
         """Compare a finished export, or build what is missing."""
         marker, intact = self._marker(), dict[str, FileEntry]()
         if marker is not None:
-            progress.note(f"{self.output} is complete already; comparing its files")
-            intact = self._intact(marker.units, progress, threads)
+            runner.progress.note(f"{self.output} is complete already; comparing its files")
+            intact = self._intact(marker.units, runner.progress, threads)
             if len(intact) == len(self.units) and all(each.is_in(self.output) for each in marker.index):
                 remove_leftover(self.output)
                 return self._exported(marker, already_complete=True)
         with WorkFolder(self.output) as work_folder:
-            made = self._built(work_folder, {} if self.format.has_parts else intact, run, progress)
+            made = self._built(work_folder, {} if self.format.has_parts else intact, runner)
         return self._exported(made, already_complete=False)
 
-    def _built(
-        self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], run: Run, progress: Progress
-    ) -> _Marker:
+    def _built(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:
         """Build and publish all but the units that are ``intact``, and what is about all of them."""
         work_folder.claim(self._guard, work="export")
         # absolute: a job may run in another process, which has another folder
         places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
         wanted = [unit for unit in self.units if unit.name not in intact]
-        counters = ProgressCounters(places.run / COUNTERS_NAME, wanted)
+        counters = ProgressCounters(places.run, wanted)
         if done := finished_shards(self.output):
-            progress.note(f"{len(done)} of {len(self.units)} shards are done already")
-        left = [unit.extent for unit in wanted if unit.name not in done]
-        records, size = sum(each.records for each in left), sum(each.payload_bytes for each in left)
+            runner.progress.note(f"{len(done)} of {len(self.units)} shards are done already")
+        left = [unit for unit in wanted if unit.name not in done]
+        records, size = sum(unit.records for unit in left), sum(unit.size for unit in left)
         plan = sha256_of(self._guard)
         jobs = (
             _Job(
@@ -254,8 +250,8 @@ class _Export:
             )
             for unit in wanted
         )
-        with progress.task(f"export {self.manifest.split}", records=records, size=size):
-            made = dict(intact) | {unit.name: unit for unit in run(jobs, counters)}
+        with runner.progress.task(f"export {self.manifest.split}", records=records, size=size):
+            made = dict(intact) | {unit.name: unit for unit in runner.run(jobs, counters)}
         units = tuple(made[unit.name] for unit in self.units)
         classes = tuple(each.name for each in self.manifest.labels.classes)
         marker = _Marker(self._guard, classes, units, tuple(self.format.finish(units, places)))
@@ -322,7 +318,7 @@ class _Export:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Job(DecodesNothing):
     """All that a worker needs to build a unit. Picklable.
 
     ``shard`` has the unit's name and records; ``names`` are the format's names of these. ``plan`` is the
@@ -336,7 +332,6 @@ class _Job:
     shard: PlannedShard
     names: tuple[str, ...]
     plan: str
-    decodes: bool = False
 
     @property
     def output(self) -> Path:
@@ -358,7 +353,7 @@ class _Job:
 
     def _records(self) -> Iterator[ExportRecord]:
         dataset, boxes = _opened(self.dataset, self.root)
-        with closing(ShardCounter(self.places.run / COUNTERS_NAME, self.shard.number)) as counter:
+        with closing(ShardCounter(self.places.run, self.shard.number)) as counter:
             for done, name in enumerate(self.names):
                 counter.set(done)
                 number = self.shard.first + done
@@ -375,16 +370,6 @@ class _Job:
         dataset, _ = _opened(self.dataset, self.root)
         key: bytes = dataset.index["key"][min(self.shard.first + place, self.shard.last - 1)]
         return key.decode()
-
-    def decode(self, place: int) -> None:
-        """Do nothing: an export decodes no image."""
-
-    def crashed(self, place: int, signal: str) -> Self:
-        """Return the job itself."""
-        return self
-
-
-Run = Callable[[Iterable[_Job], ProgressCounters], list[FileEntry]]
 
 
 @lru_cache(maxsize=1)

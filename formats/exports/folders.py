@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.conversion.work_folder import refuse_link
 from shardprep.formats.errors import UsageError
 from shardprep.formats.exports.format import (
     Exportable,
@@ -39,6 +38,7 @@ from shardprep.formats.exports.format import (
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
 from shardprep.formats.runtime.owned import starting_thread
+from shardprep.formats.runtime.work_folder import refuse_link
 from shardprep.formats.shards.files import FileEntry, Rows
 
 METADATA = "metadata.jsonl"

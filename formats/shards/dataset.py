@@ -28,16 +28,11 @@ from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.processes import use_one_thread
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import ChainedColumns, OpenColumns, PartFiles, RecordPlace
 from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.in_place import Block, blocks_in, blocks_of
-from shardprep.formats.shards.manifest import (
-    COLLECTION_NAME,
-    MANIFEST_NAME,
-    WORK_FOLDER_NAME,
-    Manifest,
-    read_manifest,
-)
+from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import LOCAL, LocalFiles, OpenShards, Shard
 from shardprep.formats.shards.tables import INDEX_NAME, box_columns, box_table, checked_boxes, checked_index
 
@@ -257,7 +252,6 @@ class RecordSet(ABC):
 
 
 USUAL_ORDER = ("train", "val", "test")
-CACHE_LOCK_NAME = "shardprep-cache.lock"  # also what shows that a folder is a cache
 MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # also of one that is unfinished, or lost its manifest
 
 
@@ -295,17 +289,6 @@ def refuse_folder_of_splits(folder: Path) -> None:
 
 def _is_dataset(folder: Path) -> bool:
     return folder.is_dir() and any((folder / mark).exists() for mark in MARKS)
-
-
-def refuse_cached(dataset: Path) -> None:
-    """Raise UsageError for a folder in a cache, which is not written to."""
-    path = dataset.resolve()
-    if path.parent.name == "datasets" and (path.parent.parent / CACHE_LOCK_NAME).exists():
-        raise UsageError(
-            f"is in a cache, in which nothing else is kept or repaired: prep verify URL --cache {path.parent.parent} "
-            "replaces damaged copies",
-            path=dataset,
-        )
 
 
 class Dataset(RecordSet):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,13 @@ from shardprep.formats.runtime.seal import Seal
 
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
 READ_BYTES = 1 << 18  # fits the CPU's cache, so that hashing does not read from memory
+
+
+OUTPUT_FILES = re.compile(
+    r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
+    r"(quarantine|provenance)\.json"
+)
+"""The names of the files that a conversion makes, except the manifest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,9 @@
 """The manifest of a dataset, and the checks that each part of one must pass.
 
-The manifest: the description of a dataset, with the hashes of its files. Published last. ``manifest.json`` is
+The manifest describes a dataset, with the hashes of its files, and is published last. ``manifest.json`` is
 canonical JSON, so equal manifests have equal bytes, and any changed byte is found: the file is not JSON, or
 not canonical, or does not match its own ``root``. The root determines every byte of the dataset, so it is the
 one string to pin.
-
-The schema of a manifest: its parts, their types, and what must agree between them.
-:class:`~shardprep.formats.shards.manifest.Manifest` keeps every part of a manifest that passes these checks.
 """
 
 from __future__ import annotations
@@ -254,7 +251,6 @@ KNOWN_KEYS = frozenset(
     ]
 )
 
-WORK_FOLDER_NAME = ".prep"
 JOINED = "joined"  # in the source: a list of an object for each joined column, with its name
 
 
@@ -262,8 +258,6 @@ JOINED = "joined"  # in the source: a list of an object for each joined column, 
 class Manifest:
     """The manifest of a dataset, validated by :meth:`parse`; the constructor checks nothing.
 
-    ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
-    images' lengths; ``partial`` whether the source had another number of images than it should;
     ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
     images' lengths; ``partial`` whether the source had another number of images than it should;
     ``class_sorted`` whether the records are stored class after class; ``skipped`` the number of bad images

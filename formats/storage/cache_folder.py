@@ -41,7 +41,7 @@ from shardprep.formats.runtime.files import (
     write_at,
 )
 from shardprep.formats.runtime.owned import Descriptor, LockDescriptor, Owned
-from shardprep.formats.shards.dataset import CACHE_LOCK_NAME
+from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.storage.transfer import PartFile
 

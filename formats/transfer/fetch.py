@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.conversion.prepare import check_output, check_room
-from shardprep.formats.conversion.work_folder import WorkFolder, noting_kept, refuse_busy, refuse_other_plan
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import (
+    WORK_FOLDER_NAME,
+    WorkFolder,
+    noting_kept,
+    refuse_busy,
+    refuse_other_plan,
+)
 from shardprep.formats.shards.files import FileEntry, read_small
-from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import Download, RemoteDataset, TransferRun, find_datasets
 

@@ -10,19 +10,18 @@ from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardprep.formats.conversion.work_folder import OUTPUT_FILES
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import publish_bytes, read_at, user_path
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import splits_of
-from shardprep.formats.shards.files import FileEntry, published_file
+from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry, published_file
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     PROVENANCE_NAME,
-    WORK_FOLDER_NAME,
     Manifest,
     read_manifest,
 )

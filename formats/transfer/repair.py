@@ -10,11 +10,11 @@ from pathlib import Path
 
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.repair import found_damaged, repair_from_source
-from shardprep.formats.conversion.work_folder import WorkFolder, noting_kept
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import WorkFolder, noting_kept
 from shardprep.formats.shards.columns import remove_unlisted_columns
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.storage.store import PATIENT, Location

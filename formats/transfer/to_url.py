@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of
 from shardprep.formats.conversion.finish import SkippedImages, gather, sum_up
-from shardprep.formats.conversion.jobs import run_jobs
 from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
 from shardprep.formats.conversion.prepare import ConvertOptions, Prepared, Request, note_untrained, prepare
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, committed
-from shardprep.formats.conversion.work_folder import ProgressCounters, WorkFolder, noting_kept
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, noting_kept
 from shardprep.formats.runtime.workers import usable_cpus
-from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.manifest import WORK_FOLDER_NAME, Manifest
+from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry
+from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import IN_PLACE
 from shardprep.formats.sources.source import Problems, SourceOptions
 from shardprep.formats.storage.store import Location, RetryPolicy, StoredFile
@@ -223,7 +223,7 @@ class _StoredSplit:
             return self._already_there(found)
         with WorkFolder(self.prepared.output) as work_folder:
             if self.storing.options.restart:
-                work_folder.discard()
+                work_folder.discard(OUTPUT_FILES)
             work_folder.claim(self.prepared.guard())
             self.loop.run(self.place.begin(()))
             if (found := self.loop.run(self.place.published())) is None:
@@ -231,22 +231,19 @@ class _StoredSplit:
         return self._already_there(found)
 
     def _converted(self, work_folder: WorkFolder) -> ConvertedTo:
-        prepared, progress = self.prepared, self.storing.progress
-        built = build_shards(prepared, work_folder, self._run, progress)
+        prepared = self.prepared
+        runner = JobRunner(self.storing.workers, progress=self.storing.progress)
+        where, policy = self.place.remote.place, self.storing.policy
+        built = build_shards(prepared, work_folder, runner, lambda job: StoredShardJob(job, where, policy))
         manifest = gather(work_folder, prepared.planned, prepared.listing, built, prepared.boxes)
         proven = self._stored(work_folder, built) | self._with_tables(manifest, built)
         self.loop.run(self.place.finish(manifest.to_bytes(), proven))
-        work_folder.discard()
+        work_folder.discard(OUTPUT_FILES)
         work_folder.remove()
         self._remove_scratch()
         images = [image for shard in built for image in shard.skipped]
         skipped = sum_up(images, prepared.planned.entries, prepared.listing.labels)
         return self._done(manifest, notes_of(prepared, built), already_complete=False, skipped=skipped)
-
-    def _run(self, jobs: Iterable[ShardJob], counters: ProgressCounters) -> list[BuiltShard]:
-        where, policy = self.place.remote.place, self.storing.policy
-        stored = (StoredShardJob(job, where, policy) for job in jobs)
-        return run_jobs(stored, counters, workers=self.storing.workers, progress=self.storing.progress)
 
     def _stored(self, work_folder: WorkFolder, built: Sequence[BuiltShard]) -> dict[str, StoredFile]:
         receipts = Receipts(work_folder.folder)
@@ -271,7 +268,7 @@ class _StoredSplit:
         self.loop.run(self.place.claim.drop_leftover())
         if (self.prepared.output / WORK_FOLDER_NAME).exists():
             with WorkFolder(self.prepared.output) as work_folder:
-                work_folder.discard()
+                work_folder.discard(OUTPUT_FILES)
                 work_folder.remove()
         self._remove_scratch()
         notes = self.prepared.listing.notes

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import DataError, OperationError, printable
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import unlisted_columns
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
-from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, WORK_FOLDER_NAME, Manifest
+from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 
 
 @dataclass(frozen=True, slots=True)

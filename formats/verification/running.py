@@ -7,12 +7,12 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import NoReturn, ParamSpec, Self, TypeVar
 
@@ -29,6 +29,7 @@ from shardprep.formats.runtime.executors import (
     refuse_other_versions,
 )
 from shardprep.formats.runtime.files import OPEN_FLAGS, Identity
+from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.workers import Child, ChildDied, ChildLost, usable_cpus
@@ -134,8 +135,6 @@ def _known(path: Path, manifest: Identity) -> tuple[str, dict[str, int]]:
     return found.root, {file.name: file.size for file in found.files}
 
 
-POLL_INTERVAL_S = 0.2
-
 Outcome = Callable[[], T]
 """What returns, or raises, what a check did."""
 
@@ -195,20 +194,13 @@ class CheckRunner(Owned):
             (place, ExecutorCall(partial(seen.called, file.name, call), seen.path, file.name))
             for place, (file, call) in enumerate(zip(files, calls, strict=True))
         )
-        pending: dict[Future[T | Exception], tuple[int, ExecutorCall[T]]] = {}
-        try:
-            while True:
-                for place, call in islice(sent, (self.workers or AT_ONCE) - len(pending)):
-                    pending[call.submitted(executor)] = place, call
-                if not pending:
-                    return
-                wait(pending, timeout=POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
-                for future in [each for each in pending if each.done()]:  # wait() misses cancelled ones
-                    place, call = pending.pop(future)
+        at_once = self.workers or AT_ONCE
+        finished = completed(lambda: next(sent, None), lambda one: one[1].submitted(executor), at_once)
+        with closing(finished):
+            for done in finished:
+                if done is not None:
+                    (place, call), future = done
                     yield place, _outcome(call, future)
-        finally:
-            for future in pending:
-                future.cancel()
 
 
 def _outcome(call: ExecutorCall[T], future: Future[T | Exception]) -> Outcome[T]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats.conversion.work_folder import COUNTERS_NAME
+from shardprep.formats.runtime.jobs import COUNTERS_NAME
 from support.dask_cluster import dask_cluster
 from support.datasets import converted, prep, tree
 from support.waiting import until

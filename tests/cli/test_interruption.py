@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import PlanOptions, convert
-from shardprep.formats.conversion.work_folder import finished_shards
+from shardprep.formats.runtime.work_folder import finished_shards
 from support.datasets import converted, flip, prep
 
 pytestmark = pytest.mark.slow

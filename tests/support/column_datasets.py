@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.conversion.finish import finish
-from shardprep.formats.conversion.jobs import shard_jobs
 from shardprep.formats.conversion.plan import PlanOptions, plan
-from shardprep.formats.conversion.shard import build_shard
-from shardprep.formats.conversion.work_folder import COUNTERS_NAME, ProgressCounters, WorkFolder
+from shardprep.formats.conversion.shard import build_shard, shard_jobs
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.runtime.jobs import ProgressCounters
+from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.sources.listing import EntryTable
 from shardprep.formats.sources.source import ByteReader, Listing
@@ -124,7 +124,7 @@ def write_samples(
     )  # fmt: skip
     planned = plan(listing, options or PlanOptions(order="key"))
     with WorkFolder(output) as work_folder:
-        ProgressCounters(work_folder.run / COUNTERS_NAME, planned.shards)
+        ProgressCounters(work_folder.run, planned.shards)
         jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)
         built = [build_shard(job) for job in jobs]
         return finish(work_folder, planned, listing, built, None)

@@ -178,6 +178,8 @@ for more in [0, *(1 << bits for bits in range(16, 28))]:
     except OSError as error:
         assert error.filename in (str(path), str(path.with_name("archive.tar")))
         found.add(errno.errorcode[error.errno])
+    except MemoryError:
+        found.add("ENOMEM")
 print(sorted(found))
 """
 

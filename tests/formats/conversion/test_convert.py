@@ -27,8 +27,8 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.conversion import prepare as preflight
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.runtime import files as filesystem
+from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import converted, prep, tree, unpack, writable
 from support.sampling import torture_except
 

@@ -1,8 +1,6 @@
 """A dataset with columns as a source: converted, killed in between, and repaired."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from shardprep.formats import (
 )
 from shardprep.formats.records.schema import Schema
 from support.column_datasets import EVERY_KIND, write_columns
-from support.datasets import converted, flip, is_root, prep, tree, writable
+from support.datasets import converted, flip, prep, tree, writable
 
 STRACE = shutil.which("strace")
 
@@ -109,36 +107,6 @@ def test_a_bad_value_is_skipped_with_its_record(tmp_path: Path) -> None:
     assert "k0005" not in contents(tmp_path / "d")
     assert verify(tmp_path / "d").findings == []
     assert b"k0005" in (tmp_path / "d" / "quarantine.json").read_bytes()
-
-
-@pytest.mark.torture
-@pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
-def test_a_full_disk_is_reported_and_a_run_with_more_space_finishes(source: Path, tmp_path: Path) -> None:
-    converted(source, tmp_path / "whole", shard_size=9000)
-    disk, keep = tmp_path / "disk", tmp_path / "keep"
-    disk.mkdir()
-    line = f"convert {source} {disk}/out --split train --shard-size 9000 --workers 0"
-    unchecked = tmp_path / "unchecked.py"
-    unchecked.write_text(
-        "import sys\nimport shardprep.formats.conversion.finish\nfrom shardprep.cli.app import run\n"
-        "sys.modules['shardprep.formats.conversion.convert'].check_space = lambda *a: None\n"
-        f"sys.exit(run({line!r}.split()))\n"
-    )
-    script = f"""
-        mount -t tmpfs -o size=200k tmpfs {disk}
-        {sys.executable} {unchecked}; echo first $?
-        mount -o remount,size=16m {disk}
-        {sys.executable} -m shardprep.cli {line} >/dev/null; echo second $?
-        cp -r {disk}/out {keep}
-    """
-
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120, check=True
-    )
-
-    assert done.stdout.split() == ["first", "3", "second", "0"], done.stderr
-    assert "full" in done.stderr
-    assert tree(keep) == tree(tmp_path / "whole")
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
 """Crop-ready and shrunk shards: equal pixels and batches, honest manifests, resume, repair, verification."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,22 +133,6 @@ def test_a_table_that_does_not_fit_is_a_finding(ready: Path, tmp_path: Path) -> 
     findings = verify(folder, level="records").findings
 
     assert any(record.key in str(finding) for finding in findings)
-
-
-@pytest.mark.torture
-def test_a_killed_conversion_goes_on_to_the_same_bytes(archives: Path, ready: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "shardprep.cli", "convert", str(archives), str(tmp_path / "out")]
-    command += ["--split", "train", "--shard-size", "400000", "--crop-ready", "--workers", "1"]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    work = tmp_path / "out/.prep"
-    while running.poll() is None and not list(work.glob("*.commit")):
-        os.sched_yield()
-    running.kill()
-    running.wait()
-
-    converted(archives, tmp_path / "out", shard_size=400_000, crop_ready=True)
-
-    assert tree(tmp_path / "out") == tree(ready)
 
 
 def test_repair_rebuilds_the_same_bytes(archives: Path, ready: Path, tmp_path: Path) -> None:

@@ -32,13 +32,13 @@ from shardprep.formats import (
 from shardprep.formats.conversion import prepare as preparation
 from shardprep.formats.conversion.plan import ConversionPart, plan
 from shardprep.formats.conversion.prepare import check_output
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.images import crop_ready as jpegtran
+from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards import lmdb as lmdb_shard
 from shardprep.formats.sources.ilsvrc import OfficialTars
 from shardprep.formats.sources.recognise import recognise
 from support.column_datasets import write_columns
-from support.datasets import converted, flip, prep, prep_here, tree
+from support.datasets import converted, flip, prep_here, tree
 from support.repository import ROOT
 
 SHARD_SIZE = 60_000
@@ -373,23 +373,6 @@ def test_parts_killed_at_any_time_among_running_ones_give_the_bytes_of_one_call(
     assert [*(output / ".prep").glob("run-*")] == []
     converted(archives, output, container=container)
     assert tree(output) == tree(tmp_path / "whole")
-
-
-@pytest.mark.torture
-def test_a_part_killed_beside_a_running_one_is_finished_by_the_call_without(
-    archives: Path, tmp_path: Path
-) -> None:
-    converted(archives, tmp_path / "whole")
-    victim, other = (started(archives, tmp_path / "out", "lmdb", part) for part in ("1/2", "2/2"))
-    while not [*(tmp_path / "out").glob("shard-*")]:
-        time.sleep(0.01)
-
-    kill(victim)
-
-    assert (other.communicate()[1], other.returncode) == (b"", 0)
-    words = ["--split", "train", "--shard-size", SHARD_SIZE, "--quiet"]
-    prep("convert", archives, tmp_path / "out", *words, check=True)
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 @pytest.mark.torture

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_dataset, repair, verify
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.errors import (
     DataError,
     NoSpace,
@@ -23,6 +22,7 @@ from shardprep.formats.errors import (
     UsageError,
 )
 from shardprep.formats.records.schema import Schema
+from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_datasets import EVERY_KIND, write_columns
 from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures

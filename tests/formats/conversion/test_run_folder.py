@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats import BadImage, NoSpace, PlanMismatch, PlanOptions, convert, verify
-from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import converted, tree
 
 

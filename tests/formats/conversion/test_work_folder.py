@@ -18,9 +18,8 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.conversion.jobs import in_order
-from shardprep.formats.conversion.shard import BuiltShard
-from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.runtime.work_folder import WorkFolder
+from shardprep.formats.shards.files import OUTPUT_FILES
 from shardprep.formats.shards.read import MAX_OPEN
 from support.datasets import converted, flip, prep, tree, writable
 from support.repository import ROOT
@@ -121,7 +120,7 @@ def test_restart_takes_away_all_that_was_published(
         converted(archives, tmp_path / "out", on_bad_image="skip")
 
     with WorkFolder(tmp_path / "out") as work_folder:
-        work_folder.discard()
+        work_folder.discard(OUTPUT_FILES)
 
     assert [p.name for p in (tmp_path / "out").iterdir()] == [".prep"]
 
@@ -206,12 +205,6 @@ def test_repair_leaves_intact_tables_alone_when_the_source_has_other_boxes(
         repair(tmp_path / "out", source, workers=0)
 
     assert tree(tmp_path / "out").items() >= {k: v for k, v in before.items() if k != "index.npy"}.items()
-
-
-def test_shards_are_ordered_by_number_not_by_name() -> None:
-    built = {n: BuiltShard("", f"shard-{n:05d}.lmdb", 0, "", 1, 1, "") for n in (100_000, 99_999, 3)}
-
-    assert [b.name for b in in_order(built)] == ["shard-00003.lmdb", "shard-99999.lmdb", "shard-100000.lmdb"]
 
 
 def test_a_finished_dataset_that_cannot_be_written_to_is_still_complete(

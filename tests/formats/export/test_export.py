@@ -20,8 +20,8 @@ from shardprep.formats import (
     convert,
     export,
 )  # fmt: skip
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.exports.export import FORMATS, MARKER
+from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import is_root, prep_here, tree, writable
 from support.process_table import text_of
 from support.sampling import torture_except

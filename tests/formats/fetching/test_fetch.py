@@ -22,7 +22,7 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.conversion.work_folder import WorkFolder
+from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.storage import store as remote_folder
 from shardprep.formats.storage.store import (
     TRIES,

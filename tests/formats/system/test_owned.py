@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats.conversion.work_folder import WorkFolder
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.runtime.files import ArchiveFile
 from shardprep.formats.runtime.owned import Descriptor
+from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.runtime.workers import Child, WorkerPool
 from shardprep.formats.shards.read import OpenShards, container
 from shardprep.formats.sources.recognise import recognise

@@ -1,27 +1,23 @@
-"""The counters of a run: written by workers of any host, read by the one that shows the bar."""
+"""Jobs and their counters, which workers of any host write, and the one that shows the bar reads."""
 
 import fcntl
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from shardprep.formats.conversion import work_folder as progress_counters
 from shardprep.formats.conversion.plan import PlannedShard
-from shardprep.formats.conversion.work_folder import (
-    COUNTERS_NAME,
-    ProgressCounters,
-    ShardCounter,
-    is_of_this_host,
-    make_run_folder,
-)
+from shardprep.formats.runtime import jobs
+from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ProgressCounters, ShardCounter
+from shardprep.formats.runtime.work_folder import is_of_this_host, make_run_folder
 from shardprep.formats.shards.container import Extent
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return make_run_folder(tmp_path) / COUNTERS_NAME
+    return make_run_folder(tmp_path)
 
 
 def counters(path: Path, shards: int = 3) -> ProgressCounters:
@@ -52,7 +48,7 @@ def test_a_worker_of_another_host_writes_synchronously_and_now_and_then_and_at_i
     seen = counters(path)
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
     clock = [0.0]
-    monkeypatch.setattr(progress_counters, "monotonic", lambda: clock[-1])
+    monkeypatch.setattr(jobs, "monotonic", lambda: clock[-1])
     counter = ShardCounter(path, 1)
     assert flags(counter) & os.O_DSYNC
     assert flags(counter) & os.O_ACCMODE == os.O_WRONLY
@@ -65,6 +61,29 @@ def test_a_worker_of_another_host_writes_synchronously_and_now_and_then_and_at_i
     assert shown == [0, 0, 3, 3, 5, 5]
     counter.close()
     assert seen.done(1) == 6
+
+
+@dataclass(frozen=True)
+class Named(DecodesNothing):
+    """A job that returns its shard's name."""
+
+    output: Path
+    shard: PlannedShard
+
+    def build(self) -> str:
+        return self.shard.name
+
+    def key_at(self, place: int) -> str:
+        return str(place)
+
+
+def test_results_are_in_the_order_of_numbers_and_not_of_names(path: Path) -> None:
+    shards = [PlannedShard(f"shard-{n:05d}", n, 0, 1, Extent(1, 1, 1)) for n in (100_000, 99_999, 3)]
+    jobs = (Named(path, shard) for shard in shards)
+
+    built = JobRunner(workers=0).run(jobs, ProgressCounters(path, shards))
+
+    assert built == ["shard-00003", "shard-99999", "shard-100000"]
 
 
 @pytest.mark.parametrize(

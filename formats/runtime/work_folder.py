@@ -1,0 +1,344 @@
+"""The folder ``.prep`` in an output: unfinished work, from which another run can continue.
+
+It holds the lock, the plan that a resumed run must have, the commit records of finished files, and the folder
+of the run that holds the lock. Finished work removes it.
+
+The run's folder holds all unfinished files until they are published. A worker may outlive its run: it was
+stopped, or its disk hung, when the run was killed. All files that it writes are in its run's folder. The
+next run removes that folder before anything else, and its random name is never used again. From then on the
+worker can neither make nor rename a file, and its open files have no name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
+from shardprep.formats.runtime.files import as_no_space, flush_file, publish_bytes
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.owned import LockDescriptor, Owned
+
+WORK_FOLDER_NAME = ".prep"
+PLAN_NAME = "plan.json"
+ALIVE_NAME = "alive"  # a file that a run locks where several work in one folder
+CACHE_LOCK_NAME = "shardprep-cache.lock"  # also what shows that a folder is a cache
+COMMIT_SUFFIX = ".commit"
+RESTART = ", or discard what it did with --restart (in Python restart=True)"
+
+_PREFIX = "run-"
+_HOST_CHARACTERS = 32
+_MIB = 1 << 20
+# Parts of a plan that are known by their digests.
+NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")
+
+
+def make_run_folder(work_folder: Path) -> Path:
+    """Make a folder with a unique name, which names the host and the process."""
+    folder = work_folder / f"{_PREFIX}{_host()}-{os.getpid()}-{secrets.token_hex(8)}"
+    folder.mkdir()
+    return folder
+
+
+def is_of_this_host(run: Path) -> bool:
+    """Whether a run on a host of this name made that folder."""
+    return run.name.removeprefix(_PREFIX).rsplit("-", 2)[0] == _host()
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:_HOST_CHARACTERS]
+
+
+def bytes_in_run_folders(work_folder: Path) -> int:
+    """Return about how many bytes removing the folders frees; 0 if there is no work folder."""
+    found = 0
+    for path in work_folder.glob(f"{_PREFIX}*/*"):
+        with suppress(OSError):  # removed since it was listed
+            found += 0 if path.parent.is_symlink() else path.lstat().st_blocks * 512
+    return found
+
+
+def remove_run_folder(folder: Path) -> None:
+    """Remove the folder, if it exists, and what is in it; a link in its place is removed, not followed."""
+    if folder.is_symlink() or not folder.is_dir():
+        folder.unlink(missing_ok=True)
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            # A worker that still runs made or renamed a file since the folder was listed.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                error.filename = os.fspath(folder / Path(os.fsdecode(error.filename or "")).name)
+                raise
+
+
+def _lock_file(path: Path) -> LockDescriptor:
+    return LockDescriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+
+
+def _is_locked(path: Path, *, shared: bool = False) -> bool:
+    """Whether another process holds the lock; a ``shared`` one does not count if ``shared`` is asked for."""
+    try:
+        lock = LockDescriptor(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        return not lock.lock(shared=shared, wait=False)
+    finally:
+        lock.close()
+
+
+class WorkFolder(Owned):
+    """A lock on an output folder. Not reusable, neither copyable nor picklable.
+
+    One process holds it for itself, or several hold it ``shared``: these build shards and finish nothing.
+    If an OSError for a full disk leaves the context, NoSpace is raised in its place, with what is used up.
+
+    ``run`` is the folder in which this run builds files; it exists only within the context. Entering removes
+    the folders of dead runs, and no others. Jobs that still work after their run ended can publish nothing.
+    """
+
+    run: Path
+
+    def __init__(self, output: Path, *, shared: bool = False) -> None:
+        self.output = output
+        self.folder = output / WORK_FOLDER_NAME
+        self._shared = shared
+        self._lock: LockDescriptor | None = None
+        self._alive: LockDescriptor | None = None
+
+    def __enter__(self) -> Self:
+        """Lock the output. Raises OutputBusy, UsageError if it is no folder, or one in a cache; OSError."""
+        refuse_cached(self.output)
+        if self.output.exists() and not self.output.is_dir():
+            raise UsageError("is not a folder", path=self.output)
+        self.output.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.folder.mkdir()
+        flush_file(self.output)
+        flush_file(self.output.parent)
+        try:
+            if not self._has_locked():
+                raise OutputBusy("another process is working on this output", path=self.output)
+            self._begin_run()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def _has_locked(self) -> bool:
+        """Take the lock; return false if another process has it, or had it and removed its file since."""
+        path = self.folder / "lock"
+        try:
+            refuse_link(self.folder)
+            self._lock = _lock_file(path)
+            is_taken = self._lock.lock(shared=self._shared, wait=False)
+            return is_taken and os.fstat(self._lock.fileno()).st_ino == path.stat().st_ino
+        except FileNotFoundError:
+            return False
+
+    def _begin_run(self) -> None:
+        with self.turn("beginning"):
+            for path in self.folder.glob(f"{_PREFIX}*"):
+                if not (self._shared and _is_locked(path / ALIVE_NAME)):
+                    remove_run_folder(path)
+            self.run = make_run_folder(self.folder)
+            if self._shared:
+                self._alive = _lock_file(self.run / ALIVE_NAME)
+                self._alive.lock()
+
+    @contextmanager
+    def turn(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Do what ``name`` names alone among the processes that share the folder.
+
+        ``waits`` is called before this one waits for another. A process that dies ends its turn.
+        """
+        if not self._shared:
+            yield
+            return
+        lock = _lock_file(self.folder / f"{name}.lock")
+        try:
+            if not lock.lock(wait=False):
+                waits()
+                lock.lock()
+            yield
+        finally:
+            lock.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is None or not self.made_here:
+            return
+        full = as_no_space(error, self.output)  # checked before files are removed
+        try:
+            with suppress(OSError):  # the next run removes it, or reports why it cannot
+                remove_run_folder(self.run)
+        finally:
+            self._release()
+        if full is not None:
+            raise full from error
+
+    def _release(self) -> None:
+        for lock in (self._alive, self._lock):
+            if lock is not None:
+                lock.close()
+        self._alive = self._lock = None
+
+    def claim(self, guard: dict[str, Any], *, work: str = "conversion") -> None:
+        """Store the plan of this work, or check that it is the one begun here.
+
+        Raises PlanMismatch, which names what differs.
+        """
+        with self.turn("planning"):
+            refuse_other_plan(self.output, guard, work=work)
+            path = self.folder / PLAN_NAME
+            if not path.exists():
+                publish_bytes(path, canonical_json(guard), self.run)
+
+    def discard(self, files: re.Pattern[str]) -> None:
+        """Remove unfinished work, and the files of the output with names that match; nothing else."""
+        for path in self.output.iterdir():
+            if files.fullmatch(path.name):
+                path.unlink()
+        self.clear()
+        flush_file(self.output)
+
+    def remove(self) -> None:
+        """Remove the work folder, its lock last; the lock is still held."""
+        self.clear()
+        remove_run_folder(self.run)
+        (self.folder / "lock").unlink()
+        with suppress(OSError):  # another process has already made a lock in it
+            self.folder.rmdir()
+
+    def clear(self) -> None:
+        """Remove the state of the work from the folder; the output and the lock stay."""
+        for path in self.folder.iterdir():
+            if path.name not in ("lock", self.run.name):
+                path.unlink()
+
+
+def refuse_busy(output: Path, *, shared: bool = False) -> None:
+    """Raise OutputBusy if another process holds the output, before any work is done.
+
+    ``shared`` is whether this work shares the output with others that share it.
+    """
+    if _is_locked(output / WORK_FOLDER_NAME / "lock", shared=shared):
+        raise OutputBusy("another process is working on this output", path=output)
+
+
+def refuse_cached(dataset: Path) -> None:
+    """Raise UsageError for a folder in a cache, which is not written to."""
+    cache = dataset.resolve().parent.parent
+    if dataset.resolve().parent.name == "datasets" and (cache / CACHE_LOCK_NAME).exists():
+        raise UsageError(
+            f"is in a cache, in which nothing else is kept or repaired: prep verify URL --cache {cache} "
+            "replaces damaged copies",
+            path=dataset,
+        )
+
+
+def refuse_link(folder: Path) -> None:
+    """Raise UsageError for a link in place of a folder in an output: files elsewhere would be changed."""
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise UsageError("is a link or a file where a folder belongs; remove it", path=folder)
+
+
+def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conversion") -> None:
+    """Raise PlanMismatch, which names what differs, if other work was begun in the output.
+
+    ``work`` names this work; a conversion can be told to restart.
+    """
+    path = output / WORK_FOLDER_NAME / PLAN_NAME
+    if not path.exists():
+        return
+    try:
+        differing = differences(parse_canonical_json(path.read_bytes()), guard)
+    except ValueError as error:
+        raise PlanMismatch(
+            f"cannot be read ({error}); --restart (in Python restart=True) discards the unfinished work",
+            path=path,
+        ) from error
+    if differing:
+        here = f" on the machine {socket.gethostname()}" if "writer was" in differing else ""
+        raise PlanMismatch(
+            f"holds an unfinished {work}: {differing}{here}; give the options that began it, choose another folder"
+            + (RESTART if work == "conversion" else ""),
+            path=output,
+        )
+
+
+def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say how a plan that was begun differs from this one; empty if it does not.
+
+    Options are named with their old and new values. Other parts are only named where no option differs,
+    because the digests of these parts depend on the options.
+    """
+    names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
+    if "container" in names:
+        names = [name for name in names if name != "writer"]  # each container has its own
+    options = [
+        f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}"
+        for name in names
+        if name not in NOT_OPTIONS
+    ]
+    others = [f"{name} changed" for name in names]
+    return ", ".join(options or others)
+
+
+def _flag(option: str) -> str:
+    if option in ("transcoder", "writer"):
+        return option
+    return "--format" if option == "container" else "--" + option.replace("_", "-")
+
+
+def _shown(name: str, options: Mapping[str, Any]) -> str:
+    value = options.get(name)
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "shard_size" and isinstance(value, int) and not value % _MIB:
+        return f"{value // _MIB}MiB"
+    return str(value)
+
+
+def remove_leftover(output: Path) -> None:
+    """Remove the work folder of a run that was killed after it had finished the output.
+
+    Raises OutputBusy, UsageError, OSError.
+    """
+    if (output / WORK_FOLDER_NAME).exists():
+        with WorkFolder(output) as work_folder:
+            work_folder.remove()
+
+
+def finished_shards(output: Path, suffix: str = COMMIT_SUFFIX) -> set[str]:
+    """Return the names of the shards with a commit record; the next run keeps those that are intact."""
+    return {path.stem for path in (output / WORK_FOLDER_NAME).glob(f"*{suffix}")}
+
+
+@contextmanager
+def noting_kept(kept: Callable[[], str], *, restarted: bool = False) -> Iterator[None]:
+    """Add to an interruption, such as KeyboardInterrupt, a note of what the next run keeps.
+
+    ``kept`` says that; an empty text, and an error, add no note. With ``restarted`` this run discarded
+    what an earlier one had done, as the next run must not.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as interruption:
+        if text := kept():
+            interruption.add_note(f"{text}; run it again{', without restart,' * restarted} to continue")
+        raise
