@@ -181,25 +181,13 @@ class _OneFile(Owned):
         self._pending: deque[int] = deque()
 
     def request(self, path: Path, offset: int, length: int) -> None:
-        """Request a chunk that is not in the page cache.
-
-        Where MAX_PENDING_CHUNKS are pending, wait first for the oldest of this file.
-        """
+        """Request a chunk; where MAX_PENDING_CHUNKS are pending, wait first for the oldest of this file."""
         with suppress(OSError):
             self._open(path)
-            if all(self._has(at) for at in (offset, offset + length // 2, offset + length - 1)):
-                return
             self._pending.append(offset + length - 1)
             if len(self._pending) > MAX_PENDING_CHUNKS:
                 os.pread(self._file.fileno(), 1, self._pending.popleft())
             self._advise(offset, length)
-
-    def _has(self, offset: int) -> bool:
-        """Whether a byte is in the page cache; asking for three takes less CPU than a needless request."""
-        try:
-            return os.preadv(self._file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except (AttributeError, OSError):  # no Linux, or a file system that cannot say it
-            return False
 
     def _advise(self, offset: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):

@@ -82,12 +82,6 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.fixture(autouse=True)
-def cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have what is in the page cache requested, too: the files of a test are there when it has made them."""
-    monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """The requests to the kernel, (file, offset, length), as they happen."""
@@ -164,24 +158,6 @@ def test_of_a_subset_only_pieces_that_are_mostly_chosen_are_asked_for(
         ("0", 39 * MB, SHARD_END_BYTES), ("0", 4 * MB, 4 * MB), ("0", 20 * MB, 4 * MB),
         ("2", 39 * MB, SHARD_END_BYTES), ("2", 36 * MB, 4 * MB),
     ]  # fmt: skip
-
-
-def test_what_is_in_the_page_cache_is_not_asked_for(
-    asked: list[Any], files: ShardStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(descriptor: int, buffers: list[bytearray], offset: int, flags: int) -> int:
-        if flags != 8 or offset >= 6 * MB:  # all of the first chunk is there, and half of the second
-            raise BlockingIOError
-        return 1
-
-    monkeypatch.setattr(os, "RWF_NOWAIT", 8, raising=False)
-    monkeypatch.setattr(os, "preadv", read, raising=False)
-    ahead = ReadAhead(files, budget=0)
-    ahead.expect(np.arange(20, 30))
-    until(lambda: len(asked) >= 3)
-    ahead.close()
-
-    assert asked == [("2", 9 * MB, SHARD_END_BYTES), ("2", 4 * MB, 4 * MB), ("2", 8 * MB, 2 * MB)]
 
 
 def test_few_chunks_are_on_their_way_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
