@@ -111,7 +111,6 @@ def test_reading_ahead_asks_for_the_bytes_of_the_archive_once(
     assert covered.mean() > 0.99
 
     asked: list[tuple[int, int]] = []
-    monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)  # what is cached is asked for, too
     monkeypatch.setattr(os, "posix_fadvise", lambda _, offset, length, __: asked.append((offset, length)))
     ahead = ReadAhead(stream, budget=0)
     ahead.expect(np.arange(blocks[0].records))
