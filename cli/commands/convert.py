@@ -26,8 +26,12 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.output import columns_text, print_fields, print_json, say, say_next
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.runs import cluster_executor, cluster_option
-from shardprep.formats.conversion.convert import Converted, ConvertedPart, convert_part
-from shardprep.formats.conversion.convert import convert as convert_source
+from shardprep.formats.conversion.convert import (
+    Converted,
+    ConvertedPart,
+    convert as convert_source,
+    convert_part,
+)
 from shardprep.formats.conversion.dry_run import DryRun, plan_conversion
 from shardprep.formats.conversion.join import join as join_columns
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES, PlanOptions

@@ -33,8 +33,7 @@ from shardprep.cli.console.output import print_fields, print_json, say, say_next
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.runs import cluster_executor, cluster_option
 from shardprep.formats.errors import DataError, printable
-from shardprep.formats.exports.export import FORMATS
-from shardprep.formats.exports.export import export as export_dataset
+from shardprep.formats.exports.export import FORMATS, export as export_dataset
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
 from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.runtime.sizes import count_of, records_of, size

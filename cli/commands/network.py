@@ -26,10 +26,8 @@ from shardprep.cli.console.progress import TEXT_ONLY, Form, StatusLine, progress
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.transfer.fetch import FetchedDataset
-from shardprep.formats.transfer.fetch import fetch as fetch_dataset
-from shardprep.formats.transfer.publish import PublishedDataset
-from shardprep.formats.transfer.publish import publish as publish_datasets
+from shardprep.formats.transfer.fetch import FetchedDataset, fetch as fetch_dataset
+from shardprep.formats.transfer.publish import PublishedDataset, publish as publish_datasets
 
 if TYPE_CHECKING:
     from shardprep.loaders.machines.wire import SenderStats

@@ -15,8 +15,7 @@ from tqdm import tqdm
 from shardprep.cli.console.output import say
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.progress import NoProgress, Progress
-from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.runtime.sizes import size as size_of
+from shardprep.formats.runtime.sizes import count_of, size as size_of
 
 WINDOW_S = 60.0
 LEAST_S = 0.05  # over less than this there is no rate yet

@@ -17,8 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.runtime.sizes import size as size_text
+from shardprep.formats.runtime.sizes import count_of, size as size_text
 
 MOST_IN_NAME = 80  # characters of a name in a page; the rest is in its tooltip, as far as that is bounded
 

@@ -31,8 +31,7 @@ from shardprep.formats.sources.source import (
     no_such_split,
 )
 from shardprep.formats.sources.tar import BLOCK
-from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK
-from shardprep.formats.sources.tensorpack import tensorpack_lmdb
+from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, tensorpack_lmdb
 from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
 from shardprep.formats.sources.webdataset import WebDataset, webdataset
 from shardprep.formats.storage.store import Location

@@ -14,8 +14,7 @@ from enum import IntEnum, StrEnum
 from functools import cached_property, partial
 from importlib import resources
 from io import BytesIO
-from itertools import chain, cycle
-from itertools import count as count_text
+from itertools import chain, count as count_text, cycle
 from pathlib import Path
 from typing import IO
 

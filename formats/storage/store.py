@@ -9,8 +9,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from configparser import ConfigParser
-from configparser import Error as ConfigError
+from configparser import ConfigParser, Error as ConfigError
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta

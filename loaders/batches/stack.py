@@ -16,8 +16,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.codecs import is_masked
 from shardprep.loaders.batches.passes import Passes, Source, end
 from shardprep.loaders.batches.pickling import aligned
-from shardprep.loaders.batches.slots import NUMBERS as ROW_FORM_NUMBERS
-from shardprep.loaders.batches.slots import array_of
+from shardprep.loaders.batches.slots import NUMBERS as ROW_FORM_NUMBERS, array_of
 from shardprep.loaders.transforms.contract import ArraySpec
 
 

@@ -34,8 +34,7 @@ from shardprep.loaders.engine.leases import (
 )
 from shardprep.loaders.engine.messages import IDLE, Bell, Items, StatusTable, unpack
 from shardprep.loaders.engine.trace import Trace
-from shardprep.loaders.engine.worker import SentWork
-from shardprep.loaders.engine.worker import main as work_on
+from shardprep.loaders.engine.worker import SentWork, main as work_on
 
 
 @dataclass

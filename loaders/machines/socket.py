@@ -11,8 +11,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from socket import socket as plain_socket
-from socket import socketpair
+from socket import socket as plain_socket, socketpair
 from typing import Any, NamedTuple, Protocol
 
 import zmq

@@ -35,8 +35,7 @@ from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.workers import START_TIMEOUT_S
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
 from shardprep.loaders.measuring import reader_process
-from shardprep.loaders.measuring.reader_process import ANSWER, ORDER, REPORT
-from shardprep.loaders.measuring.reader_process import buffer as reader_buffer
+from shardprep.loaders.measuring.reader_process import ANSWER, ORDER, REPORT, buffer as reader_buffer
 
 PAGE = 4096  # bytes; O_DIRECT reads whole pages
 MAX_FILES = 128  # far below any limit on a process's descriptors

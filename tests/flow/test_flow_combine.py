@@ -10,8 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow

@@ -27,8 +27,7 @@ from support.loader_workers import OwnError
 from support.process_table import children
 from support.sampling import torture_except
 from support.tf_devices import tf
-from support.tf_members import WAYS, WHOLE, Made, arrays, first, gather
-from support.tf_members import members as members_of
+from support.tf_members import WAYS, WHOLE, Made, arrays, first, gather, members as members_of
 
 COUNT, SIZE = 23, 5
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.engine.messages import WorkFailed

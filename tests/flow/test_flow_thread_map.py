@@ -12,8 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.flow.flow import Flow

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import ArraySpec, Flow

@@ -19,8 +19,7 @@ from zlib import crc32
 
 import lmdb
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats import open_dataset, verify, write_dataset
 from shardprep.formats.errors import DataError, OperationError, UsageError

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import zmq.auth
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
 from shardprep.loaders.machines.keys import (

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.loaders.machines.ledger import Ledger, PartSteps
 from shardprep.loaders.remote import RemoteSource

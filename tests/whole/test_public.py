@@ -73,6 +73,25 @@ def test_a_documented_module_has_the_names_that_users_know(module: str) -> None:
     assert all(hasattr(found, name) for name in DOCUMENTED[module])
 
 
+def test_the_package_gives_the_names_that_training_programs_use() -> None:
+    names = ["measure", "serve", "tracing", "watched", "ReceiverKeys", "RemoteSource", "SenderKeys"]
+    modules = ["shardprep.loaders.measuring", "shardprep.loaders.remote"]
+    if find_spec("tensorflow"):
+        names += ["QueueInput", "StagingInput", "DatasetInput", "ZMQInput", "to_dataset"]
+        modules.append("shardprep.loaders.tf_inputs")
+
+    homes = [importlib.import_module(module) for module in modules]
+
+    assert set(names) <= set(dir(shardprep))
+    for name in names:
+        assert getattr(shardprep, name) is next(getattr(home, name) for home in homes if hasattr(home, name))
+
+
+def test_the_package_shows_its_public_names_only() -> None:
+    assert {"Loader", "to_torch", "to_jax", "to_dataset"} <= set(dir(shardprep))
+    assert not {"Any", "TYPE_CHECKING", "import_module", "annotations"} & set(dir(shardprep))
+
+
 def test_importing_the_package_imports_next_to_nothing() -> None:
     heavy = {
         "cv2",

@@ -5,8 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.storage.cache_folder import (
     CachedFile,

@@ -19,8 +19,7 @@ import pytest
 from shardprep.formats import UsageError, read_manifest
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.storage import cache_folder
-from shardprep.formats.storage import downloads as cached_download
+from shardprep.formats.storage import cache_folder, downloads as cached_download
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import CacheBusy, CacheFolder, StillWaiting, hex_of
 from shardprep.formats.storage.downloads import CacheTooSmall, Downloads

@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 
 import lmdb
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.shards.lmdb_reader import LmdbShardReader

@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, record_crc

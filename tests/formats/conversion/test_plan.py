@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan
 from shardprep.formats.errors import SourceDamaged, UsageError

@@ -8,8 +8,7 @@ import tracemalloc
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.reports.observations import (
     MOST_POINTS,

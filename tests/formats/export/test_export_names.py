@@ -8,8 +8,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats import UsageError, export, join
 from shardprep.formats.exports.folders import Folders

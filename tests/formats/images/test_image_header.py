@@ -7,8 +7,7 @@ from importlib.resources.abc import Traversable
 import cv2
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage
 from shardprep.formats.images.header import read_image_header

@@ -5,12 +5,10 @@ import struct
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import BadImage, ImageFlag, read_image_header
-from shardprep.formats.images.info import KINDS as NAMES
-from shardprep.formats.images.info import MAX_PIXELS
+from shardprep.formats.images.info import KINDS as NAMES, MAX_PIXELS
 from shardprep.formats.images.kinds import MAX_BLOCKS
 from shardprep.loaders import decode_rgb
 from support.image_files import encoded

@@ -3,8 +3,7 @@
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage
 from shardprep.formats.images.decode import check_decodes

@@ -8,8 +8,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.reports.pages import bars, histogram, page, scatter, shown_name
 

@@ -4,8 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import PlanMismatch, PlanOptions, SourceOptions, UsageError, convert, repair
 from shardprep.formats.sources.converted import drawn

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import (
     ConvertOptions,
@@ -27,8 +26,7 @@ from shardprep.formats import (
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tables import MAX_LINE_BYTES
-from support.column_sources import as_csv as table_as_csv
-from support.column_sources import as_json_lines, write_pictures
+from support.column_sources import as_csv as table_as_csv, as_json_lines, write_pictures
 from support.datasets import prep_here
 from support.image_files import encoded, pixels
 from support.source_builders import Miniature, contents, image, write

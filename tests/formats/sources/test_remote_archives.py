@@ -19,8 +19,7 @@ from shardprep.formats import (
     convert,
     convert_part,
 )
-from shardprep.formats.sources import remote_tar as headers_ahead
-from shardprep.formats.sources import remote_tar as remote_place
+from shardprep.formats.sources import remote_tar as headers_ahead, remote_tar as remote_place
 from shardprep.formats.sources.ilsvrc import OfficialTars, official_tars, remote_tars
 from shardprep.formats.sources.source import Problems
 from shardprep.formats.sources.tar import BLOCK

@@ -2,8 +2,7 @@ import io
 import tarfile
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.sources.tar import MAX_EXTENSION_BYTES, Member, walk

@@ -15,8 +15,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats import (
     BadImage,
@@ -33,10 +32,12 @@ from shardprep.formats import (
 from shardprep.formats.errors import DataError
 from shardprep.formats.runtime.files import ArchiveFile
 from shardprep.formats.runtime.progress import NoProgress
-from shardprep.formats.sources import pickled as msgpack
-from shardprep.formats.sources import pickled as pickle_globals
-from shardprep.formats.sources import pickled as pickles
-from shardprep.formats.sources import tensorpack as datapoint
+from shardprep.formats.sources import (
+    pickled as msgpack,
+    pickled as pickle_globals,
+    pickled as pickles,
+    tensorpack as datapoint,
+)
 from shardprep.formats.sources.pickled import Array, ByteRange, Text, Value
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Listing

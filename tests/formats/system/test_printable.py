@@ -8,8 +8,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 import shardprep
 from shardprep.formats import BadImage, Finding, ShardprepError

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders.batches import pickling as memory
-from shardprep.loaders.batches import slots
+from shardprep.loaders.batches import pickling as memory, slots
 from shardprep.loaders.batches.slots import SlotField, SlotLayout, SlotRing, SlotsHeld
 
 DTYPES = st.sampled_from(["u1", "<i8", "<f4", "?", "<f8", "S3"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.loaders.engine import engine as module
 from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MOST_BINS, Course

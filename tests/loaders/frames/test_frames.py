@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batches.pickling import ALIGNMENT
 from shardprep.loaders.batches.stack import JsonValues
 from shardprep.loaders.machines import codec
-from shardprep.loaders.machines.codec import DTYPES as KNOWN_DTYPES
 from shardprep.loaders.machines.codec import (
+    DTYPES as KNOWN_DTYPES,
     FrameDamaged,
     FrameKind,
     pack_batch,

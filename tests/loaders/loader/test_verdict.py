@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats import make_sample
 from shardprep.loaders import Loader, LoaderStats, Transform

@@ -10,8 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.loaders import Receipt
 from shardprep.loaders.order import parts as partition_module

@@ -9,8 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import LocalShuffle

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, RankSplit, epoch_order

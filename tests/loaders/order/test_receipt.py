@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.loaders.order.receipt import Receipt, Tally

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order.parts import WeightedParts, shared_out

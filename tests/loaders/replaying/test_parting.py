@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.loaders import EvalTransform, GlobalShuffle, LocalShuffle, Parting, TrainTransform
 from shardprep.loaders.loader.replay import first_parting

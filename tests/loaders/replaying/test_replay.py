@@ -10,8 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import BadImage, UsageError

@@ -10,8 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage, BadTarget, UsageError
 from shardprep.formats.images.crop_ready import crop_ready

@@ -4,8 +4,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import UsageError
 from shardprep.formats.images.info import EXTREME_ASPECT

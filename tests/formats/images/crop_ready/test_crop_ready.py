@@ -10,8 +10,7 @@ from functools import cache
 import cv2
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from PIL import Image
 
 from shardprep.formats.errors import BadImage, OperationError

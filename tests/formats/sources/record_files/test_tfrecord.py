@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats import SourceDamaged, SourceIncomplete, UsageError, convert, open_dataset
 from shardprep.formats.errors import ShardprepError

@@ -1,5 +1,4 @@
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardprep.formats.records.labels import official_words
 from shardprep.formats.sources.sample import PHOTOGRAPHS, TRAIN_ODDITIES, Album, SamplePlan

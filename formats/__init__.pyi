@@ -1,0 +1,104 @@
+from .conversion.convert import (
+    Converted as Converted,
+    ConvertedPart as ConvertedPart,
+    convert as convert,
+    convert_part as convert_part,
+)
+from .conversion.dry_run import (
+    DryRun as DryRun,
+    PlannedSplit as PlannedSplit,
+    plan_conversion as plan_conversion,
+)
+from .conversion.finish import (
+    SkippedCause as SkippedCause,
+    SkippedImages as SkippedImages,
+)
+from .conversion.join import (
+    Joined as Joined,
+    join as join,
+)
+from .conversion.plan import PlanOptions as PlanOptions
+from .conversion.prepare import ConvertOptions as ConvertOptions
+from .conversion.save import write_dataset as write_dataset
+from .conversion.saved_items import BadItem as BadItem
+from .errors import (
+    BadImage as BadImage,
+    BadTarget as BadTarget,
+    CorruptRecord as CorruptRecord,
+    DataError as DataError,
+    DatasetNotFound as DatasetNotFound,
+    LabelConflict as LabelConflict,
+    ManifestDamaged as ManifestDamaged,
+    MissingExtra as MissingExtra,
+    NoSpace as NoSpace,
+    OperationError as OperationError,
+    OutputBusy as OutputBusy,
+    PlanMismatch as PlanMismatch,
+    ShardDamaged as ShardDamaged,
+    ShardprepError as ShardprepError,
+    SourceDamaged as SourceDamaged,
+    SourceIncomplete as SourceIncomplete,
+    UnknownVersion as UnknownVersion,
+    UsageError as UsageError,
+    WorkerDied as WorkerDied,
+)
+from .exports.export import (
+    Exported as Exported,
+    export as export,
+)
+from .images.header import read_image_header as read_image_header
+from .images.info import (
+    ImageFlag as ImageFlag,
+    ImageInfo as ImageInfo,
+)
+from .records.labels import LabelSpace as LabelSpace
+from .records.record import Record as Record
+from .records.schema import (
+    Field as Field,
+    Schema as Schema,
+)
+from .reports.examine import (
+    Examination as Examination,
+    examine as examine,
+    report as report,
+)
+from .runtime.executors import RayExecutor as RayExecutor
+from .runtime.progress import Progress as Progress
+from .shards.dataset import (
+    Dataset as Dataset,
+    TransformedDataset as TransformedDataset,
+)
+from .shards.manifest import (
+    Manifest as Manifest,
+    read_manifest as read_manifest,
+)
+from .shards.summary import (
+    Summary as Summary,
+    summarise as summarise,
+)
+from .sources.sample import make_sample as make_sample
+from .sources.source import SourceOptions as SourceOptions
+from .storage.collection import (
+    Collection as Collection,
+    collect as collect,
+    open_collection as open_collection,
+)
+from .storage.open import open_dataset as open_dataset
+from .transfer.fetch import (
+    FetchedDataset as FetchedDataset,
+    fetch as fetch,
+)
+from .transfer.publish import (
+    PublishedDataset as PublishedDataset,
+    publish as publish,
+)
+from .transfer.repair import repair as repair
+from .transfer.to_url import (
+    ConvertedTo as ConvertedTo,
+    convert_to_url as convert_to_url,
+)
+from .verification.report import (
+    Finding as Finding,
+    Report as Report,
+)
+from .verification.verify import verify as verify

@@ -1,0 +1,41 @@
+from .batches.slots import SlotsHeld as SlotsHeld
+from .engine.engine import EngineStats as EngineStats
+from .engine.messages import WorkFailed as WorkFailed
+from .flow.flow import Flow as Flow
+from .loader.fake import FakeData as FakeData
+from .loader.loader import Loader as Loader
+from .loader.replay import (
+    Parting as Parting,
+    Replayed as Replayed,
+    ReplayedRecord as ReplayedRecord,
+)
+from .loader.run_card import RunCard as RunCard
+from .loader.sheet import ContactSheet as ContactSheet
+from .loader.stats import (
+    LoaderStats as LoaderStats,
+    StageLoad as StageLoad,
+    Verdict as Verdict,
+)
+from .order.epoch_order import (
+    GlobalShuffle as GlobalShuffle,
+    LocalShuffle as LocalShuffle,
+)
+from .order.quality import (
+    ShuffleQuality as ShuffleQuality,
+    SortedByClass as SortedByClass,
+)
+from .order.receipt import Receipt as Receipt
+from .transforms.augment import ColorJitter as ColorJitter
+from .transforms.contract import (
+    IMAGENET_MEAN as IMAGENET_MEAN,
+    IMAGENET_STD as IMAGENET_STD,
+    ArraySpec as ArraySpec,
+    Transform as Transform,
+    TransformInput as TransformInput,
+)
+from .transforms.decode import decode_rgb as decode_rgb
+from .transforms.geometry import ShownPart as ShownPart
+from .transforms.transforms import (
+    EvalTransform as EvalTransform,
+    TrainTransform as TrainTransform,
+)

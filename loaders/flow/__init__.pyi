@@ -1,0 +1,3 @@
+from .flow import Flow as Flow
+from .node import Length as Length
+from .stats import FlowStats as FlowStats

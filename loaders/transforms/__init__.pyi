@@ -1,0 +1,13 @@
+from .augment import ColorJitter as ColorJitter
+from .contract import (
+    IMAGENET_MEAN as IMAGENET_MEAN,
+    IMAGENET_STD as IMAGENET_STD,
+    ArraySpec as ArraySpec,
+    Transform as Transform,
+    TransformInput as TransformInput,
+)
+from .decode import decode_rgb as decode_rgb
+from .transforms import (
+    EvalTransform as EvalTransform,
+    TrainTransform as TrainTransform,
+)
