@@ -38,7 +38,7 @@ WAYS = {
     f"{QUEUE}, in the graph": "queue_in_graph",
     STAGING: "staging",
     f"{STAGING}, in the graph": "staging_in_graph",
-    f"{QUEUE}.as_dataset": "queue_dataset",
+    f"{QUEUE}.to_dataset": "queue_dataset",
     SLOTS: "generator_of_slots",
     COPIES: "generator_of_copies",
     "convert_to_tensor": "converted",

@@ -31,8 +31,8 @@ def train(path: Path) -> None:
         model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
         with original_errors():  # otherwise a damaged shard is reported as TensorFlow's UnknownError
             history = model.fit(
-                batches.as_dataset(),
-                validation_data=val_batches.as_dataset(),
+                batches.to_dataset(),
+                validation_data=val_batches.to_dataset(),
                 epochs=6,
                 shuffle=False,  # the loader shuffles
                 callbacks=[InputMonitor(train=batches)],

@@ -74,6 +74,7 @@ from .shards.manifest import (
 )
 from .shards.summary import (
     Summary as Summary,
+    inspect as inspect,
     summarise as summarise,
 )
 from .sources.sample import make_sample as make_sample

@@ -78,7 +78,7 @@ def staging(source: Iterable[Batch], step: Step) -> Rows:
 
 def queue_dataset(source: Iterable[Batch], step: Step) -> Rows:
     with QueueInput(source, signature=SIGNATURE) as batches:
-        yield from _iterated(batches.as_dataset(), step)
+        yield from _iterated(batches.to_dataset(), step)
 
 
 def queue_in_graph(source: Iterable[Batch], step: Step) -> Rows:

@@ -42,7 +42,13 @@ from shardprep.formats.shards.dataset import is_collection, splits_of
 from shardprep.formats.shards.files import read_small
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
-from shardprep.formats.shards.summary import ClassCount, ColumnSummary, Summary, class_counts, summarise
+from shardprep.formats.shards.summary import (
+    ClassCount,
+    ColumnSummary,
+    Summary,
+    class_counts,
+    inspect as inspect_dataset,
+)
 from shardprep.formats.storage.collection import collect as collect_parts
 from shardprep.formats.storage.open import open_dataset
 from shardprep.formats.transfer.repair import repair as repair_dataset
@@ -85,7 +91,7 @@ def inspect(
         if page:
             report_dataset(place, page)
         with open_dataset(place, **cached) as opened:
-            return Inspected(summarise(opened), class_counts(opened) if classes else None, page)
+            return Inspected(inspect_dataset(opened), class_counts(opened) if classes else None, page)
 
     work = DatasetWork(
         inspected, print_inspected, inspected_json, summary_of_inspected, collections="by part"

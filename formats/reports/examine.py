@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -30,7 +31,7 @@ from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import QUARANTINE_NAME
-from shardprep.formats.shards.summary import class_counts, summarise
+from shardprep.formats.shards.summary import class_counts, inspect
 from shardprep.formats.verification.checks import quarantined
 
 Pictures = Mapping[tuple[str, int], bytes]
@@ -240,8 +241,9 @@ def _ratio(one: ClassShares) -> float:
     return max(one.share, one.other_share) / min(one.share, one.other_share)
 
 
-def examine(
+def report(
     dataset: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
     *,
     against: str | os.PathLike[str] | None = None,
     pixels: str = "sample",
@@ -251,58 +253,48 @@ def examine(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Examination:
-    """Look at what is in a dataset. The result is the same for any number of workers.
+    """Look at what is in a dataset, and write it to a page. The result is the same for any number of workers.
 
-    ``dataset`` is its folder. ``against`` is the folder of another dataset to compare it with: images that
-    both have, and the balance of their classes. ``pixels`` is how many images are read: "none", "sample" (at
-    most 4,096 of each dataset are decoded, and the bytes of at most 8,192 more compared) or "all" (0.5 to 1.5
-    ms of CPU and 25 bytes of memory per image). ``classes`` are names of classes to show many images of;
-    without any, a few images of up to 24 classes are shown. ``record`` is the key of the record of which the
-    custody is told, from its checksum over its shard to the root; None is the first one. ``seed`` chooses the
-    sample and what is shown. ``workers`` is the number of processes that decode; None is one per usable CPU,
-    and 0 decodes in one other process. ``progress`` receives the progress; None shows a bar in a notebook.
+    Damaged images and shards are observations, not errors.
 
-    Damaged images and shards are observations, not errors. Raises ManifestDamaged, UnknownVersion, OSError;
-    UsageError for a folder of splits, unknown ``pixels``, classes and keys; OperationError if processes
-    fail."""
+    Args:
+        dataset: The dataset's folder.
+        output: File of the page, replaced at once. None writes none: ``save`` the result then.
+        against: The folder of another dataset to compare with: images that both have, and the balance of
+            their classes.
+        pixels: How many images are read: "none", "sample" (at most 4,096 of each dataset are decoded, and the
+            bytes of at most 8,192 more compared) or "all" (0.5 to 1.5 ms of CPU and 25 bytes of memory each).
+        classes: Names of classes to show many images of; empty shows a few images of up to 24 classes.
+        record: Key of the record whose custody is shown, from its checksum to the root; None is the first.
+        seed: Chooses the sample and what is shown.
+        workers: Number of processes that decode; None is one per usable CPU, 0 decodes in one other process.
+        progress: Receives the progress; None shows a bar in a notebook.
+
+    Returns:
+        What was found.
+
+    Raises:
+        UsageError: ``dataset`` is a folder of splits, or ``pixels``, a class or the key is unknown.
+        ManifestDamaged, UnknownVersion: A manifest cannot be read.
+        OperationError: A process fails, or ``output`` is a folder or a device.
+        OSError: A file cannot be read or written.
+    """
     with ExitStack() as stack:
         paths = [dataset] if against is None else [dataset, against]
         opened = [stack.enter_context(Dataset(path)) for path in paths]
         examining = _Examining(opened, pixels, tuple(classes), record, seed)
         count = max(1, usable_cpus() if workers is None else workers)
         pool = stack.enter_context(WorkerPool(count))
-        return examining.result(ImageReading(pool, count, shown(progress)))
-
-
-def report(
-    dataset: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    against: str | os.PathLike[str] | None = None,
-    pixels: str = "sample",
-    classes: Sequence[str] = (),
-    record: str | None = None,
-    seed: int = 0,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> Examination:
-    """Write what :func:`examine` finds to a page, and return it.
-
-    ``output`` is the file of the page, which is replaced at once. ``dataset``, ``against``, ``pixels``,
-    ``classes``, ``record``, ``seed``, ``workers`` and ``progress`` are as for :func:`examine`, and so are the
-    errors; OperationError if ``output`` is a folder or a device, OSError if it cannot be written."""
-    found = examine(
-        dataset,
-        against=against,
-        pixels=pixels,
-        classes=classes,
-        record=record,
-        seed=seed,
-        workers=workers,
-        progress=progress,
-    )
-    found.save(output)
+        found = examining.result(ImageReading(pool, count, shown(progress)))
+    if output is not None:
+        found.save(output)
     return found
+
+
+def examine(dataset: str | os.PathLike[str], **options: Any) -> Examination:
+    """Call :func:`report` with ``dataset`` and ``options``: the old name, which 0.4 will not have."""
+    warnings.warn("examine(dataset) is report(dataset) now", DeprecationWarning, stacklevel=2)
+    return report(dataset, **options)
 
 
 class _Examining:
@@ -333,7 +325,7 @@ class _Examining:
         skipped = [(one["key"], one["reason"]) for one in quarantined(dataset.path)] if is_skipping else []
         findings = Findings(self.names, self.looked_at, statistics, duplicates(codes), across, skipped)
         found = {
-            "dataset": summarise(dataset).to_json(),
+            "dataset": inspect(dataset).to_json(),
             "looked_at": asdict(self.looked_at),
             "classes": [asdict(each) for each in class_counts(dataset)],
             "index": asdict(index_statistics(self.indexes[0], len(dataset.classes), self.seed)),

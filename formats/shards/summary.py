@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -152,7 +153,7 @@ class Summary:
         return asdict(self)
 
 
-def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
+def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`.
 
     Reads the columns' tables and no shard, but for some records of crop-ready images.
@@ -161,7 +162,7 @@ def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     """
     if not isinstance(dataset, Dataset):
         with Dataset(dataset) as opened:
-            return summarise(opened)
+            return inspect(opened)
     manifest, index = dataset.manifest, dataset.index
     counts = np.unique(index["label"], return_counts=True)[1]
     boxes = manifest.table("boxes.npy")
@@ -195,6 +196,12 @@ def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         columns=column_summaries(dataset),
         archive_md5=manifest.archive_md5,
     )
+
+
+def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
+    """Call :func:`inspect` with ``dataset``: the old name, which 0.4 will not have."""
+    warnings.warn("summarise(dataset) is inspect(dataset) now", DeprecationWarning, stacklevel=2)
+    return inspect(dataset)
 
 
 def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:

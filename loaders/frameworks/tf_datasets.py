@@ -112,7 +112,7 @@ class DatasetInput(Input):
         if self._in_session and self._endless is not None:
             raw_session(session).run(self._endless.initializer)
 
-    def as_dataset(self, *, prefetch: int = 1) -> Any:
+    def to_dataset(self, *, prefetch: int = 1) -> Any:
         return self._dataset.prefetch(prefetch) if prefetch else self._dataset
 
     def stats(self) -> InputStats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -116,7 +117,7 @@ class Input(FrameworkHint, Owned, ABC):
     """
 
     instead = "make the input where it is needed, over a source of its own"
-    for_keras = "its as_dataset()"
+    for_keras = "its to_dataset()"
 
     element_spec: Any
     _drawing: Iterator[Any] | None = None  # the current epoch of dequeue() in eager code
@@ -167,12 +168,17 @@ class Input(FrameworkHint, Owned, ABC):
     def start(self, session: Any) -> None:
         """Start to feed in this session, for an input of a v1 graph. Does nothing in eager mode."""
 
-    def as_dataset(self, *, prefetch: int = 1) -> Any:
+    def to_dataset(self, *, prefetch: int = 1) -> Any:
         """Return a ``tf.data.Dataset``, for ``model.fit``. Each iteration of it is an epoch of this input.
 
         ``prefetch`` is the number of batches that ``tf.data`` draws ahead.
         """
         return to_dataset(self, prefetch=prefetch)
+
+    def as_dataset(self, *, prefetch: int = 1) -> Any:
+        """Call :meth:`to_dataset` with ``prefetch``: the old name, which 0.4 will not have."""
+        warnings.warn("as_dataset() is to_dataset() now", DeprecationWarning, stacklevel=2)
+        return self.to_dataset(prefetch=prefetch)
 
     @property
     def specs(self) -> list[Any]:
@@ -516,12 +522,12 @@ class StagingInput(FedInput):
             self._wrapped.start(session)
         super().start(session)
 
-    def as_dataset(self, *, prefetch: int = 1) -> Any:
+    def to_dataset(self, *, prefetch: int = 1) -> Any:
         if self._strategy:
             raise UsageError(
                 "batches on several devices are no dataset; give the wrapped input's dataset to the strategy"
             )
-        return super().as_dataset(prefetch=prefetch)
+        return super().to_dataset(prefetch=prefetch)
 
 
 def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:

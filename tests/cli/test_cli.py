@@ -15,10 +15,10 @@ from shardprep import Flow, Loader
 from shardprep.cli.app import cli
 from shardprep.formats import (
     DatasetNotFound,
+    inspect,
     open_collection,
     open_dataset,
     read_manifest,
-    summarise,
     verify,
 )
 from support.datasets import converted, flip, prep, prep_here, tree
@@ -142,7 +142,7 @@ def test_a_missing_dataset_is_3_and_the_folder_that_was_meant_is_named(words: st
 
 
 @pytest.mark.parametrize(
-    "opens", [open_dataset, open_collection, read_manifest, verify, summarise, Loader, Flow.from_dataset]
+    "opens", [open_dataset, open_collection, read_manifest, verify, inspect, Loader, Flow.from_dataset]
 )
 def test_a_missing_dataset_is_an_error_of_its_own_and_one_of_python(opens: Any, tmp_path: Path) -> None:
     (tmp_path / "Train").mkdir()

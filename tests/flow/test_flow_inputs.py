@@ -128,7 +128,7 @@ def test_an_unknown_length_is_an_error_and_epochs_are_exact(make: Made) -> None:
             with pytest.raises(TypeError):
                 len(each)
             assert each.batches_per_epoch is None  # type: ignore[attr-defined]
-            assert each.as_dataset().cardinality() == tf.data.UNKNOWN_CARDINALITY
+            assert each.to_dataset().cardinality() == tf.data.UNKNOWN_CARDINALITY
             for _ in range(2):
                 assert_same([arrays(batch) for batch in each], list(items.batch(SIZE)))
                 assert len(list(each)) == batches
@@ -156,7 +156,7 @@ def test_an_error_of_a_map_comes_as_itself_and_tells_the_item(make: Made) -> Non
                 assert [batch[1].tolist() for batch in got] == [list(range(n, n + SIZE)) for n in (0, 5, 10)]
                 assert f"item 17 of pass {number}, at map(pair_but_17)" in note_of(caught.value)
             with pytest.raises(OwnError), original_errors():
-                list(each.as_dataset())
+                list(each.to_dataset())
 
 
 @pytest.mark.torture
@@ -289,7 +289,7 @@ def test_a_keras_model_trains_on_a_flow() -> None:
     model.compile(loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
     with QueueInput(flow) as batches:
-        history = model.fit(batches.as_dataset(), epochs=2, shuffle=False, verbose=0)
+        history = model.fit(batches.to_dataset(), epochs=2, shuffle=False, verbose=0)
         assert len(history.history["loss"]) == 2
         assert batches.stats().batches == 10
 

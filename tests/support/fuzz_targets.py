@@ -24,7 +24,7 @@ from random import Random
 
 import lmdb
 
-from shardprep.formats import DataError, ShardprepError, open_collection, open_dataset, summarise, verify
+from shardprep.formats import DataError, ShardprepError, inspect, open_collection, open_dataset, verify
 from shardprep.formats.images.decode import check_decodes
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import Record
@@ -287,7 +287,7 @@ def image_kind(rng: Random, base: Path, scratch: Path) -> None:
 def read_dataset(path: Path) -> None:
     """Read record by record, then in batches."""
     with open_dataset(path) as dataset:
-        summarise(dataset)
+        inspect(dataset)
         for record in dataset:
             assert record.image is not None
             for name in record.columns:

@@ -132,7 +132,7 @@ def by_function(each: Input) -> Callable[[], list[Any]]:
 
 
 def by_dataset(each: Input) -> Callable[[], list[Any]]:
-    dataset = each.as_dataset()
+    dataset = each.to_dataset()
     return lambda: [arrays(batch) for batch in dataset]
 
 

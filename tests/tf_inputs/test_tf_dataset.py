@@ -177,7 +177,7 @@ def test_a_dataset_of_tensorflows_is_an_input() -> None:
         for way in (lambda: [arrays(b) for b in each], by_function(each)):
             for _ in range(2):
                 assert [n for batch in way() for n in batch["n"]] == list(range(10))
-        assert each.as_dataset(prefetch=0) is dataset
+        assert each.to_dataset(prefetch=0) is dataset
     with QueueInput(dataset) as each:
         assert [n for batch in each for n in batch["n"].numpy()] == list(range(10))
         assert len(each) == 3
@@ -201,10 +201,10 @@ def test_an_error_passes_through_many_hands_as_itself() -> None:
             raise OwnError("at 2")
 
     source = Numbered(before=fail)
-    with StagingInput(QueueInput(to_dataset(QueueInput(source).as_dataset())), depth=2) as each:
+    with StagingInput(QueueInput(to_dataset(QueueInput(source).to_dataset())), depth=2) as each:
         got: list[Any] = []
         with pytest.raises(OwnError, match="at 2"), original_errors():
-            gather(each.as_dataset().map(lambda *parts: parts), got)
+            gather(each.to_dataset().map(lambda *parts: parts), got)
     assert numbers_of(got) == source.numbers()[:6]
 
 

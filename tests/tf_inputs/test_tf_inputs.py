@@ -240,7 +240,7 @@ def test_an_error_comes_out_of_tensorflow_as_itself(make: Made, way: str) -> Non
         ):  # its epoch continues after an error, to its end
             got: list[Any] = []
             with pytest.raises(OwnError, match="at 4") as caught, original_errors():
-                gather(forever(step) if step else each.as_dataset(), got)
+                gather(forever(step) if step else each.to_dataset(), got)
             assert numbers_of(got) == list(range(12))
             assert isinstance(caught.value.__cause__, tf.errors.OpError)
             assert "at 4" in str(caught.value.__cause__)
@@ -323,7 +323,7 @@ def closed_twice(make: Made, uses: str) -> None:
     elif uses == "graph":
         stepping(each)()
     elif uses == "dataset":
-        dataset = each.as_dataset()
+        dataset = each.to_dataset()
         next(iter(dataset))
 
     each.close()
@@ -493,7 +493,7 @@ def test_a_signature_that_is_given_is_what_it_has(make: Made) -> None:
     with make([{"n": [1, 2]}, {"n": np.array([3, 4], np.int32)}], signature=signature) as each:
         assert each.element_spec == signature
         assert [batch["n"].tolist() for batch in map(arrays, each)] == [[1, 2], [3, 4]]
-        assert each.as_dataset().element_spec == signature
+        assert each.to_dataset().element_spec == signature
 
 
 GOOD = (np.zeros((2, 3), np.float32), np.array([0, 1]))
@@ -544,7 +544,7 @@ def test_its_length_is_the_next_epochs(make: Made, loader: Loader) -> None:
         if make is MEMBERS["batch-queue"]:
             pytest.skip("rows of a loader have no length")
         assert len(each) == each.batches_per_epoch == 7
-        assert each.as_dataset().cardinality() == 7
+        assert each.to_dataset().cardinality() == 7
         assert sum(1 for _ in each) == 7
         first(each, 3)
         assert len(each) == 7
@@ -559,7 +559,7 @@ def test_a_resumed_epoch_has_what_is_left_of_it(make: Made, loader: Loader, epoc
     with make(loader) as each:
         if not isinstance(each, DatasetInput):
             assert (len(each), each.batches_per_epoch) == (3, None)
-        dataset = each.as_dataset()
+        dataset = each.to_dataset()
         assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
         assert_same([arrays(batch) for batch in dataset], epochs[0][4:])
         assert_same([arrays(batch) for batch in dataset], epochs[1])

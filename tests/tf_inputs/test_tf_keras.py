@@ -105,8 +105,8 @@ def test_three_epochs_of_fit_with_exact_validation(
     fitted = model()
     with make(train) as inputs, make(validate) as held_out:
         history = fitted.fit(
-            inputs.as_dataset(),
-            validation_data=held_out.as_dataset(),
+            inputs.to_dataset(),
+            validation_data=held_out.to_dataset(),
             epochs=3,
             shuffle=False,
             verbose=1,
@@ -134,7 +134,7 @@ def test_steps_are_known_before_the_first_epoch(train: Loader) -> None:
             steps.append(self.params["steps"])
 
     with QueueInput(train) as inputs:
-        model().fit(inputs.as_dataset(), epochs=1, shuffle=False, verbose=0, callbacks=[Note()])
+        model().fit(inputs.to_dataset(), epochs=1, shuffle=False, verbose=0, callbacks=[Note()])
 
     assert steps == [6]
 
@@ -142,7 +142,7 @@ def test_steps_are_known_before_the_first_epoch(train: Loader) -> None:
 def test_evaluate_and_predict_see_every_sample_once(validate: Loader) -> None:
     fitted = model()
     with QueueInput(validate) as inputs:
-        dataset = inputs.as_dataset()
+        dataset = inputs.to_dataset()
         fitted.evaluate(dataset, verbose=0)
         assert sorted(fitted.seen["test"]) == labels_of(validate)
         assert len(fitted.predict(dataset, verbose=0)) == 10
@@ -155,7 +155,7 @@ def test_a_strategy_trains_on_every_sample(train: Loader, validate: Loader) -> N
         fitted = model()
     with QueueInput(train) as inputs, QueueInput(validate) as held_out:
         fitted.fit(
-            inputs.as_dataset(), validation_data=held_out.as_dataset(), epochs=2, shuffle=False, verbose=0
+            inputs.to_dataset(), validation_data=held_out.to_dataset(), epochs=2, shuffle=False, verbose=0
         )
 
     assert sorted(fitted.seen["train"]) == sorted(labels_of(train) * 2)
@@ -166,7 +166,7 @@ def test_what_keras_does_not_take_is_an_error_that_names_what_it_takes(train: Lo
     fitted = model()
     with QueueInput(train) as inputs, Flow.from_dataset(train.dataset.path) as flow:
         for given, taken in (
-            (inputs, "its as_dataset()"),
+            (inputs, "its to_dataset()"),
             *[
                 (each, "shardprep.loaders.frameworks.tf_inputs() of it")
                 for each in (train, flow, FakeData(2, batch_size=2))
@@ -194,7 +194,7 @@ def test_an_error_within_fit_comes_as_itself(make: Callable[[Any], Input]) -> No
         original_errors(),
     ):
         fitted.fit(
-            inputs.as_dataset().apply(tf.data.experimental.assert_cardinality(6)),
+            inputs.to_dataset().apply(tf.data.experimental.assert_cardinality(6)),
             epochs=3,
             shuffle=False,
             verbose=0,
@@ -212,7 +212,7 @@ def test_a_callback_that_fails_leaves_nothing_behind(train: Loader) -> None:
 
     callback = tf.keras.callbacks.LambdaCallback(on_train_batch_end=fail)
     with pytest.raises(OwnError), QueueInput(train) as inputs:
-        model().fit(inputs.as_dataset(), shuffle=False, verbose=0, callbacks=[callback])
+        model().fit(inputs.to_dataset(), shuffle=False, verbose=0, callbacks=[callback])
 
     assert not [thread for thread in threading.enumerate() if thread.name == "shardprep-feeder"]
 
@@ -224,7 +224,7 @@ def test_occupancy_is_written_where_tensorboard_reads_it(tmp_path: Path) -> None
     writer = tf.summary.create_file_writer(str(tmp_path))
     with QueueInput(lambda: ((x, x[:, :1]) for x, _ in source())) as inputs:
         history = fitted.fit(
-            inputs.as_dataset().apply(tf.data.experimental.assert_cardinality(6)),
+            inputs.to_dataset().apply(tf.data.experimental.assert_cardinality(6)),
             epochs=3,
             shuffle=False,
             verbose=0,
@@ -247,7 +247,7 @@ def test_rate_and_stages_are_written_at_the_steps_of_the_training(tmp_path: Path
     with QueueInput(train) as inputs:
         monitor = InputMonitor(writer=writer, every=4, train=inputs)
         for _ in range(2):  # the second training goes on where the first one ended
-            fitted.fit(inputs.as_dataset(), shuffle=False, verbose=0, callbacks=[monitor])
+            fitted.fit(inputs.to_dataset(), shuffle=False, verbose=0, callbacks=[monitor])
     writer.close()
 
     found = scalars_in(tmp_path)

@@ -68,7 +68,7 @@ STATES = {
 each = QueueInput(lambda: endless(0.3), signature=(tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1])))
 it = iter(each)
 """,
-    "dataset of a queue": "each = QueueInput(loader()); it = iter(each.as_dataset()); next(it)",
+    "dataset of a queue": "each = QueueInput(loader()); it = iter(each.to_dataset()); next(it)",
     "dataset of a loader": "each = DatasetInput(to_dataset(loader(), prefetch=3)); it = iter(each); next(it)",
     "graph": """
 each = StagingInput(QueueInput(loader()), depth=2)
@@ -156,7 +156,7 @@ class Leave(tf.keras.callbacks.Callback):
 made = tf.keras.Sequential([tf.keras.layers.Dense(1)])
 made.compile("sgd", "mse")
 each = QueueInput(lambda: endless())
-made.fit(each.as_dataset(), verbose=0, shuffle=False, callbacks=[Leave()])
+made.fit(each.to_dataset(), verbose=0, shuffle=False, callbacks=[Leave()])
 """
     assert outcome(start(script)) == (5, "")
 

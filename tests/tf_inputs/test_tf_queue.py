@@ -252,8 +252,8 @@ def test_records_are_put_together_in_batches() -> None:
 def test_a_list_of_records_has_a_length() -> None:
     records = [(np.zeros(2, np.float32), n) for n in range(25)]
     with BatchQueueInput(records, 10) as keep, BatchQueueInput(records, 10, remainder="drop") as drop:
-        assert (len(keep), keep.batches_per_epoch, int(keep.as_dataset().cardinality())) == (3, 3, 3)
-        assert (len(drop), drop.batches_per_epoch, int(drop.as_dataset().cardinality())) == (2, 2, 2)
+        assert (len(keep), keep.batches_per_epoch, int(keep.to_dataset().cardinality())) == (3, 3, 3)
+        assert (len(drop), drop.batches_per_epoch, int(drop.to_dataset().cardinality())) == (2, 2, 2)
         assert len(by_dataset(keep)()) == 3
         assert len(by_dataset(drop)()) == 2
 
@@ -356,7 +356,7 @@ def test_a_source_may_be_slow_to_begin(call: str) -> None:
         "iterate": list,
         "dequeue": lambda each: until_the_end(each.dequeue),
         "graph": lambda each: until_the_end(stepping(each)),
-        "dataset": lambda each: list(each.as_dataset()),
+        "dataset": lambda each: list(each.to_dataset()),
     }
     with QueueInput(source, signature=(tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int64))) as each:
         assert len(ways[call](each)) == 6

@@ -264,7 +264,7 @@ def test_invalid_options_are_an_error_at_once(options: dict[str, Any], message: 
 def test_what_lies_on_several_devices_is_no_dataset() -> None:
     with StagingInput([np.zeros(4)], strategy=mirrored(2)) as each:
         with pytest.raises(UsageError, match="no dataset"):
-            each.as_dataset()
+            each.to_dataset()
 
         @tf.function
         def step() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats import open_dataset, summarise, verify
+from shardprep.formats import inspect, open_dataset, verify
 from shardprep.loaders import FakeData, Flow, Loader
 from shardprep.loaders.remote import RemoteStats, SenderReport
 from support.disk_profiles import full_profile
@@ -40,7 +40,7 @@ def things(lmdb_shards: Path) -> dict[str, Any]:
             "record": dataset[0],
             "manifest": dataset.manifest,
             "label space": dataset.manifest.labels,
-            "summary": summarise(dataset),
+            "summary": inspect(dataset),
             "report": report,
             "fake": fake,
             "fake stats": fake.stats(),

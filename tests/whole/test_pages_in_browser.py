@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats import Examination, examine
+from shardprep.formats import Examination, report
 from shardprep.loaders.loader.run_page import run_page, save_page
 from support.browsers import Browser, browser
 from support.disk_profiles import full_profile
@@ -35,7 +35,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The page of a dataset, of its index alone, of one with large numbers, and of one with hostile names."""
     folder = tmp_path_factory.mktemp("pages")
     train, val, _, _ = made_datasets(folder)
-    found = examine(train, against=val, workers=2)
+    found = report(train, against=val, workers=2)
     wide = json.loads(json.dumps(found.to_json()))
     wide["index"]["width"]["counts"] = [1_280_000, 9_999_999]
     wide["index"]["width"]["edges"] = [1, 16_384, 123_456]
@@ -43,7 +43,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pages = {
         "dataset": found,
         "wide": Examination(wide, found.pictures),
-        "index": examine(train, pixels="none", workers=0),
+        "index": report(train, pixels="none", workers=0),
         "hostile": Examination(hostile(found.to_json(), iter(range(1 << 30))), found.pictures),
     }
     for name, one in pages.items():

@@ -82,10 +82,10 @@ def test_opening_takes_little_time_and_memory(large: Path) -> None:
 
 
 def test_summing_up_reads_the_index_only(large: Path) -> None:
-    from shardprep.formats import open_dataset, summarise
+    from shardprep.formats import inspect, open_dataset
 
     with open_dataset(large) as ds:
-        summary = summarise(ds)
+        summary = inspect(ds)
 
     assert summary.records == IMAGES
     assert summary.classes_present == 1000

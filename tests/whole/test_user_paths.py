@@ -138,7 +138,7 @@ def add_columns() -> None:
 def look() -> None:
     with formats.open_dataset("~/dataset") as dataset, formats.Dataset("~/dataset") as same:
         assert len(dataset) == len(same) == 204
-        assert formats.summarise(dataset) == formats.summarise("~/dataset")
+        assert formats.inspect(dataset) == formats.inspect("~/dataset")
     with formats.collect("~/all", ["~/dataset"]) as made, formats.Collection("~/all") as again:
         assert len(made) == len(again) == len(formats.open_collection("~/all")) == 204
     assert formats.read_manifest("~/dataset").records == 204
@@ -149,7 +149,7 @@ def look() -> None:
     assert formats.verify(url, level="quick", cache="~/cache").exit_code == 0
     assert Path("~/cache/datasets").expanduser().is_dir()
     found = formats.report("~/dataset", "~/report.html", against="~/dataset", pixels="none")
-    assert formats.examine("~/dataset", against="~/dataset", pixels="none") == found
+    assert formats.report("~/dataset", against="~/dataset", pixels="none") == found
     found.save_findings("~/findings.json")
     found.save("~/again.html")
     home = Path("~").expanduser()
@@ -179,9 +179,8 @@ COVERED: dict[Callable[[], None], set[str]] = {
         "write_dataset.output", "Flow.save.output", "export.dataset", "export.output", "join.dataset", "join.columns",
     },
     look: {
-        "open_dataset.path", "Dataset.path", "summarise.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
-        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "examine.against",
-        "Examination.save.path", "Examination.save_findings.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
+        "open_dataset.path", "Dataset.path", "inspect.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
+        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "summarise.dataset", "Examination.save.path", "Examination.save_findings.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""
@@ -238,7 +237,7 @@ NO_URLS: dict[str, Callable[[str], object]] = {
     "a part": lambda url: formats.collect("all", [url]),
     "a collection's folder": lambda url: formats.collect(url, ["~/dataset"]),
     "a collection": formats.open_collection,
-    "examine": formats.examine,
+    "report": formats.report,
     "join": lambda url: formats.join(url, {"age": "ages.npy"}),
     "export": lambda url: formats.export(url, "out", to="folders"),
     "publish": lambda url: formats.publish(url, "file:///published"),

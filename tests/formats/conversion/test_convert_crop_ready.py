@@ -15,9 +15,9 @@ from shardprep.formats import (
     PlanOptions,
     UsageError,
     convert,
+    inspect,
     open_dataset,
     repair,
-    summarise,
     verify,
 )
 from shardprep.formats.images import crop_ready as jpegtran
@@ -193,7 +193,7 @@ def test_shrunk_images_are_crop_ready_and_said_to_be_lossy(
         assert made.image_bytes < dataset.manifest.image_bytes
     assert made.plan["shorter_side"] == 64
     assert made.plan["transcoder"].startswith("OpenCV ")
-    found = summarise(tmp_path / "small").crop_ready
+    found = inspect(tmp_path / "small").crop_ready
     assert found is not None
     assert (found.shorter_side, found.quality) == (64, 85)
     assert not verify(tmp_path / "small", level="decode").findings
@@ -210,7 +210,7 @@ def test_kinds_without_segments_stay_as_they_are(tmp_path: Path) -> None:
     made = converted(tmp_path / "photos", tmp_path / "out", crop_ready=True)
 
     assert made.crop_ready == 1
-    found = summarise(tmp_path / "out").crop_ready
+    found = inspect(tmp_path / "out").crop_ready
     assert found is not None
     assert (found.images, found.others) == (1, {"PNG": 1, "WebP": 1})
     with open_dataset(tmp_path / "out") as dataset:

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from shardprep.formats import UnknownVersion, open_dataset, read_manifest, summarise, verify
+from shardprep.formats import UnknownVersion, inspect, open_dataset, read_manifest, verify
 from shardprep.formats.verification.levels import LEVELS
 from shardprep.loaders import Loader, TrainTransform
 from support import crashing_decoder
@@ -76,7 +76,7 @@ def test_a_loader_delivers_the_pixels_that_opencv_decodes(
 
 def test_inspect_counts_the_kinds(dataset: Path, originals: dict[str, bytes]) -> None:
     with open_dataset(dataset) as opened:
-        summary = summarise(opened)
+        summary = inspect(opened)
 
     assert sum(summary.kinds.values()) == summary.records == len(originals)
     assert summary.kinds["WebP"] == sum(name.endswith(".webp") for name in originals)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.cli.app import run
-from shardprep.formats import open_dataset, summarise
+from shardprep.formats import inspect, open_dataset
 from support.column_datasets import EVERY_KIND, every_kind, write_columns
 from support.image_files import JPEG
 
@@ -19,7 +19,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_summary_has_each_column(dataset: Path) -> None:
-    columns = {column.name: column for column in summarise(dataset).columns}
+    columns = {column.name: column for column in inspect(dataset).columns}
 
     assert [(column.name, column.kind) for column in columns.values()] == [
         (f.name, f.kind) for f in EVERY_KIND
@@ -47,7 +47,7 @@ def test_inspect_prints_columns_and_their_json(dataset: Path, capsys: pytest.Cap
 def test_records_without_images_have_no_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_columns(tmp_path / "d", image=None)
 
-    summary = summarise(tmp_path / "d")
+    summary = inspect(tmp_path / "d")
     assert run(["inspect", str(tmp_path / "d")]) == 0
 
     assert (summary.has_images, summary.images, summary.kinds, summary.oddities) == (False, {}, {}, {})

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from shardprep.formats import Examination, UsageError, examine, open_dataset
+from shardprep.formats import Examination, UsageError, open_dataset, report
 from support.crashing_decoder import install, write_images
 from support.datasets import converted, flip, writable
 from support.examined import Made, made_datasets
@@ -27,7 +27,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def found(built: Built) -> Examination:
     train, val, _, _ = built
-    return examine(train, against=val, workers=2)
+    return report(train, against=val, workers=2)
 
 
 def observed(found: Examination, kind: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_all_record_numbers_are_in_the_json_and_without_them_nothing_is_found(tm
     for name in ("train", "val"):
         converted(tmp_path / f"{name}-images", tmp_path / name)
 
-    found = examine(tmp_path / "train", against=tmp_path / "val", workers=0)
+    found = report(tmp_path / "train", against=tmp_path / "val", workers=0)
 
     found.save_findings(tmp_path / "findings.json")
     saved = json.loads((tmp_path / "findings.json").read_text())
@@ -121,7 +121,7 @@ def test_what_is_odd_is_named(built: Built, found: Examination) -> None:
 
 
 def test_the_result_and_its_page_do_not_depend_on_the_workers(built: Built, found: Examination) -> None:
-    alone = examine(built[0], against=built[1], workers=0)
+    alone = report(built[0], against=built[1], workers=0)
 
     assert alone == found
     assert alone.to_html() == found.to_html()
@@ -136,19 +136,19 @@ def test_the_page_shows_nothing_that_the_json_has_not(found: Examination) -> Non
 def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardprep.formats.reports.observations.MOST_DECODED", 5)
 
-    sampled = examine(built[0], workers=0)
+    sampled = report(built[0], workers=0)
 
     looked_at = sampled.to_json()["looked_at"]
     assert (looked_at["pixels"], looked_at["decoded"]) == ("sample", 5)
     assert pairs(sampled, "equal bytes") | pairs(sampled, "suspects") >= built[2].exact
     assert observed(sampled, "equal bytes")["is_partial"]
-    assert examine(built[0], workers=0, pixels="all").to_json()["looked_at"]["decoded"] == looked_at["images"]
+    assert report(built[0], workers=0, pixels="all").to_json()["looked_at"]["decoded"] == looked_at["images"]
 
 
 def test_without_pixels_no_shard_is_read(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardprep.formats.shards.lmdb.CONTAINER", None)
 
-    read = examine(built[0], pixels="none", workers=0)
+    read = report(built[0], pixels="none", workers=0)
 
     assert not read.pictures
     assert {one["kind"] for one in read.to_json()["observations"]} == {"CMYK", "EXIF orientation", "tiny"}
@@ -156,9 +156,9 @@ def test_without_pixels_no_shard_is_read(built: Built, monkeypatch: pytest.Monke
 
 def test_a_class_that_is_not_there_is_named_with_those_close_to_it(built: Built) -> None:
     with pytest.raises(UsageError, match=r"has no class 'beee'; close are bee"):
-        examine(built[0], classes=["beee"])
+        report(built[0], classes=["beee"])
     with pytest.raises(UsageError, match="unknown pixels 'some'"):
-        examine(built[0], pixels="some")
+        report(built[0], pixels="some")
 
 
 def test_damaged_records_and_shards_are_observations(built: Built, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_damaged_records_and_shards_are_observations(built: Built, tmp_path: Pat
     writable(unreadable).write_bytes(b"")
     flip(hit, hit.read_bytes().index(image[:64]) + 50)
 
-    found = examine(dataset, workers=0, pixels="all")
+    found = report(dataset, workers=0, pixels="all")
 
     damaged = {one["record"]: one["note"] for one in observed(found, "damaged")["records"]}
     of_first = np.flatnonzero(shard_of == 0).tolist()
@@ -181,7 +181,7 @@ def test_damaged_records_and_shards_are_observations(built: Built, tmp_path: Pat
 
     writable(unreadable).unlink()
     missing = {
-        one["record"]: one["note"] for one in observed(examine(dataset, workers=0), "damaged")["records"]
+        one["record"]: one["note"] for one in observed(report(dataset, workers=0), "damaged")["records"]
     }
     assert missing == damaged | dict.fromkeys(of_first, "the shard is missing")
 
@@ -192,7 +192,7 @@ def test_images_that_were_left_out_and_classes_without_any_are_named(tmp_path: P
     (images / "class9" / "cut.jpg").write_bytes(encoded(pixels(40, 40, 3))[:200])
     converted(images, tmp_path / "d", on_bad_image="skip")
 
-    found = examine(tmp_path / "d", pixels="none")
+    found = report(tmp_path / "d", pixels="none")
 
     assert observed(found, "empty classes")["names"] == ["class9"]
     (named,) = observed(found, "quarantined")["names"]
@@ -207,7 +207,7 @@ def test_an_image_that_crashes_the_decoder_is_damaged_and_the_others_are_measure
     converted(write_images(tmp_path / "images", 9, 4), tmp_path / "d")
     install(tmp_path / "site", monkeypatch)
 
-    found = examine(tmp_path / "d", workers=1, pixels="all")
+    found = report(tmp_path / "d", workers=1, pixels="all")
 
     (broken,) = observed(found, "damaged")["records"]
     assert (broken["key"], broken["note"]) == ("class0/004.jpg", "crashes the decoder (SIGSEGV)")
