@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.order.quality import ShuffleQuality
 
 
-SHOWN = ("loader's pattern", "random, 1 at once", "random, 16 at once", "small files")  # rows with a bar
+SHOWN = ("loader's pattern", "random, 1 at a time", "random, 16 at a time", "small files")  # rows with a bar
 SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # with the smallest value allowed
 BAR = 40  # characters
 
@@ -73,7 +73,7 @@ def _picture(text: str) -> Path:
     ),
 )
 @click.argument("path", type=Parsed("path", _existing, "file"))
-@click.option("--seconds", type=click.FloatRange(min=0), default=20, help="How long to measure, in all.")
+@click.option("--seconds", type=click.FloatRange(min=0), default=20, help="Total time to measure.")
 @click.option(
     "--record-bytes",
     type=click.IntRange(1, 16 << 20),
@@ -82,10 +82,10 @@ def _picture(text: str) -> Path:
 @progress_option
 @json_option
 @click.option(
-    "--plot", type=Parsed("picture", _picture), metavar="FILE.png", help="Also draw the bars as a picture."
+    "--plot", type=Parsed("picture", _picture), metavar="FILE.png", help="Also save the chart as a picture."
 )
 @click.option(
-    "--save", type=ANY_PATH, metavar="PROFILE.json", help="Also keep the profile, to compare a loader with."
+    "--save", type=ANY_PATH, metavar="PROFILE.json", help="Also save the profile, to compare a loader with."
 )
 def bench_disk(
     path: Path,
@@ -131,7 +131,7 @@ def print_profile(profile: DiskProfile) -> None:
     missing = profile.missing
     print_fields(
         {
-            "cold": methods.get(profile.cold_method or "", f"could not be had: {missing.cold}"),
+            "cold": methods.get(profile.cold_method or "", f"could not be measured: {missing.cold}"),
             "records": f"{profile.record_bytes:,} bytes",
             "measured": f"{profile.seconds:.1f} s; MB/s, medians (quartiles) of passes in turns",
             "small files": f"not measured: {missing.small_files}" if missing.small_files else None,
@@ -141,7 +141,7 @@ def print_profile(profile: DiskProfile) -> None:
     )
     rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
     rows += [(f"sequential, {r.block_name}", r) for r in profile.sequential]
-    rows += [(f"random, {r.queue_depth} at once", r) for r in profile.random]
+    rows += [(f"random, {r.queue_depth} at a time", r) for r in profile.random]
     if small := profile.small_files:
         rows += [(f"{small.count} small files", small.files), ("the same in a shard", small.shard)]
     say()
@@ -174,7 +174,11 @@ def sentence(profile: DiskProfile) -> str:
     cold, warm = images["cold"], images["warm"]
     feeds = [f"{rate:,.0f} {word}" for rate, word in ((cold, "images/s cold"), (warm, "warm")) if rate]
     if cold is None:
-        only = f"{warm:,.0f} images/s warm (cold could not be had)" if warm else "nothing that was measured"
+        only = (
+            f"{warm:,.0f} images/s warm (cold could not be measured)"
+            if warm
+            else "nothing: no rate could be measured"
+        )
         feeds = [only]
     compared = ""
     if ratio := faster["cold"] or faster["warm"]:
@@ -201,7 +205,7 @@ def _swept(text: str) -> Swept:
 
 @click.command(
     "bench-loader",
-    short_help="Measure how fast datasets are loaded, and what limits.",
+    short_help="Measure how fast datasets load, and what limits them.",
     epilog=examples(
         "bench-loader shards/train",
         "bench-loader shards/train --explain --sweep workers=1,2,4",
@@ -213,30 +217,43 @@ def _swept(text: str) -> Swept:
 @click.option("--seconds", type=click.FloatRange(min=0), default=10, help="How long to measure.")
 @workers_option
 @click.option(
-    "--explain", is_flag=True, help="Also a table of the stages, and short runs that try the verdict."
+    "--explain", is_flag=True, help="Also print a table of stages, and test the verdict with short runs."
 )
 @click.option(
     "--sweep",
     "swept",
     type=Parsed("sweep", _swept),
     metavar="OPTION=N,N",
-    help="Measure with each of these workers, batch-size or slots; the rest is about the fastest.",
+    help=(
+        "Measure with each of these values of workers, batch-size or slots; the rest of the output is about "
+        "the fastest."
+    ),
 )
-@click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="Also a Chrome trace, for ui.perfetto.dev.")
-@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also a page with pictures of it all.")
 @click.option(
-    "--disk", type=ANY_PATH, metavar="PROFILE.json", help="Compare with a disk, by prep bench-disk --save."
+    "--trace", type=ANY_PATH, metavar="FILE.json", help="Also write a Chrome trace, for ui.perfetto.dev."
+)
+@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also write a page with charts of the run.")
+@click.option(
+    "--disk",
+    type=ANY_PATH,
+    metavar="PROFILE.json",
+    help="Compare with a disk profile from prep bench-disk --save.",
 )
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Read these columns only; without 'image' among them, and for records without images, --transform is none.  [default: all]",
+    help=(
+        "Read only these columns; without 'image', and for records without images, --transform is none.  "
+        "[default: all]"
+    ),
 )
 @click.option(
     "--shuffle-quality",
     "mixing",
     is_flag=True,
-    help="Also how well the batches are mixed, beside a full shuffle: from the order alone.",
+    help=(
+        "Also report how well batches are mixed compared with a full shuffle, computed from the order alone."
+    ),
 )
 @cache_options
 @progress_option
@@ -277,7 +294,7 @@ def bench_loader(
     for file, option in ((trace, "--trace"), (html, "--html")):
         check_writable(file)
         if file and splits:
-            raise click.UsageError(f"{dataset} is a folder of splits, and {option} is of one of them")
+            raise click.UsageError(f"{dataset} is a folder of splits; {option} needs one of them")
     profile = DiskProfile.load(disk) if disk else None
     names = columns.split(",") if columns else None
     if names is None:
@@ -380,7 +397,7 @@ def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
         "worker's own": speed.memory.worker_own,
     }
     before, after = speed.page_cache.before, speed.page_cache.after
-    held = "the system does not say what it holds"
+    held = "the system does not report what is cached"
     if before is not None and after is not None:
         held = f"held {before:.0%} of the shards before, {after:.0%} after"
     storage = speed.stats.storage
@@ -452,7 +469,7 @@ def sweep_lines(sweep: Sweep) -> Iterator[str]:
             f"  {limit:14}{bar}"
         )
     if any(run.speed.is_too_short for run in sweep.runs):
-        yield "Too short to tell which is fastest: measure longer."
+        yield "The runs are too short to tell which is fastest; measure longer."
     else:
         yield f"Fastest with {option}={sweep.fastest.value}."
     yield ""

@@ -53,10 +53,10 @@ on_bad_image_option: Option = click.option(
     help="Stop and name the file, or leave it out and list it in quarantine.json.",
 )
 check_md5_option: Option = click.option(
-    "--check-md5", is_flag=True, help="First read official archives whole and check their MD5."
+    "--check-md5", is_flag=True, help="Check the MD5 of official archives first, which reads them whole."
 )
 allow_partial_option: Option = click.option(
-    "--allow-partial", is_flag=True, help="Accept a wrong number of images, and record that."
+    "--allow-partial", is_flag=True, help="Accept a wrong number of images, and record it."
 )
 
 
@@ -70,88 +70,95 @@ allow_partial_option: Option = click.option(
 )
 @click.argument("source", type=PATH_OR_URL)
 @click.argument("output", type=PATH_OR_URL)
-@click.option("--split", type=click.Choice(SPLITS), help="Convert this split into OUTPUT itself.")
+@click.option("--split", type=click.Choice(SPLITS), help="Convert only this split, directly into OUTPUT.")
 @click.option("--format", "container", type=click.Choice(CONTAINERS), default="lmdb", help="Container.")
 @click.option("--shard-size", type=SIZE, default="256MiB", help="Image bytes per shard.")
 @click.option(
     "--order", type=click.Choice(ORDERS), default="shuffled", help="Seeded permutation, or sorted by key."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --order shuffled.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of --order shuffled.")
 @workers_option
 @progress_option
 @on_bad_image_option
 @click.option("--decode-check", is_flag=True, help="Also decode every image (ten times slower).")
 @click.option(
-    "--crop-ready", is_flag=True, help="Code JPEGs anew, without loss: training crops take 2/3 of the time."
+    "--crop-ready",
+    is_flag=True,
+    help="Re-encode JPEGs losslessly, so that training crops take 2/3 of the time; needs jpegtran.",
 )
 @click.option(
     "--shorter-side",
     type=click.IntRange(min=1),
     metavar="PIXELS",
-    help="Shrink larger images to this: lossy.",
+    help="Shrink larger images to this shorter side (lossy).",
 )
 @click.option(
     "--quality",
     type=click.IntRange(1, 100),
     default=DEFAULT_QUALITY,
-    help="Of the JPEGs that --shorter-side makes.",
+    help="JPEG quality for --shorter-side.",
 )
 @check_md5_option
 @allow_partial_option
-@click.option("--allow-network-fs", is_flag=True, help="Build LMDB on a network file system all the same.")
-@click.option("--restart", is_flag=True, help="Discard what an interrupted conversion did.")
-@click.option("--follow-symlinks", is_flag=True, help="Read what links in SOURCE point to, in SOURCE or not.")
+@click.option("--allow-network-fs", is_flag=True, help="Build LMDB even on a network file system.")
+@click.option("--restart", is_flag=True, help="Discard the work of an interrupted conversion.")
+@click.option("--follow-symlinks", is_flag=True, help="Follow symbolic links in SOURCE, also out of it.")
 @click.option(
     "--skip-non-images",
     is_flag=True,
-    help="Leave out files of folders and lists that are no images; damaged ones stay errors.",
+    help="Leave out files in folders and lists that are not images; damaged images are still errors.",
 )
 @click.option(
     "--val-fraction",
     type=float,
     metavar="F",
-    help="Take this part of each class of train for val, by --seed.",
+    help="Move this fraction of each training class to val, chosen by --seed.",
 )
 @click.option(
-    "--root", type=ROOT_FOLDER, help="Of a list: the folder its paths begin at.  [default: the list's]"
+    "--root", type=ROOT_FOLDER, help="Folder that the paths of a list are relative to.  [default: the list's]"
 )
-@click.option("--path-column", metavar="NAME", help="Of a CSV file or JSON lines: the column of paths.")
-@click.option("--label-column", metavar="NAME", help="The column of labels.  [default: the usual names]")
+@click.option("--path-column", metavar="NAME", help="Column of paths in a CSV or JSON Lines file.")
+@click.option("--label-column", metavar="NAME", help="Column of labels.  [default: the usual names]")
 @click.option(
     "--image-column",
     metavar="NAME",
-    help="Of WebDataset, TFRecord, Parquet or tensorpack's LMDB: the images.  [default: the usual names]",
+    help=(
+        "Column of images in WebDataset, TFRecord, Parquet or tensorpack's LMDB.  [default: the usual names]"
+    ),
 )
 @click.option(
     "--column",
     "columns",
     multiple=True,
     metavar="NAME:KIND[=HEADER]",
-    help="Of a list or metadata.csv: convert this column; repeatable.  [default: of metadata all, kinds guessed]",
+    help=(
+        "Convert this column of a list or metadata.csv; repeatable.  [default: all of metadata.csv, kinds "
+        "guessed]"
+    ),
 )
 @click.option(
     "--pair",
     "pairs",
     multiple=True,
     metavar="NAME=FOLDER",
-    help="Convert images of a second folder, such as mask=masks, as a column; repeatable.",
+    help="Convert the images of a second folder as a column, such as mask=masks; repeatable.",
 )
-@click.option("--coco", metavar="FILE", help="COCO's instances, relative to SOURCE.  [default: found]")
+@click.option("--coco", metavar="FILE", help="COCO instances file, relative to SOURCE.  [default: found]")
 @click.option(
     "--part",
     type=PART,
     metavar="I/N",
-    help="Build one of N shares of the shards, on any machine; without --part, finish.",
+    help="Build one of N shares of the shards, on any machine; omit --part to finish.",
 )
 @cluster_option
 @click.option(
     "--scratch",
     type=ANY_PATH,
     metavar="DIR",
-    help="Where shards are built for OUTPUT in a bucket.  [default: in ~/.cache/shardprep]",
+    help="Folder to build shards in when OUTPUT is in a bucket.  [default: in ~/.cache/shardprep]",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Write nothing: say all problems, and what the conversion would take."
+    "--dry-run", is_flag=True, help="Write nothing; report all problems, and what the conversion would take."
 )
 @json_option
 @click.pass_context
@@ -222,14 +229,14 @@ def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
 )
 @click.argument("archives", type=ANY_PATH)
 @click.argument("output", type=ANY_PATH)
-@click.option("--split", type=click.Choice(SPLITS), help="Index this split into OUTPUT itself.")
+@click.option("--split", type=click.Choice(SPLITS), help="Index only this split, directly into OUTPUT.")
 @click.option("--shard-size", type=SIZE, default="1GiB", help="Image bytes per table.")
 @workers_option
 @progress_option
 @on_bad_image_option
 @check_md5_option
 @allow_partial_option
-@click.option("--restart", is_flag=True, help="Discard what an interrupted run did.")
+@click.option("--restart", is_flag=True, help="Discard the work of an interrupted run.")
 @json_option
 def index(
     archives: Path,
@@ -327,7 +334,7 @@ def _print_converted(done: Converted | ConvertedTo) -> None:
             "columns": columns_text(manifest.schema.kinds),
             "skipped": f"{done.skipped}; listed in quarantine.json" if manifest.skipped else None,
             "ignored": _ignored_text(done.ignored),
-            "partial": "the source did not hold all images that it should" if manifest.partial else None,
+            "partial": "the source lacks some of its images" if manifest.partial else None,
             "content_root": manifest.content_root,
             "root": manifest.root,
         }
@@ -354,9 +361,9 @@ def show_part(built: Sequence[ConvertedPart], part: tuple[int, int], *, as_json:
     if all(one.already_complete for one in built):
         say("the conversion is finished")
     elif any(one.missing for one in built):
-        say("next: when all parts have ended, the same command without --part finishes")
+        say("next: when all parts have ended, run the same command without --part to finish")
     else:
-        say("next: the same command without --part finishes, as soon as no part runs")
+        say("next: when no part is running, run the same command without --part to finish")
 
 
 def _part_json(one: ConvertedPart) -> dict[str, Any]:

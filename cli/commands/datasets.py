@@ -58,7 +58,7 @@ from shardprep.formats.verification.verify import verify as verify_dataset
 
 
 @click.command(
-    short_help="Sum up datasets: counts, classes, sizes, oddities.",
+    short_help="Summarise datasets: counts, classes, sizes, oddities.",
     epilog=examples(
         "inspect shards",
         "inspect s3://bucket/train --cache /nvme/cache",
@@ -81,9 +81,9 @@ def inspect(
     check_cache(dataset, **cached)
     check_replaced(html)
     if html and isinstance(dataset, str):
-        raise click.UsageError("--html is for a DATASET in a folder: prep fetch brings one there")
+        raise click.UsageError("--html needs a DATASET in a local folder; copy it with prep fetch")
     if html and is_collection(dataset):
-        raise click.UsageError(f"{dataset} is a collection; of --html give its parts, one by one")
+        raise click.UsageError(f"{dataset} is a collection; run --html for its parts, one at a time")
     has_splits = isinstance(dataset, Path) and html is not None and bool(splits_of(dataset))
 
     def inspected(place: Path | str) -> Inspected:
@@ -156,7 +156,7 @@ def print_inspected(found: Inspected) -> None:
 
 def _on_disk(summary: Summary) -> str:
     if summary.archive is not None:
-        return f"in place in {printable(summary.archive)}, and {size(summary.disk_bytes)} of tables"
+        return f"in place in {printable(summary.archive)}, with {size(summary.disk_bytes)} of tables"
     shards = count_of(summary.shards, f"{summary.container.upper()} shard")
     return f"{size(summary.disk_bytes)} on disk in {shards}"
 
@@ -212,10 +212,10 @@ def _order(summary: Summary) -> str:
     orders = {
         "shuffled": f"shuffled, seed {summary.seed}",
         GIVEN_SHUFFLED: f"shuffled, seed {summary.seed}",
-        GIVEN: "as the items were given",
-        "archive": "as in the archive",
+        GIVEN: "in the order the items were given",
+        "archive": "in the order of the archive",
     }
-    sorted_ = " (class after class: read in this order it trains badly)" if summary.class_sorted else ""
+    sorted_ = " (sorted by class: it trains badly when read in this order)" if summary.class_sorted else ""
     return orders.get(summary.order, "by key") + sorted_
 
 
@@ -232,7 +232,7 @@ def _order(summary: Summary) -> str:
     "--level",
     type=click.Choice(LEVELS),
     default="full",
-    help="What to check; each level checks what the one before it does, see below.",
+    help="How much to check; each level includes the one before it (see below).",
 )
 @workers_option
 @cluster_option
@@ -324,20 +324,24 @@ def print_verified(report: Report) -> None:
 
 MOST_PROVENANCE_BYTES = 1 << 20
 
-GOES_ON = "next: the prep command that began it, such as prep convert; it goes on from there"
+GOES_ON = (
+    "next: run the prep command that began it, such as prep convert, again; it continues where it stopped"
+)
 CONVERT_AGAIN = (
-    "next: the prep convert command that made it (provenance.json has it), into another folder; or put "
-    "manifest.json back from a copy"
+    "next: run the prep convert command that made it (see provenance.json) into another folder, or restore "
+    "manifest.json from a copy"
 )
-NO_DATASET = "next: give a folder that prep convert made; nothing of it is here"
+NO_DATASET = "next: give a folder that prep convert made; this one has no part of a dataset"
 BAD_IN_SOURCE = (
-    "next: these records are as they were published; prep convert with --decode-check --on-bad-image skip, into "
-    "another folder, leaves bad images out"
+    "next: these records are unchanged since they were converted; to leave bad images out, run prep convert "
+    "with --decode-check --on-bad-image skip into another folder"
 )
-JOIN_AGAIN = "next: the prep join command that added {}; it builds damaged files again, to the same bytes"
-ARCHIVE_CHANGED = "next: put the archive that was indexed back, or repeat the prep index command with the place where it is now"
-PUBLISH_AGAIN = "next: publish the dataset there again, from a copy that prep verify finds intact"
-FOREIGN = "next: move what does not belong to the dataset to another place"
+JOIN_AGAIN = (
+    "next: run the prep join command that added {} again; it rebuilds damaged files to the same bytes"
+)
+ARCHIVE_CHANGED = "next: restore the indexed archive, or run prep index again with its present location"
+PUBLISH_AGAIN = "next: publish the dataset there again, from a copy that passes prep verify"
+FOREIGN = "next: move the files that do not belong to the dataset elsewhere"
 
 
 def _say_what_mends(report: Report) -> None:
@@ -395,7 +399,7 @@ def _source_of(dataset: Path) -> list[str | Path]:
 
 
 @click.command(
-    short_help="Bring damaged or missing files back.",
+    short_help="Restore damaged or missing files.",
     epilog=examples(
         "repair shards --source archives",
         "repair shards/train --source archives --workers 4",
@@ -404,9 +408,12 @@ def _source_of(dataset: Path) -> list[str | Path]:
 )
 @click.argument("dataset", type=FOLDER)
 @click.option(
-    "--source", type=PATH_OR_URL, required=True, help="What it was converted from, or the URL of a copy."
+    "--source",
+    type=PATH_OR_URL,
+    required=True,
+    help="The source it was converted from, or the URL of a copy.",
 )
-@click.option("--root", type=ROOT_FOLDER, help="The folder that the paths of a list of images begin at.")
+@click.option("--root", type=ROOT_FOLDER, help="Folder that the paths of a list are relative to.")
 @workers_option
 @cluster_option
 @progress_option
@@ -437,7 +444,7 @@ def print_repaired(report: Report) -> None:
     for name in report.rebuilt:
         say(f"rebuilt: {name}")
     if not report.rebuilt:
-        say(f"{report.dataset}: there was nothing to rebuild")
+        say(f"{report.dataset}: nothing to rebuild")
     print_report(report)
 
 

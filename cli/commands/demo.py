@@ -43,7 +43,7 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise click.UsageError(f"{folder} is not empty; name another folder")
+            raise click.UsageError(f"{folder} is not empty; choose another folder")
     place = tempfile.TemporaryDirectory(prefix="prep-demo-") if folder is None else nullcontext(str(folder))
     with place as path:
         click.secho(f"$ cd {path}", bold=True)
@@ -51,9 +51,9 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
             for step in STEPS:
                 _run(ctx, step.split(" "))
             _load_an_epoch(Path("lmdb/train"))
-    kept = f"kept in {folder}" if folder else "removed again; to keep it: prep demo FOLDER"
+    kept = f"kept in {folder}" if folder else "removed; run prep demo FOLDER to keep it"
     say()
-    say(f"That was all of it, {kept}. Now the same with your own data:")
+    say(f"Done: {kept}. To do the same with your own data:")
     say("  prep convert /where/the/archives/are /where/the/shards/shall/be")
 
 
@@ -103,7 +103,7 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
 @click.option("--classes", default=10, help="Classes, 1 to 1000.")
 @click.option("--train-per-class", default=30, help="Training images of each class.")
 @click.option("--val", default=100, help="Validation images.")
-@click.option("--test", default=20, help="Test images, which have no labels.")
+@click.option("--test", default=20, help="Test images (unlabelled).")
 @click.option("--seed", default=0, help="Another seed gives other classes and crops.")
 @progress_option
 @json_option

@@ -61,7 +61,7 @@ def _shard_numbers(text: str) -> list[int]:
     "--shards",
     type=Parsed("shards", _shard_numbers),
     metavar="NUMBERS",
-    help="Only these, such as 0-9 or 3,5,7.",
+    help="Fetch only these shards, such as 0-9 or 3,5,7.",
 )
 @transfer_options(at_once=8, timeout_s=30, without="a byte")
 @progress_option
@@ -88,7 +88,7 @@ def fetch(url: str, folder: Path, form: Form, as_json: bool, **chosen: Any) -> N
     if all(one.complete for one in done):
         say_next("inspect", folder)
     else:
-        say("next: the same command without --shards; it fetches what is missing, and makes it a dataset")
+        say("next: run the same command without --shards to fetch the rest and complete the dataset")
 
 
 def _contents(manifest: Manifest) -> str:
@@ -97,7 +97,7 @@ def _contents(manifest: Manifest) -> str:
 
 
 def _bytes_text(manifest: Manifest, done: str, names: Sequence[str], kept: Sequence[str]) -> str:
-    there = f", {size(manifest.bytes_of(kept))} were there" if kept else ""
+    there = f", {size(manifest.bytes_of(kept))} were already there" if kept else ""
     return f"{size(manifest.bytes_of(names))} {done}{there}"
 
 
@@ -123,10 +123,10 @@ def _copy_json(one: FetchedDataset | PublishedDataset) -> dict[str, Any]:
     }
 
 
-PRIVATE_USE = "stays on this machine, where what serves or receives batches reads it"
+PRIVATE_USE = "stays on this machine, for the program that serves or receives batches"
 PUBLIC_USE = (
-    "goes to the others: a data machine's into the training machine's folder of allowed keys, the training "
-    "machine's to every data machine"
+    "goes to the other machines: a data machine's key into the training machine's folder of allowed keys, "
+    "the training machine's key to every data machine"
 )
 
 
@@ -136,7 +136,9 @@ PUBLIC_USE = (
 )
 @click.argument("name", type=ANY_PATH, metavar="NAME_OR_PATH")
 @click.option(
-    "--force", is_flag=True, help="Replace the pair of that name; the others need the new one then."
+    "--force",
+    is_flag=True,
+    help="Replace the pair of that name; the other machines then need the new public key.",
 )
 @json_option
 def keygen(name: Path, force: bool, as_json: bool) -> None:
@@ -192,20 +194,24 @@ def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) ->
     ),
 )
 @click.argument("dataset", type=FOLDER)
-@click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Where the receiver is.")
+@click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Address of the receiver.")
 @together(*LOADER_OPTIONS)
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the order and crops.")
-@click.option("--drop-last/--keep-last", default=True, help="What becomes of a last batch that is not full.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the order and crops.")
+@click.option("--drop-last/--keep-last", default=True, help="What to do with a last batch that is not full.")
 @click.option(
-    "--key", "secret", type=ANY_PATH, metavar="NAME.key_secret", help="This machine's key, by prep keygen."
+    "--key",
+    "secret",
+    type=ANY_PATH,
+    metavar="NAME.key_secret",
+    help="This machine's secret key, from prep keygen.",
 )
 @click.option("--receiver", type=ANY_PATH, metavar="NAME.key", help="The training machine's public key.")
-@click.option("--name", help="What the receiver calls this machine.  [default: host name and process]")
+@click.option("--name", help="Name of this machine at the receiver.  [default: host name and process]")
 @click.option("--patience", type=click.FloatRange(min=0), default=600, help="Seconds to wait for a receiver.")
 @click.option(
     "--insecure-plaintext",
     is_flag=True,
-    help="Go without keys on a network: any machine on it can read and change everything.",
+    help="Use no keys on a network: any machine on it can read and change everything.",
 )
 @workers_option
 @progress_option
@@ -236,7 +242,7 @@ def serve(
 
     if (secret is None) != (receiver is None):
         raise click.UsageError(
-            "--key and --receiver belong together: this machine's secret key, and the other's public one"
+            "--key and --receiver go together: this machine's secret key, and the receiver's public key"
         )
     with (
         Loader(

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 FIRST = 10  # records that are listed without --records
 MEANINGS = {
-    "dataset": "they read other datasets",
+    "dataset": "they read different datasets",
     "order": "another record",
     "labels": "another label",
-    "columns": "other parts in a batch",
+    "columns": "their batches have different parts",
     "augmentation": "other augmentation",
     "pixels": "other values",
 }
@@ -54,7 +54,7 @@ COUNT = click.IntRange(min=0)
 
 
 @click.command(
-    short_help="Show what a rank got at a step; or where two runs part.",
+    short_help="Show what a rank got at a step, or where two runs diverge.",
     epilog=examples(
         "replay shards/train --card run.json --epoch 3 --step 1207 --sheet step.png",
         "replay shards/train --state checkpoint.json --records",
@@ -62,11 +62,13 @@ COUNT = click.IntRange(min=0)
     ),
 )
 @click.argument("dataset", type=FOLDER)
-@click.option("--card", type=ANY_PATH, metavar="FILE", help="The run's card, by loader.card().save.")
-@click.option("--state", type=ANY_PATH, metavar="FILE", help="A state of its loader, as JSON; its last step.")
+@click.option("--card", type=ANY_PATH, metavar="FILE", help="Run card, from loader.card().save.")
+@click.option(
+    "--state", type=ANY_PATH, metavar="FILE", help="State of the loader as JSON; shows its last step."
+)
 @click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
 @click.option("--step", type=COUNT, help="Which step, from 0.  [default: the state's last one]")
-@click.option("--start", type=COUNT, help="The place where a resumed epoch began.  [default: the state's]")
+@click.option("--start", type=COUNT, help="Position at which a resumed epoch began.  [default: the state's]")
 @click.option(
     "--rank", type=COUNT, default=0, show_default=False, help="Which rank.  [default: the card's, or 0]"
 )
@@ -85,23 +87,28 @@ COUNT = click.IntRange(min=0)
     help="train, eval, none, or package.module:name.",
 )
 @together(*LOADER_OPTIONS[1:])
-@click.option("--seed", type=COUNT, default=0, help="Of the order and crops.")
-@click.option("--drop-last/--keep-last", default=True, help="Whether a last short batch is left out.")
+@click.option("--seed", type=COUNT, default=0, help="Seed of the order and crops.")
+@click.option("--drop-last/--keep-last", default=True, help="Leave out or keep a last short batch.")
 @click.option("--labels", default="sorted_wnid0", help="The label space.")
-@click.option("--columns", metavar="NAME,NAME", help="The columns in a batch.  [default: all]")
+@click.option("--columns", metavar="NAME,NAME", help="Columns in a batch.  [default: all]")
 @click.option(
-    "--subset", type=ANY_PATH, metavar="FILE.npy", help="The records that were chosen: numbers or a mask."
+    "--subset",
+    type=ANY_PATH,
+    metavar="FILE.npy",
+    help="Records that were chosen: a .npy file of numbers or a mask.",
 )
-@click.option("--records", "listed", is_flag=True, help="List all records of the step, not the first ten.")
+@click.option(
+    "--records", "listed", is_flag=True, help="List all records of the step, not only the first ten."
+)
 @click.option(
     "--sheet", type=ANY_PATH, metavar="FILE", help="Also write a contact sheet of the pixels, .png or .html."
 )
 @click.option(
-    "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs, by their cards or states."
+    "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs by their cards or states."
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="How many epochs --diff compares.")
 @click.option(
-    "--pixels", "by_pixels", is_flag=True, help="--diff makes the batches, and compares their values."
+    "--pixels", "by_pixels", is_flag=True, help="With --diff: make the batches, and compare their values."
 )
 @progress_option
 @json_option
@@ -136,7 +143,7 @@ def replay(
         refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")
         compare_runs(options, diff, epochs, by_pixels=by_pixels, form=form, as_json=as_json)
         return
-    refuse_typed(OF_TWO_RUNS, typed, "it is for the two runs that --diff compares")
+    refuse_typed(OF_TWO_RUNS, typed, "it is only for --diff")
     if sheet:  # what writing it would raise
         check_suffix(sheet)
         check_replaced(sheet)
@@ -246,10 +253,10 @@ def compare_runs(
         return
     because = parting.because if parting else {}
     if parting is None:
-        say(f"the runs do not part in {epochs} of their epochs")
+        say(f"the runs do not diverge in {epochs} of their epochs")
     else:
         place = f"epoch {parting.epoch}, step {parting.step}, row {parting.row}"
-        say(f"the runs part at {place}: {MEANINGS[parting.kind]}")
+        say(f"the runs diverge at {place}: {MEANINGS[parting.kind]}")
         numbers = " | ".join("none" if number is None else f"{number}" for number in parting.numbers)
         record = None if parting.kind == "dataset" else numbers
         print_fields({"record": record} | {name: " | ".join(both) for name, both in because.items()})

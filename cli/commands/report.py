@@ -49,7 +49,9 @@ LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 M
 )
 @click.argument("dataset", type=FOLDER, required=False)
 @click.option("-o", "--output", type=ANY_PATH, default="report.html", help="The page, replaced.")
-@click.option("--against", type=FOLDER, help="Another dataset: what both have, and the balance of classes.")
+@click.option(
+    "--against", type=FOLDER, help="Compare with this dataset: shared images, and the balance of classes."
+)
 @click.option(
     "--pixels",
     type=click.Choice(PIXELS),
@@ -59,22 +61,27 @@ LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 M
 @click.option(
     "--class", "classes", multiple=True, metavar="NAME", help="Show many images of this class; repeatable."
 )
-@click.option("--record", metavar="KEY", help="Tell the custody of this record, from its bytes to the root.")
+@click.option("--record", metavar="KEY", help="Show how this record is proved, from its bytes to the root.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Chooses the sample.")
 @click.option(
     "--save-findings",
     type=ANY_PATH,
     metavar="FILE.json",
-    help="Also the numbers of all records to leave out, by finding.",
+    help="Also write the numbers of all records to leave out, by finding.",
 )
 @click.option(
     "--run",
     type=ANY_PATH,
     metavar="STATS.json",
-    help="Instead of a dataset: stats, or prep bench-loader --json.",
+    help="In place of a dataset: the stats of a run, or the output of prep bench-loader --json.",
 )
-@click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="With --run: a trace, for a timeline.")
-@click.option("--disk", type=ANY_PATH, metavar="PROFILE.json", help="With --run: by prep bench-disk --save.")
+@click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="With --run: a trace, shown as a timeline.")
+@click.option(
+    "--disk",
+    type=ANY_PATH,
+    metavar="PROFILE.json",
+    help="With --run: a disk profile from prep bench-disk --save.",
+)
 @workers_option
 @progress_option
 @json_option
@@ -105,13 +112,13 @@ def report(
             "give a DATASET, or --run STATS.json with --trace and --disk where there are some"
         )
     if run and (typed := typed_options(ctx) & OF_A_DATASET.keys()):
-        raise click.UsageError(f"{OF_A_DATASET[min(typed)]} is of a DATASET, and not of a run")
+        raise click.UsageError(f"{OF_A_DATASET[min(typed)]} is for a DATASET, not for a run")
     if dataset is None:
         report_run(run or Path(), output, trace=trace, disk=disk, as_json=as_json)
         return
     has_splits = bool(splits_of(dataset))
     if record is not None and has_splits:
-        raise click.UsageError(f"{dataset} is a folder of splits, and --record is of one of them")
+        raise click.UsageError(f"{dataset} is a folder of splits; --record needs one of them")
 
     def examined(place: Path) -> Examined:
         page = file_of(output, place, has_splits)

@@ -63,7 +63,7 @@ def _part(text: str) -> tuple[int, int]:
         raise ValueError(f"expected I/N, such as 3/64, not {text!r}")
     number, of = map(int, found.groups())
     if not 1 <= number <= of:
-        raise ValueError(f"parts are counted from 1: of {of} there is no part {number}")
+        raise ValueError(f"parts are numbered from 1 to {of}; there is no part {number}")
     return number, of
 
 
@@ -124,19 +124,19 @@ json_option: Option = click.option(
 workers_option: Option = click.option(
     "--workers",
     type=click.IntRange(0, 4096),
-    help="Parallel processes; 0 works in this one.  [default: the CPUs at hand]",
+    help="Number of processes; 0 works in this one.  [default: the usable CPUs]",
 )
 cache_options = together(
     click.option(
         "--cache",
         type=ANY_PATH,
         metavar="FOLDER",
-        help="Where the files of a URL are cached: a folder on a local disk, shared by all datasets.",
+        help="Folder on a local disk to cache the files of a URL in, shared by all datasets.",
     ),
     click.option(
         "--cache-limit",
         type=SIZE,
-        help="The most bytes that the cache has, such as 200GiB.  [default: what the disk has]",
+        help="Largest size of the cache, such as 200GiB.  [default: the free space of the disk]",
     ),
 )
 LOADER_OPTIONS: tuple[Option, ...] = (
@@ -153,7 +153,7 @@ LOADER_OPTIONS: tuple[Option, ...] = (
         type=Parsed("shuffle", _shuffle),
         default="10000",
         metavar="WINDOW|none|global",
-        help="How far records move: a number, or bytes such as 2GiB.",
+        help="Shuffle window: a number of records, or bytes such as 2GiB.",
     ),
 )
 """The options ``transform``, ``pixels``, ``batch_size`` and ``shuffle``."""
@@ -167,9 +167,9 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "shown",
         type=click.Choice(FORMS),
         default="auto",
-        help="A bar, or plain lines for a log. auto: a bar on a terminal, else lines.",
+        help="Show a bar, or plain lines for a log; auto shows a bar on a terminal, else lines.",
     )
-    @click.option("--quiet", is_flag=True, help="Show no progress, as --progress never does.")
+    @click.option("--quiet", is_flag=True, help="Show no progress; same as --progress never.")
     @wraps(command)
     def with_form(*arguments: Any, shown: Any, quiet: bool, **options: Any) -> Any:
         return command(*arguments, form=form_of("never" if quiet else shown), **options)
@@ -184,13 +184,16 @@ def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
     """
     return together(
         click.option(
-            "--at-once", type=click.IntRange(1, 256), default=at_once, help="Files at the same time."
+            "--at-once",
+            type=click.IntRange(1, 256),
+            default=at_once,
+            help="Number of files at the same time.",
         ),
         click.option(
             "--retries",
             type=click.IntRange(0, 1000),
             default=10,
-            help="How often a request that failed is sent again.",
+            help="Number of times to retry a failed request.",
         ),
         click.option(
             "--timeout",
@@ -198,7 +201,7 @@ def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
             type=click.FloatRange(0, 3600, min_open=True),
             default=timeout_s,
             metavar="SECONDS",
-            help=f"Without {without}, after which a request has failed.",
+            help=f"Time without {without} after which a request fails.",
         ),
     )
 
@@ -223,7 +226,7 @@ def check_cache(dataset: Path | str, *, cache: Path | None, cache_limit: int | N
 def check_writable(file: Path | None) -> None:
     """Raise OperationError, before the work begins, if its result cannot be written to the file."""
     if file and not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise OperationError("cannot be written; name another place", path=file)
+        raise OperationError("cannot be written; choose another path", path=file)
 
 
 def check_replaced(file: Path | None) -> None:
@@ -261,7 +264,7 @@ class DatasetWork(Generic[T]):
         """
         if self.collections != "as one" and isinstance(folder, Path) and is_collection(folder):
             if self.collections == "refused":
-                raise UsageError("is a collection; give its parts, one by one", path=folder)
+                raise UsageError("is a collection; give its parts, one at a time", path=folder)
             collection = read_collection(folder)
             root = {"root": collection.root}
             ends: dict[str, tuple[Path | str, T | Failure]] = {}

@@ -52,12 +52,12 @@ EXIT_OPERATION_FAILED = 3
 
 ADVICE = {
     errno.EDQUOT: "the disk quota is used up; make room and run the same command again",
-    errno.EFBIG: "the file would get larger than the system allows; raise ulimit -f",
+    errno.EFBIG: "the file would be larger than the system allows; raise ulimit -f",
     errno.EMFILE: "too many open files; raise ulimit -n",
 }
 
-NO_MEMORY = "there is not enough memory for this; work with fewer --workers"
-CHILD_ENDED = "a process that was started for the work ended at once; run the same command again"
+NO_MEMORY = "there is not enough memory; use fewer --workers"
+CHILD_ENDED = "a worker process ended as soon as it started; run the same command again"
 
 Reported = ShardprepError | click.ClickException | OSError | ImportError | MemoryError | Interrupted
 

@@ -48,7 +48,7 @@ OF_THE_CARD = {
 def _transform_name(text: str) -> str:
     module, colon, name = text.partition(":")
     if text not in NAMED and not (colon and module and name.isidentifier()):
-        raise ValueError(f"{text!r} is none of {', '.join(NAMED)}, and no package.module:name")
+        raise ValueError(f"{text!r} is neither one of {', '.join(NAMED)} nor a package.module:name")
     return text
 
 
@@ -95,7 +95,7 @@ class RunOptions:
                 on_bad_record="skip",
                 **options,
             )
-        refuse_typed(OF_THE_CARD, self.typed, "the card or state says that")
+        refuse_typed(OF_THE_CARD, self.typed, "the card or state sets it")
         given: dict[str, Any] = {}
         own = card
         if "transform" in self.typed:
@@ -146,7 +146,7 @@ class RunOptions:
         try:
             array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise DataError(f"is no array of NumPy ({error}); write it with numpy.save", path=file) from error
+            raise DataError(f"is not a NumPy array ({error}); write it with numpy.save", path=file) from error
         return array
 
     def _check(self, card: RunCard, made: RunCard) -> None:
@@ -158,9 +158,9 @@ class RunOptions:
         versions = found.pop("versions", None)
         if found:
             differing = "; ".join(
-                f"its {name} is {was}, and here {now}" for name, (was, now) in found.items()
+                f"its {name} was {was}, here it is {now}" for name, (was, now) in found.items()
             )
-            raise click.UsageError(f"this is not the run of the card or state: {differing}")
+            raise click.UsageError(f"this dataset is not the one of the card or state: {differing}")
         if versions and card.transform:
             say(f"note: the run had {versions[0]}, here are {versions[1]}: pixels may differ", err=True)
 
@@ -172,8 +172,10 @@ RAY_PORT = 10001  # of Ray's client server, where the address names none
 cluster_option: Option = click.option(
     "--cluster",
     metavar="ADDRESS",
-    help="Work on a cluster: Dask's scheduler at tcp://HOST:PORT, Ray at ray://HOST:PORT, or auto, Ray on this "
-    "machine. --workers is then shards at a time.",
+    help=(
+        "Work on a cluster: the Dask scheduler at tcp://HOST:PORT, Ray at ray://HOST:PORT, or auto for Ray "
+        "on this machine. --workers is then the number of shards at a time."
+    ),
 )
 
 
@@ -199,10 +201,10 @@ def _dask(address: str) -> Iterator[Executor]:
     try:
         client = engine.Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
     except OSError as error:  # also the one for the time
-        raise OperationError(f"no scheduler of Dask answers at {address}; see whether it runs") from error
+        raise OperationError(f"no Dask scheduler answers at {address}; check that it is running") from error
     except ValueError as error:
         raise UsageError(
-            f"{address} is no address of a cluster, such as tcp://host:8786, ray://host:10001 or auto"
+            f"{address} is not a cluster address, such as tcp://host:8786, ray://host:10001 or auto"
         ) from error
     try:
         yield client.get_executor()
@@ -222,9 +224,9 @@ def _ray(address: str) -> Iterator[Executor]:
         _knock(address)
         ray.init(address, log_to_driver=False)
     except OSError as error:
-        raise OperationError(f"no cluster of Ray answers at {address}; see whether it runs") from error
+        raise OperationError(f"no Ray cluster answers at {address}; check that it is running") from error
     except RuntimeError as error:  # another version of Ray or of Python
-        raise OperationError(f"the cluster of Ray at {address} cannot be used: {error}") from error
+        raise OperationError(f"the Ray cluster at {address} cannot be used: {error}") from error
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray sets its own
     executor = RayExecutor()
@@ -250,5 +252,5 @@ def _knock(address: str) -> None:
         parts = urlsplit(address)
         place = (parts.hostname or "", parts.port or RAY_PORT)
     except ValueError as error:
-        raise UsageError(f"{address} is no address of a cluster, such as ray://host:{RAY_PORT}") from error
+        raise UsageError(f"{address} is not a cluster address, such as ray://host:{RAY_PORT}") from error
     socket.create_connection(place, CONNECT_TIMEOUT_S).close()

@@ -96,7 +96,8 @@ def convert(
     request = Request.of(source, output, split, plan_options, options, source_options)
     if executor is not None and isinstance(request.source, Location):
         raise UsageError(
-            "is a URL, from which one machine converts; leave out the executor, or download the archives",
+            "is a URL, which only one machine can convert from; leave out the executor, or download the "
+            "archives",
             path=request.source.url,
         )
     recognised = request.recognised()
@@ -162,8 +163,8 @@ def notes_of(prepared: Prepared, built: Iterable[BuiltShard]) -> tuple[str, ...]
         if others := [one for one in built_columns if one.other_sizes]:
             count = count_of(sum(one.other_sizes for one in others), "image")
             found.append(
-                f"{count} in the column {column.name} of another size than the record's image (first: "
-                f"{others[0].first_other}), which training refuses as a mask"
+                f"{count} in the column {column.name} with a size other than the record's image (first: "
+                f"{others[0].first_other}); training refuses them as masks"
             )
     return (*prepared.listing.notes, *found)
 
@@ -298,7 +299,8 @@ def convert_part(
     request = Request.of(source, output, split, plan_options, options, source_options, part)
     if request.options.restart:
         raise UsageError(
-            "a part cannot restart, since other parts work there; remove the output, or restart without a part"
+            "a part cannot restart, because other parts work there; remove the output, or restart without a "
+            "part"
         )
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
@@ -333,7 +335,7 @@ def _share_listing(source: Source, split: str, output: Path, request: Request, p
     check_output(output, source.folders)
     if not request.options.allow_network_fs:
         refuse_network(output, request.plan_options.container)
-    waits = partial(progress.note, f"another part reads the headers of {split}; this one waits for it")
+    waits = partial(progress.note, f"another part is reading the headers of {split}; waiting for it")
     with WorkFolder(output, shared=True) as work_folder, work_folder.turn("listing", waits):
         stored = StoredEntries(work_folder.folder, known_by)
         if stored.read() is None and not (listing := source.survey(split)).problems:

@@ -193,7 +193,7 @@ class _Check:
         (self._skipped if is_skipping else self._problems).merge(found.bad)
         images = sum(shard.extent.records for shard in one.shards)
         if found.bad_images == images == len(planned.order):
-            self._problems.add(DataError("no image of the source is intact", path=one.output))
+            self._problems.add(DataError("the source has no intact image", path=one.output))
         return PlannedSplit(
             split=planned.split,
             path=one.output,

@@ -71,7 +71,7 @@ def gather(
     if len(built) != len(planned.shards):
         raise OperationError(f"{len(built)} shards were built of {len(planned.shards)}", path=output)
     if not any(b.records for b in built):
-        raise DataError("no image of the source is intact", path=output)
+        raise DataError("the source has no intact image", path=output)
     tables = build_tables(work_folder, planned, built, boxes)
     manifest = _manifest(work_folder, planned, listing, built, tables)
     columns = manifest.columns.entries if manifest.columns else ()

@@ -115,7 +115,7 @@ def requested(
     Raises UsageError for columns that cannot be, and what finding and matching their values raises.
     """
     if not columns:
-        raise UsageError("name one column or more to join")
+        raise UsageError("name at least one column to join")
     choices = [column_choice(name, "NAME or NAME:KIND") for name in columns]
     Schema({choice.name: "bytes" for choice in choices})
     if len({choice.name for choice in choices}) != len(choices):
@@ -197,7 +197,7 @@ def join(
     manifest = read_manifest(path)
     if manifest.archive:
         raise UsageError(
-            "has its images in an archive; prep convert makes shards of it to join to", path=path
+            "has its images in an archive; make shards of it with prep convert, and join to those", path=path
         )
     keys = checked_index(path, manifest)["key"]
     asked = _Asked(path, manifest, requested(columns, manifest, keys))
@@ -206,7 +206,7 @@ def join(
     check_room({path: asked.bytes_to_write(len(keys))})
     with WorkFolder(path) as work_folder:
         if read_manifest(path).root != manifest.root:
-            raise OutputBusy("was changed by another process meanwhile; try again", path=path)
+            raise OutputBusy("was changed by another process in the meantime; try again", path=path)
         with noting_kept(lambda: _kept(path, manifest)):
             return _Join(asked, keys, work_folder).result(JobRunner(workers, progress=progress))
 
@@ -262,7 +262,9 @@ class _Asked:
         if name not in self.manifest.schema or self.manifest.columns is None:
             return None
         if one.custody not in self.manifest.source.get(JOINED, []) or self.manifest.schema[name] != one.field:
-            raise UsageError(f"has a column {name} with other values; choose another name", path=self.path)
+            raise UsageError(
+                f"has a column {name} with different values; choose another name", path=self.path
+            )
         return self.manifest.columns[name]
 
     def _is_damaged(self, one: JoinedColumn) -> bool:
@@ -351,7 +353,7 @@ class _Join:
             entry = column_entry(self.work_folder, one.field, parts, offsets=self.asked.manifest.offsets)
             path = self.work_folder.output / entry.table.name
             if listed.get(path.name, entry.table) != entry.table:
-                raise PlanMismatch("was joined with other values than these", path=path)
+                raise PlanMismatch("was joined with different values", path=path)
             publish(self.work_folder.run / path.name, path)
             entries.append(entry)
         return entries

@@ -77,7 +77,7 @@ def of_array(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
         if shape[0] != records:
             raise SourceIncomplete(f"has {shape[0]} rows, and the dataset has {records} records", path=path)
         if file.end != start + math.prod(shape) * dtype.itemsize:
-            raise SourceDamaged("has not the size that its header says; copy it again", path=path)
+            raise SourceDamaged("does not have the size its header gives; copy it again", path=path)
         found = Field(choice.name, choice.kind or _kind_of(dtype, shape[1:]))
         values = ArrayValues(path, file.identity, found, dtype, shape[1:], start)
         values.refuse_kind()
@@ -94,7 +94,7 @@ def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     if dtype.kind not in KINDS or dtype.itemsize > 8:
         raise ValueError(f"holds {dtype}; a column takes bool, int, uint and float of up to 64 bits")
     if not shape or (is_fortran and len(shape) > 1):
-        raise ValueError("is no array of rows in C order")
+        raise ValueError("is not an array in C order")
     return shape, dtype, head.tell()
 
 
@@ -150,7 +150,9 @@ class ArrayValues(JoinedValues):
         numbers = {"int": ("int", "float"), "float": ("float",)}.get(fits, ())
         exact = f"{self.dtype.newbyteorder('=').name}[{','.join(map(str, self.row))}]"
         if self.of.kind not in (fits, exact, *numbers):
-            raise UsageError(f"holds {exact}, which is no {self.of.kind}; leave out the kind", path=self.path)
+            raise UsageError(
+                f"holds {exact}, which is not {self.of.kind}; leave out the kind", path=self.path
+            )
 
     def _encoded(self, data: bytes) -> bytes:
         row = np.frombuffer(data, self.dtype).reshape(self.row)
@@ -187,15 +189,15 @@ def matched(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
 
 def _unmatched(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path) -> SourceIncomplete:
     if repeated := repeated_keys(others):
-        message = "is there twice, and a record has one partner; remove one"
+        message = "occurs twice, but a record has one partner; remove one"
         return SourceIncomplete(message, path=path, key=repeated[0].decode())
     missing, surplus = keys[~np.isin(mine, others)], partners[~np.isin(others, mine)]
     key = (missing if len(missing) else surplus)[0].decode()
-    of_record = f"this record of the dataset has no partner here (of {len(missing)} such records)"
-    of_partner = f"no record of the dataset has this key (of {len(surplus)} such partners)"
+    of_record = f"this record of the dataset has no partner here (one of {len(missing)})"
+    of_partner = f"no record of the dataset has this key (one of {len(surplus)})"
     parts = [of_record] * bool(len(missing)) + [of_partner] * (not len(missing))
     if len(missing) and len(surplus):
-        parts.append(f"{surplus[0].decode()} and {len(surplus) - 1} others here are of no record")
+        parts.append(f"{surplus[0].decode()} and {len(surplus) - 1} others here belong to no record")
     return SourceIncomplete("; ".join(parts), path=path, key=key)
 
 
@@ -230,7 +232,7 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
     folder = splits_of(folder).get(split, folder)
     manifest = read_manifest(folder)
     if not column and not manifest.has_images:
-        raise UsageError("has no images; name one of its columns as FOLDER#COLUMN", path=folder)
+        raise UsageError("has no images; name one of its columns with FOLDER#COLUMN", path=folder)
     found = manifest.schema[column] if column else Field(choice.name, "image")
     if choice.kind not in ("", found.kind):
         raise UsageError(f"holds the kind {found.kind}, not {choice.kind}; leave out the kind", path=folder)
@@ -307,7 +309,7 @@ def _place_of_key(form: TableForm) -> int:
     name = next((name for name in KEY_NAMES if name in form.names), None)
     if name is None:
         there = ", ".join(form.names)[:200]
-        raise ValueError(f"has no column key, and none file_name; its columns are: {there}")
+        raise ValueError(f"has neither a column key nor a column file_name; its columns are: {there}")
     return form.names.index(name)
 
 

@@ -79,7 +79,7 @@ class PlanOptions:
         if not 0 < self.shard_size <= 4 << 30:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
         if self.container == IN_PLACE and self.transcodes:
-            raise UsageError("images that stay in their archive cannot be coded anew")
+            raise UsageError("images that stay in their archive cannot be re-encoded")
         if not 1 <= self.quality <= 100:
             raise UsageError(f"the quality must be between 1 and 100, not {self.quality}")
         if self.shorter_side is not None and not 1 <= self.shorter_side <= MAX_SHORTER_SIDE:
@@ -297,7 +297,7 @@ class ConversionPart:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.of:
-            raise UsageError(f"parts are counted from 1: of {self.of} there is no part {self.number}")
+            raise UsageError(f"parts are numbered from 1 to {self.of}; there is no part {self.number}")
 
     def __str__(self) -> str:
         return f"part {self.number} of {self.of}"
@@ -330,12 +330,13 @@ def check_machine(
     refuse_other_versions(home, versions_for(options), "conversion")
     if not run.is_dir():
         raise other_machine(
-            "does not see the output, or its run has ended; mount it there at the same path", run
+            "does not see the output, or its run has ended; mount the output there at the same path", run
         )
     try:
         with copy(reader) as opened, suppress(BadImage, BadValue):
             opened.read(entries[0])
     except (SourceDamaged, OSError) as error:
         raise other_machine(
-            f"does not see the source as it was listed ({error}); mount the same there at the same path"
+            f"does not see the source as it was listed ({error}); mount the same source there at the same "
+            "path"
         ) from error

@@ -53,7 +53,7 @@ def refuse_other_shape(output: Path, split: str | None) -> None:
     if split is None:
         if _is_dataset(output):
             raise UsageError(
-                "holds one dataset, and others would lie in it; choose another output, or go on with this one "
+                "holds one dataset, in which others would lie; choose another output, or continue this one "
                 "with the --split that began it",
                 path=output,
             )
@@ -130,7 +130,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
     for folder in source_folders:
         if output.resolve().is_relative_to(folder):
             raise UsageError(
-                "lies in the source, where the next run would find it; choose another", path=output
+                "lies in the source, where the next run would find it; choose another output", path=output
             )
     if not output.exists():
         return
@@ -138,7 +138,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
         raise UsageError("is not a folder; choose another output", path=output)
     # In this order: another part of the conversion may begin meanwhile, its work folder first.
     if any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
-        raise UsageError(f"is not empty, and not {work} begun here; choose another output", path=output)
+        raise UsageError(f"is not empty, and holds no {work} begun here; choose another output", path=output)
 
 
 def _check_writable(folder: Path) -> None:
@@ -185,7 +185,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.part and isinstance(self.source, Location):
-            raise UsageError("is a URL, from which no part is converted alone", path=self.source.url)
+            raise UsageError("is a URL, which cannot be converted in parts", path=self.source.url)
         if self.plan_options.order in ITEM_ORDERS:
             raise UsageError(
                 f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
@@ -204,7 +204,7 @@ class Request:
     ) -> Request:
         """Return the request of a caller: options that are None take their defaults. Raises UsageError."""
         if (url := os.fspath(output)).partition(":/")[0] in SCHEMES:
-            raise UsageError("is a URL, and convert_to_url() converts to these", path=redacted(url))
+            raise UsageError("is a URL; use convert_to_url()", path=redacted(url))
         return cls(
             path_or_place(source),
             user_path(output),
@@ -400,7 +400,7 @@ def _check_in_place(listing: Listing, options: PlanOptions) -> None:
     """Raise UsageError for images that are to stay in their archive and are in none."""
     if options.container == IN_PLACE and listing.reader.archive is None:
         raise UsageError(
-            f"the images of {listing.split} are not in one of the official tars, in which alone they can stay; "
+            f"the images of {listing.split} are not in an official tar, and can stay in no other archive; "
             "convert them with prep convert"
         )
 

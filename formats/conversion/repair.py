@@ -108,7 +108,7 @@ def found_damaged(
     for finding in report.findings:
         if finding.file == ARCHIVE_NAME:
             raise SourceDamaged(
-                f"{finding.problem}; prep repair rebuilds tables, and no archive: copy or download that again",
+                f"{finding.problem}; prep repair rebuilds tables but no archive: copy or download it again",
                 path=path,
             )
     if not report.findings and not (path / WORK_FOLDER_NAME / PLAN_NAME).exists():  # no join is unfinished
@@ -123,9 +123,7 @@ def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
     _check_transcoder(manifest, options, path)
     planned = plan(listing, options, version=manifest.version)
     if planned.digest != manifest.plan["sha256"]:
-        raise PlanMismatch(
-            "was made from another source than this one: keys, labels or sizes differ", path=path
-        )
+        raise PlanMismatch("was made from another source: keys, labels or sizes differ", path=path)
     return planned
 
 
@@ -134,7 +132,8 @@ def _check_transcoder(manifest: Manifest, options: PlanOptions, path: Path) -> N
     used = manifest.plan.get("transcoder")
     if options.transcodes and used != options.transcoder:
         raise OperationError(
-            f"has images coded by {used}, and here is {options.transcoder}: install that version to repair it",
+            f"has images re-encoded by {used}, but {options.transcoder} is installed here; install that "
+            "version to repair it",
             path=path,
         )
 
@@ -212,7 +211,7 @@ class _Repair:
         for table in wanted:
             if rebuilt.get(table.name) != table:
                 raise PlanMismatch(
-                    "was made from another source than this one: its bytes differ",
+                    "was made from another source: its bytes differ",
                     path=self.work_folder.output / table.name,
                 )
         publish_tables(self.work_folder, [table.name for table in wanted])

@@ -157,7 +157,7 @@ def image_of(value: Any) -> bytes:
     try:
         return ImageCodec().encode(value)
     except BadValue as error:
-        advice = "an image is an encoded file's bytes; give pixels and other bytes another name"
+        advice = "an image must be the bytes of an encoded file; give pixels and other bytes another name"
         raise BadValue(f"{error.message} ({advice})") from error
 
 
@@ -299,7 +299,7 @@ def _coder(first: Sequence[Any], schema: GivenSchema | None, classes: Sequence[s
     form = _form(first[0])
     rows = [_parts(form, number, item) for number, item in enumerate(first)]
     if not form.columns and "image" not in form.own:
-        raise UsageError("the items have neither an image nor a column, and nothing would be saved")
+        raise UsageError("the items have neither an image nor a column, so there is nothing to save")
     form, names = _labelled(form, rows[0], classes)
     if schema is None:
         return ItemCoder(form, _found(rows, form), is_found=True, classes=names)
@@ -343,10 +343,10 @@ def _labelled(
     """Return the form with how its labels are given, and the names of the classes."""
     names = tuple(classes or ())
     if isinstance(classes, str) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
-        raise UsageError("classes are a list of names, each of which is there once")
+        raise UsageError("classes must be a list of unique names")
     is_named = "label" in form.own and isinstance(row["label"], str)
     if names and "label" not in form.own:
-        raise UsageError("classes are for items with a label: a dict with the name 'label'")
+        raise UsageError("classes need items with a label: dicts with the name 'label'")
     if is_named and not names:
         raise UsageError("the labels are names; give classes=, the names of all classes")
     in_order = () if list(names) == sorted(names) else names

@@ -72,7 +72,7 @@ def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.ND
         for ordinal, crc32c in enumerate(crcs.tolist()):
             stored = reader.checked(ordinal)
             if stored.crc32c != crc32c:
-                raise CorruptRecord("reads back as another record than was written", path=path)
+                raise CorruptRecord("reads back differently from what was written", path=path)
             offsets[ordinal] = stored.offset
         if len(reader) != len(crcs):
             raise CorruptRecord(f"reads back {len(reader)} records of {len(crcs)}", path=path)
@@ -82,8 +82,8 @@ def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.ND
 def _other_bytes(path: Path, kind: str) -> ShardprepError:
     versions = ", ".join(f"{name} {v}" for name, v in container(kind).library().items())
     return OperationError(
-        f"was rebuilt with other bytes than were published: the source has changed, or it was written with "
-        f"other libraries than these ({versions}; prep inspect names those)",
+        "was rebuilt with different bytes than were published: the source has changed, or it was written "
+        f"with other versions of the libraries than these ({versions}; prep inspect names the others)",
         path=path,
     )
 
@@ -528,9 +528,9 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]
 
 
 def _with_advice(bad: BadImage, *, other: bool) -> BadImage:
-    advice = "or add --on-bad-image skip to leave such images out, and go on from here"
+    advice = "or add --on-bad-image skip to leave such images out and continue from here"
     if other:
-        advice = "or add --skip-non-images --restart to leave out all files that are no images"
+        advice = "or add --skip-non-images --restart to leave out all files that are not images"
     return BadImage(f"{bad.message}; remove it, {advice}", path=bad.path, key=bad.key)
 
 

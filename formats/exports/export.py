@@ -152,7 +152,7 @@ class _Marker:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError("is not what an export wrote; export to another folder", path=path) from error
+            raise DataError("was not written by an export; export to another folder", path=path) from error
 
 
 @dataclass(frozen=True)

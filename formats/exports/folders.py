@@ -60,7 +60,7 @@ class Folders(ExportFormat):
     def __init__(self, source: Exportable, index: Rows) -> None:
         super().__init__(source, index)
         if not source.has_images:
-            raise UsageError("has no images, and cannot be exported to folders", path=source.path)
+            raise UsageError("has no images, so it cannot be exported to folders", path=source.path)
         for field in source.schema:
             if field.kind in ("image", "bytes"):
                 raise cannot_hold(self.name, field, f"{METADATA} holds no bytes")
@@ -77,7 +77,7 @@ class Folders(ExportFormat):
         for name, folder in zip(classes, self._classes, strict=True):
             if self.has_parts and folder.casefold() == METADATA:
                 raise UsageError(
-                    f"has a class {name!r}, and a file of that name would hold its columns; export to "
+                    f"has a class {name!r}, but a file of that name would hold its columns; export to "
                     "another format",
                     path=source.path,
                 )
@@ -85,7 +85,7 @@ class Folders(ExportFormat):
         self._repeated: frozenset[int] = frozenset()
         self._repeated = repeated(self._checked(index))
         if self._repeated and repeated(self._checked(index)):
-            raise UsageError("has keys of which no different names of files can be made", path=source.path)
+            raise UsageError("has keys that cannot be turned into different file names", path=source.path)
 
     def _checked(self, index: Rows) -> npt.NDArray[np.uint64]:
         """Return the digests of the names, none of which is too long."""
@@ -98,8 +98,7 @@ class Folders(ExportFormat):
     def _check_length(self, part: str, key: str) -> None:
         if len(part.encode()) > MOST_NAME_BYTES:
             raise UsageError(
-                f"makes a name of more than {MOST_NAME_BYTES} bytes, which no file can have; export to another "
-                "format",
+                f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format",
                 path=self.source.path,
                 key=key,
             )

@@ -167,7 +167,9 @@ def cannot_hold(
 def refuse_taken(name: str, field: Field, taken: Iterable[str]) -> None:
     """Raise UsageError for a column with the name of something else that the format has."""
     if field.name.lower() in taken:
-        raise cannot_hold(name, field, "the format has something else of that name", instead="another format")
+        raise cannot_hold(
+            name, field, "the format uses that name for something else", instead="another format"
+        )
 
 
 SUFFIXES = {

@@ -404,11 +404,11 @@ def crop_ready(image: bytes, info: ImageInfo) -> bytes:
         coded = transcode(without_grid(image), interval=interval)
         made = with_grid(coded, hashlib.sha256(image).digest())
     except BadImage as error:
-        raise NotCropReady("damaged, or coded in a way that has no segments") from error
+        raise NotCropReady("damaged, or encoded in a way that has no segments") from error
     if len(made) > len(image) * MAX_GROWTH:
         raise NotCropReady("larger with segments")
     if not _same_pixels(image, made):
-        raise NotCropReady("of other pixels when coded anew")
+        raise NotCropReady("decodes to different pixels when re-encoded")
     return made
 
 

@@ -62,8 +62,8 @@ def refuse_masked(value: object) -> None:
     """Raise BadValue for a masked array, of which the elements alone would be kept."""
     if is_masked(value):
         raise BadValue(
-            "has a masked array, which would lose its mask: give its filled(value), and np.ma.getmaskarray() of "
-            "it as another part"
+            "has a masked array, which would lose its mask: give filled(value), and np.ma.getmaskarray() as "
+            "another part"
         )
 
 
@@ -77,7 +77,7 @@ def refused(value: object, expected: str) -> BadValue:
 def bounded(data: bytes) -> bytes:
     """Return the bytes of a value. Raises BadValue for more than MAX_VALUE_BYTES."""
     if len(data) > MAX_VALUE_BYTES:
-        raise BadValue(f"has {len(data)} bytes; a value may have {MAX_VALUE_BYTES}")
+        raise BadValue(f"has {len(data)} bytes; a value has at most {MAX_VALUE_BYTES}")
     return data
 
 
@@ -136,7 +136,7 @@ class LabelCodec(Codec):
     def decode(self, data: bytes) -> int:
         label = int.from_bytes(_sized(data, 4), "little", signed=True)
         if not -1 <= label < len(self.classes):
-            raise BadValue(f"has the label {label} of {len(self.classes)} classes")
+            raise BadValue(f"has the label {label}, but there are {len(self.classes)} classes")
         return label
 
 
@@ -177,7 +177,7 @@ def number_of(value: object, classes: tuple[str, ...], *, least: int = 0) -> int
         raise refused(value, "a label")
     number = operator.index(value)
     if not least <= number < len(classes):
-        raise refused(value, f"a label of {len(classes)} classes")
+        raise refused(value, f"a label below {len(classes)}")
     return number
 
 

@@ -194,7 +194,7 @@ class ItemForm:
             return None
         form, names, classes = source.get("items"), source.get("names", ""), source.get("classes", [])
         if form not in FORMS or not _are_names(names) or not _are_names(classes):
-            raise ManifestDamaged("does not say what form its items have; save them again")
+            raise ManifestDamaged("does not state the form of its items; save them again")
         return cls(form, tuple(names), source.get("labels") == "names", tuple(classes))
 
 

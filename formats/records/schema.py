@@ -64,15 +64,13 @@ class Field:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise UsageError(f"a column's name has 1 to 40 letters, digits and _.-, not {self.name!r}")
+            raise UsageError(f"a column's name has 1 to 40 letters, digits, _, . and -, not {self.name!r}")
         object.__setattr__(self, "classes", tuple(self.classes))
         if self.kind in OF_CLASSES:
             if not self.classes or len(set(self.classes)) != len(self.classes):
-                raise UsageError(
-                    f"the column {self.name} of kind {self.kind} needs classes, each with one name"
-                )
+                raise UsageError(f"the column {self.name} of kind {self.kind} needs classes, each named once")
         elif self.classes:
-            raise UsageError(f"the column {self.name} of kind {self.kind} has no classes")
+            raise UsageError(f"the column {self.name} of kind {self.kind} takes no classes")
         self.codec  # noqa: B018 - an unknown kind is an error here
 
     @cached_property
@@ -226,7 +224,8 @@ def _kind_of_value(value: Any) -> str:
         case float():
             return "float"
     raise BadValue(
-        f"has a {type(value).__name__}, which no column holds: make it bytes, text, a number, an array, or a value of JSON"
+        f"has a {type(value).__name__}, which no column can hold; make it bytes, text, a number, an array or "
+        "a JSON value"
     )
 
 
@@ -234,7 +233,7 @@ def _kind_of_array(value: np.ndarray[Any, Any] | np.generic) -> str:
     refuse_masked(value)
     if value.dtype.name not in DTYPES or value.dtype.newbyteorder("=") != value.dtype:
         known = ", ".join(DTYPES)
-        raise BadValue(f"has an array of dtype {value.dtype}, and these are possible: {known}")
+        raise BadValue(f"has an array of dtype {value.dtype}; possible are {known}")
     if value.ndim > MAX_DIMENSIONS:
         raise BadValue(f"has an array of {value.ndim} dimensions; at most {MAX_DIMENSIONS} are possible")
     return f"{value.dtype.name}[{','.join(map(str, value.shape))}]"
@@ -245,7 +244,7 @@ def _joined(one: str, other: str) -> str:
         return "json"
     (dtype, sizes), (other_dtype, other_sizes) = _array_parts(one), _array_parts(other)
     if not dtype or dtype != other_dtype or len(sizes) != len(other_sizes):
-        raise BadValue(f"is {other}, and before it was {one}")
+        raise BadValue(f"is {other}, but was {one} before")
     shape = (a if a == b else FREE for a, b in zip(sizes, other_sizes, strict=True))
     return f"{dtype}[{','.join(shape)}]"
 
@@ -283,7 +282,7 @@ def as_schema(given: Schema | Mapping[str, str] | Sequence[Field]) -> tuple[Sche
     for name, kind in own.items():
         if kind != OWN_KINDS[name]:
             raise UsageError(
-                f"{name!r} in a schema is of kind {OWN_KINDS[name]!r}, not {kind!r}; use another name"
+                f"{name!r} in a schema has the kind {OWN_KINDS[name]!r}, not {kind!r}; use another name"
             )
     return Schema({name: kind for name, kind in given.items() if name not in own}), own
 

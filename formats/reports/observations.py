@@ -292,15 +292,15 @@ def chosen(indexes: list[Rows], pixels: str, seed: int) -> tuple[list[Choice], L
 
 ODDITIES = {
     "EXIF orientation": (
-        "Images that EXIF turns",
-        'Their pixels are stored turned; orientation="apply" of a transform turns them.',
+        "Images rotated by EXIF",
+        'Their pixels are stored rotated; a transform with orientation="apply" rotates them back.',
     ),
     "CMYK": ("CMYK images", "Their colours depend on the decoder; convert them to RGB."),
-    "tiny": ("Images under 32 pixels", "A crop of them is mostly enlarged; see whether they belong here."),
-    "extreme aspect": ("Images over 16:1", "A random crop shows a stripe of them."),
-    "corrupt EXIF": ("Corrupt EXIF", "Their orientation cannot be known."),
+    "tiny": ("Images under 32 pixels", "Crops of them are mostly enlarged; check whether they belong here."),
+    "extreme aspect": ("Images over 16:1", "A random crop shows only a stripe of them."),
+    "corrupt EXIF": ("Corrupt EXIF", "Their orientation is unknown."),
     "several frames": ("Several pages or frames", "The first is decoded."),
-    "trailing bytes": ("Bytes after the image's end", "Decoders ignore them."),
+    "trailing bytes": ("Bytes after the end of the image", "Decoders ignore them."),
 }
 
 
@@ -370,7 +370,10 @@ def _empty_classes(dataset: Dataset) -> Observation:
         is_bad=True,
         count=len(names),
         what="class",
-        advice="A model cannot learn them from this split; see whether a folder is missing in the source.",
+        advice=(
+            "A model cannot learn these classes from this split; check whether a folder is missing in the "
+            "source."
+        ),
         names=names[: 4 * MOST_SHOWN],
     )
 
@@ -398,19 +401,24 @@ def _of_duplicates(found: Findings) -> Iterator[Observation]:
     yield _pairs(
         found, "suspects", "Equal or similar images with different labels", wrong, is_bad=True,
         leave_out=ends[ends < records],
-        advice="Of two images with equal bytes one label is wrong. Similar images may be of two classes: look at them.",
+        advice=(
+"Where two images have equal bytes, one of the labels is wrong. Similar images may belong to two classes: "
+"look at them."
+),
     )  # fmt: skip
     if found.across is not None:
         leaks = found.across.links
         yield _pairs(
-            found, "leaks", "Images equal or similar to one of the other dataset", leaks, is_bad=True,
+            found, "leaks", "Images equal or similar to one in the other dataset", leaks, is_bad=True,
             leave_out=leaks["first"],
-            advice="Results on one of the two are too good where a pair is one picture; leave it out of one of them.",
+            advice=(
+"Scores on the second dataset will be inflated by images that both have; leave each out of one of them."
+),
         )  # fmt: skip
     exact = inside.exact[~_differ(labels, inside.exact)]
     yield _pairs(
         found, "equal bytes", "Images with equal bytes", exact, is_bad=False, leave_out=exact["second"],
-        advice="They count twice in training and in accuracies.",
+        advice="They count twice in training and in accuracy.",
     )  # fmt: skip
     near = inside.near[~_differ(labels, inside.near)]
     yield _pairs(
@@ -449,7 +457,7 @@ def _measured(links: Links) -> str:
     exact = int(np.count_nonzero(links["distance"] == EQUAL_BYTES))
     parts = [f"{exact:,} with equal bytes"] if exact else []
     if near := len(links) - exact:
-        parts.append(f"{near:,} of which the hashes differ in at most {DISTANCE} of 64 bits")
+        parts.append(f"{near:,} whose hashes differ in at most {DISTANCE} of 64 bits")
     return f"Pairs: {', '.join(parts)}."
 
 
@@ -467,7 +475,7 @@ def _quarantined(found: Findings) -> Observation:
         is_bad=False,
         count=len(found.quarantine),
         what="image",
-        advice="They are in the source, and not in the dataset; quarantine.json lists all of them.",
+        advice="They are in the source but not in the dataset; quarantine.json lists all of them.",
         names=[f"{key}: {reason}" for key, reason in found.quarantine[:MOST_SHOWN]],
     )
 

@@ -64,8 +64,8 @@ class ExecutorCall(Generic[T]):
     def _failed(self, error: BaseException) -> ExecutorFailed:
         said = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
         return ExecutorFailed(
-            f"the executor did not run this shard's job ({said}); see whether its workers live, can be reached "
-            f"and have this version of shardprep. {self.kept or 'Then run it again'}",
+            f"the executor did not run this shard's job ({said}); check that its workers are alive, "
+            f"reachable and have this version of shardprep. {self.kept or 'Then run it again'}",
             path=self.path,
             shard=self.shard,
         )
@@ -106,7 +106,9 @@ def refuse_other_versions(home: Mapping[str, str], here: Mapping[str, str], work
     differing = [name for name in {**home, **here} if home.get(name) != here.get(name)]
     if differing:
         theirs, ours = (", ".join(f"{n} {v.get(n, 'none')}" for n in differing) for v in (home, here))
-        raise other_machine(f"has {ours}, and the {work} was begun with {theirs}; install these there")
+        raise other_machine(
+            f"has {ours}, but the {work} was begun with {theirs}; install those versions there"
+        )
 
 
 P = ParamSpec("P")

@@ -92,7 +92,7 @@ def regular(fd: int, path: Path) -> int:
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise SourceDamaged("is not a regular file; put the file itself there", path=path)
+    raise SourceDamaged("is not a regular file; replace it with the file itself", path=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,8 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
 
     def _changed(self) -> SourceDamaged:
         return SourceDamaged(
-            "changed while it was read; let no other program write to it, and start again", path=self.path
+            "changed while it was read; stop other programs from writing to it, and start again",
+            path=self.path,
         )
 
 
@@ -225,7 +226,7 @@ def check_replaceable(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        raise OperationError("is not a regular file that can be replaced; name another place", path=path)
+        raise OperationError("is not a regular file that can be replaced; choose another path", path=path)
 
 
 def save_bytes(final: Path, data: bytes) -> None:
@@ -358,7 +359,10 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 def advice(path: str | os.PathLike[str] | None) -> str:
     """Return what is used up on the disk of that file, and what to do."""
     if path is not None and _has_no_inodes(Path(os.fsdecode(path))):
-        return "the disk has room but no inodes: it holds as many files as it can; remove some and try again"
+        return (
+            "the disk has free space but no free inodes: it holds as many files as it can; remove some and "
+            "try again"
+        )
     return "the disk is full; make room and try again"
 
 
@@ -466,8 +470,8 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         raise UsageError(f"a path on this machine is needed here, not a URL that begins with {url[0]}")
     if isinstance(path, str) and _MISSPELT.match(path) and not os.path.lexists(path):
         raise UsageError(
-            "looks like a misspelt URL: a URL is SCHEME://PLACE/FOLDER, with the credentials in the environment, "
-            "and a path of this name begins with ./",
+            "looks like a misspelt URL: write SCHEME://PLACE/FOLDER with the credentials in the "
+            "environment, or begin a path of this name with ./",
             path=redacted(path),
         )
     try:

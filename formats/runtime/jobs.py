@@ -281,7 +281,7 @@ class _Run(Generic[Built]):
         if number in self.retried:
             advice = "remove it" if isinstance(error, ChildDied) else "build with fewer --workers"
             raise WorkerDied(
-                f"{error.message} (twice, and now at this record); {advice}",
+                f"{error.message} (twice, the second time at this record); {advice}",
                 path=job.output,
                 shard=job.shard.name,
                 key=job.key_at(at),

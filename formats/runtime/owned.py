@@ -27,7 +27,7 @@ class Owned:
     that process it must not be used, and releases nothing.
     """
 
-    instead: ClassVar[str] = "make another one where it is needed"
+    instead: ClassVar[str] = "make a new one where it is needed"
 
     _pid: int
 
@@ -52,7 +52,8 @@ class Owned:
 def not_copyable(owner: object, instead: str) -> NotCopyable:
     """Return the error that names the owner's class, and what to do instead."""
     return NotCopyable(
-        f"a {type(owner).__name__} cannot be copied or pickled, since what it owns exists once; {instead}"
+        f"a {type(owner).__name__} cannot be copied or pickled, because what it owns exists only once; "
+        f"{instead}"
     )
 
 

@@ -68,7 +68,7 @@ def starting_process(wanted: Callable[[], bool]) -> Iterator[None]:
     lock = _start_lock
     while not lock.acquire(timeout=START_POLL_INTERVAL_S):
         if not wanted():
-            raise OperationError("the process that was to be started is not wanted any more")
+            raise OperationError("the process to start is no longer needed")
     try:
         resource_tracker.ensure_running()  # starting it later would unblock the signal
         with _sigint_blocked(), _main_module_hidden(), _with_children():
@@ -114,8 +114,8 @@ def refuse_in_main_import() -> None:
     """Raise UsageError in a child that imports a main module without a guard, which starts processes."""
     if _is_importing_main:
         raise UsageError(
-            "a worker process imports the main script, which must not start processes then: put everything but "
-            'definitions under `if __name__ == "__main__":`'
+            "a worker process imports the main script, which must not start processes while it is "
+            'imported: put everything except definitions under `if __name__ == "__main__":`'
         )
 
 

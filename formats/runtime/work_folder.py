@@ -243,8 +243,8 @@ def refuse_cached(dataset: Path) -> None:
     cache = dataset.resolve().parent.parent
     if dataset.resolve().parent.name == "datasets" and (cache / CACHE_LOCK_NAME).exists():
         raise UsageError(
-            f"is in a cache, in which nothing else is kept or repaired: prep verify URL --cache {cache} "
-            "replaces damaged copies",
+            f"is in a cache, where nothing else is kept or repaired; run prep verify URL --cache {cache} to "
+            "replace damaged copies",
             path=dataset,
         )
 
@@ -273,7 +273,10 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
     if differing:
         here = f" on the machine {socket.gethostname()}" if "writer was" in differing else ""
         raise PlanMismatch(
-            f"holds an unfinished {work}: {differing}{here}; give the options that began it, choose another folder"
+            (
+                f"holds an unfinished {work}: {differing}{here}; give the options it was begun with, choose "
+                "another folder"
+            )
             + (RESTART if work == "conversion" else ""),
             path=output,
         )
@@ -289,7 +292,7 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if "container" in names:
         names = [name for name in names if name != "writer"]  # each container has its own
     options = [
-        f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}"
+        f"{_flag(name)} was {_shown(name, begun)}, now {_shown(name, now)}"
         for name in names
         if name not in NOT_OPTIONS
     ]

@@ -110,7 +110,7 @@ class Child(Owned, AbstractContextManager["Child"]):
         code = self._process.end(EXIT_TIMEOUT_S)
         if code is None:
             return ChildLost(
-                "the process that worked on it ended; the program itself has taken its exit code"
+                "the process that worked on it ended; the program itself has collected its exit code"
             )
         if -code in CRASHES:
             died = ChildDied(f"the library that reads it crashed ({signal.Signals(-code).name})")
@@ -147,9 +147,9 @@ def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P
 def not_ready(seconds: float) -> WorkerDied:
     """Return the error for a process that was started twice and was never ready."""
     return WorkerDied(
-        f"a worker process was not ready within {seconds:g} s, twice in a row, and was killed: see whether it hangs in "
-        "an import (a network disk, a lock), is stopped (SIGSTOP, a debugger, a frozen control group) or lacks CPU or "
-        "memory"
+        f"a worker process was not ready within {seconds:g} s, twice in a row, and was killed: check whether "
+        "it hangs in an import (a network disk, a lock), is stopped (SIGSTOP, a debugger, a frozen control "
+        "group) or lacks CPU or memory"
     )
 
 

@@ -284,7 +284,9 @@ def refuse_folder_of_splits(folder: Path) -> None:
     if splits := splits_of(folder):
         names = " and ".join(filter(None, (", ".join([*splits][:-1]), [*splits][-1])))
         first = next(iter(splits.values()))
-        raise UsageError(f"is a folder of splits ({names}): give one of them: {str(first)!r}", path=folder)
+        raise UsageError(
+            f"is a folder of splits ({names}); give one of them, such as {str(first)!r}", path=folder
+        )
 
 
 def _is_dataset(folder: Path) -> bool:

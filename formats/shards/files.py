@@ -89,7 +89,7 @@ def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> 
     gets a seal.
     """
     if entry.size > MAX_TABLE_BYTES:
-        raise ManifestDamaged(f"has {entry.size} bytes, more than any table has", path=path)
+        raise ManifestDamaged(f"has {entry.size} bytes, more than any table", path=path)
     with published_file(path) as descriptor:
         status = os.fstat(descriptor)
         if status.st_size == entry.size:

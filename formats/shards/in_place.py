@@ -122,8 +122,8 @@ def place_of(link: Path) -> str:
 def advice_for(link: Path) -> str:
     """Return what to do about an archive that is not the one that was indexed."""
     return (
-        f"let {link} be, or be a link to, the archive that was indexed, or index what is there with prep index "
-        "into another folder"
+        f"make {link} the indexed archive or a link to it, or index what is there with prep index into "
+        "another folder"
     )
 
 
@@ -135,8 +135,8 @@ def not_indexed(link: Path, issue: str) -> ShardDamaged:
 def changed_in(link: Path, region: Region) -> str:
     """Return the finding for a region with other bytes than were indexed."""
     return (
-        f"the SHA-256 of bytes {region.start} to {region.stop} of {place_of(link)} is not the manifest's; "
-        f"{advice_for(link)}"
+        f"the SHA-256 of bytes {region.start} to {region.stop} of {place_of(link)} differs from the "
+        f"manifest; {advice_for(link)}"
     )
 
 
@@ -268,7 +268,7 @@ class TarTableReader(ShardReader):
         if outside.any():
             raise not_indexed(
                 self._link,
-                f"has {size} bytes, and record {outside.argmax()} of {self.path.name} ends after them",
+                f"has {size} bytes, but record {outside.argmax()} of {self.path.name} ends beyond them",
             )
 
     def __len__(self) -> int:

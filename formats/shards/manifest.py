@@ -85,7 +85,7 @@ def column_issues(value: dict[str, Any]) -> list[str]:
     if columns.content_root != value["content_root"]:
         issues.append("the content_root is not that of the columns")
     if not columns.has_images and value["dataset"]["image_bytes"]:
-        issues.append("it has images, and says that it has none")
+        issues.append("it has images but says that it has none")
     return issues
 
 
@@ -460,7 +460,7 @@ def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
         data = read_small(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
         if os.path.lexists(folder / COLLECTION_NAME):
-            raise UsageError("is a collection; give its parts, one by one", path=folder) from error
+            raise UsageError("is a collection; give its parts, one at a time", path=folder) from error
         if not folder.exists():
             raise DatasetNotFound.at(folder) from error
         message = "no manifest.json: not a dataset, or its conversion has not finished"

@@ -114,7 +114,7 @@ def _kaggle_labels(rows: Iterable[list[str]], path: Path, space: LabelSpace) -> 
         if not wnid:
             raise ValueError(f"the row {','.join(row)!r} names no class")
         if wnid not in space.label_of:
-            raise LabelConflict(f"says {wnid}, which is none of the classes", path=path, key=row[0])
+            raise LabelConflict(f"says {wnid}, which is not one of the classes", path=path, key=row[0])
         yield row[0], space.label_of[wnid]
 
 
@@ -136,7 +136,7 @@ def _caffe_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, int]]:
     for line in text_lines(read_small_file(path), path):
         match = _CAFFE_LINE.fullmatch(line.strip())
         if match is None:
-            raise ValueError(f"the line {line!r} is no image and its label")
+            raise ValueError(f"the line {line!r} is not an image and its label")
         if int(match[2]) >= len(space):
             raise LabelConflict(
                 f"says {match[2]}, but there are {len(space)} classes", path=path, key=match[1]
@@ -160,8 +160,8 @@ def check_sentinel(space: LabelSpace, *, images: int, first: int | None, said_by
     """
     if space.is_official and images == VAL_IMAGES and first not in (FIRST_VAL_LABEL, None):
         raise LabelConflict(
-            f"{said_by} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; "
-            "the labels are of another space, or of other images",
+            f"{said_by} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; the labels belong to "
+            "another label space, or to other images",
             key=FIRST_VAL,
         )
 
@@ -212,7 +212,7 @@ class AnnotationFiles:
         differing = sorted(self.devkit.classes.label_of.keys() ^ mapped.keys()) if mapped else []
         if differing:
             raise LabelConflict(
-                f"the devkit has other classes, {differing[0]} is in one of them only; remove one",
+                f"the devkit has different classes: {differing[0]} is in only one of them; remove one",
                 path=self.synset_mapping,
             )
         return self.devkit.classes
@@ -268,7 +268,7 @@ def _mapped_words(path: Path) -> dict[str, str]:
         words = {wnid: words.strip() for wnid, _, words in pairs}
         if len(words) < len(pairs) or not all(0 < len(text) <= MAX_WORDS for text in words.values()):
             raise ValueError(
-                f"has a line without words, or of more than {MAX_WORDS} characters, or a class twice"
+                f"has a line without words, a line of more than {MAX_WORDS} characters, or a class twice"
             )
     return words
 
@@ -300,7 +300,7 @@ class BoxedObject(NamedTuple):
 class _Builder(TreeBuilder):
     def doctype(self, *_: object) -> None:
         """Refuse a DOCTYPE: only there can entities that expand without limit or read files be declared."""
-        raise ValueError("it has a DOCTYPE, which no annotation needs")
+        raise ValueError("it has a DOCTYPE, which annotations may not have")
 
 
 def parse_box_xml(data: bytes, own_class: str | None) -> Iterator[BoxedObject]:
@@ -411,14 +411,16 @@ def _refuse_repeated(rows: npt.NDArray[np.void], path: Path) -> None:
     before, after = rows[:-1], rows[1:]
     repeated = after["key"][(before["key"] == after["key"]) & (before["xml"] != after["xml"])]
     if len(repeated):
-        raise SourceDamaged("two XMLs are of this image; remove one", path=path, key=repeated[0].decode())
+        raise SourceDamaged(
+            "two XML files annotate this image; remove one", path=path, key=repeated[0].decode()
+        )
 
 
 def _append(table: GrowingTable, number: int, xml: _Xml) -> None:
     with foreign_file(xml.place, "copy it again, or remove it"):
         key = official_key(xml.stem)
         if key is None or len(key) > MAX_KEY_BYTES:
-            raise ValueError("it is not named for an image of ILSVRC12")
+            raise ValueError("it is not named after an image of ILSVRC12")
         own_class, slash, _ = key.partition("/")
         for name, *box in parse_box_xml(xml.data, own_class if slash else None):
             table.append((key.encode(), number, name.encode(), *box))

@@ -79,7 +79,7 @@ def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFo
     if options.coco is not None:
         instances = path / options.coco
         if not instances.is_file():
-            raise UsageError("is no file; --coco names the instances relative to the source", path=instances)
+            raise UsageError("does not exist; give --coco relative to the source", path=instances)
         found = CocoSplit(instances.resolve(), _images_of(instances, path) or _images_folder(path) or path)
         return CocoFolder(path, {split or _split_of(instances): found}, options)
     of_split: dict[str, CocoSplit] = {}
@@ -143,8 +143,8 @@ class CocoFolder(Source):
         for other, known in self._read.items():
             if known != categories:
                 raise LabelConflict(
-                    f"has other categories than {self.of_split[other].instances.name} of {other}, so that a number "
-                    "would mean another class; give all files the same",
+                    f"has different categories from {self.of_split[other].instances.name} of {other}, so a "
+                    "number would mean another class; give all files the same categories",
                     path=self.of_split[split].instances,
                 )
 
@@ -190,7 +190,7 @@ def _beside_images(path: Path, split: str | None) -> dict[str, CocoSplit]:
         folders = {split or "train": path}
     elif without := next((each for each in folders.values() if not (each / BESIDE).is_file()), None):
         raise UsageError(
-            f"has no {BESIDE}, as other splits have; add it, or move the folder away", path=without
+            f"lacks {BESIDE}, which other splits have; add it, or move the folder away", path=without
         )
     return {
         name: CocoSplit(folder / BESIDE, folder)
@@ -217,7 +217,7 @@ def _split_of(instances: Path) -> str:
     found = {split for split in SPLITS for word in words if word.startswith(split)}
     if len(found) > 1:
         raise UsageError(
-            f"is named for {' and '.join(sorted(found))}; choose it with --coco and --split", path=instances
+            f"is named after {' and '.join(sorted(found))}; choose it with --coco and --split", path=instances
         )
     return found.pop() if found else "train"
 
@@ -290,7 +290,7 @@ class CocoInstances:
         else:
             name = one.value.get("name")
             if not isinstance(name, str) or not name or number in self.categories:
-                raise ValueError(f"the category {number} has no name, or is there twice")
+                raise ValueError(f"the category {number} has no name, or occurs twice")
             self.categories[number] = name
             if one.value.get("supercategory") == "none":  # as Roboflow writes the first one
                 self._heads.add(number)
@@ -333,7 +333,7 @@ class CocoInstances:
         self, offsets: npt.NDArray[np.int64], unknown: npt.NDArray[np.bool_], what: str
     ) -> None:
         for offset in offsets[unknown].tolist():
-            message = f"the annotation at byte {offset} is of {what} that is not there; copy it again"
+            message = f"the annotation at byte {offset} refers to {what} that does not exist; copy it again"
             self.problems.add(SourceDamaged(message, path=self._path), what)
 
 
@@ -459,7 +459,7 @@ class JsonObjects:
                 self._expect(",")
         self._at += 1
         if self._next():
-            raise ValueError("has more after its end; keep one object of JSON in it")
+            raise ValueError("has more after its end; keep one JSON object in it")
 
     def at(self, offset: int) -> dict[str, Any]:
         """Return the object at its place. Raises ValueError if there is none."""
@@ -481,7 +481,7 @@ class JsonObjects:
 
     def _object(self) -> dict[str, Any]:
         if self._next() != "{":
-            raise ValueError("expected an object of JSON")
+            raise ValueError("expected a JSON object")
         value: dict[str, Any] = self._value()
         return value
 
@@ -497,7 +497,7 @@ class JsonObjects:
                 if self._is_all:
                     raise ValueError(f"is not JSON: {error.msg}") from error
             if len(self._text) - self._at > MAX_OBJECT_BYTES:
-                raise ValueError(f"has no value of JSON in {MAX_OBJECT_BYTES} bytes")
+                raise ValueError(f"has no JSON value within {MAX_OBJECT_BYTES} bytes")
             self._read()
         raw, self._at = self._text[self._at : end], end
         return value if raw.isascii() else _DECODER.decode(raw.encode("latin-1").decode())
@@ -537,7 +537,7 @@ def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
     if not isinstance(box, list) or len(box) != 4 or not all(type(side) in (int, float) for side in box):
         raise ValueError(f"the annotation {annotation.get('id')} has no bbox of four numbers")
     if not all(math.isfinite(side) and abs(side) <= MAX_SIDE for side in box) or min(box[2:]) < 0:
-        raise ValueError(f"the annotation {annotation.get('id')} has the bbox {box}, which is none")
+        raise ValueError(f"the annotation {annotation.get('id')} has the invalid bbox {box}")
     left, top, width, height = map(float, box)
     return left, top, width, height
 

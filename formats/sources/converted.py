@@ -169,7 +169,7 @@ def held_out(source: Source, fraction: float, seed: int) -> HeldOutVal:
     """Return the source with a fraction of its images in val. Raises UsageError unless it has train only."""
     if source.splits != ("train",):
         raise UsageError(
-            f"a val fraction is taken from a source of train only, and this one has {', '.join(source.splits)}; "
+            f"a val fraction needs a source with only train, and this one has {', '.join(source.splits)}; "
             "leave out --val-fraction, or give the folder of train"
         )
     return HeldOutVal(source, fraction, seed)

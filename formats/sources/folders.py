@@ -60,16 +60,16 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
         has_no_image = walk.folders(name) and not any(map(is_image, walk.files(name)))
         nested = _with_splits(path / name, 3 if has_no_image else 1 if len(names) == 1 else 0)
         if nested or has_no_image:
-            found = "folders and no image" if has_no_image else "splits"
+            found = "folders but no images" if has_no_image else "splits"
             advice = " or ".join(map(str, nested[:MOST_NAMED])) or "the folder that holds the class folders"
             raise UsageError(
-                f"holds {found}, so it is no class; splits are named train, val and test: give {advice}",
+                f"holds {found}, so it is not a class; splits are named train, val and test: give {advice}",
                 path=path / name,
             )
     if not names and any(map(is_image, walk.files())):
         raise UsageError(
-            "holds images that lie in no class folders, and nothing says of which class they are; sort them into "
-            "<class>/, or convert a list of paths and labels",
+            "holds images outside class folders, and nothing says which class they belong to; sort them "
+            "into <class>/, or convert a list of paths and labels",
             path=path,
         )
     if not names:
@@ -187,7 +187,7 @@ class Tree(IlsvrcSource):
 
     def find(self, split: str, problems: Problems) -> Found:
         listing = _SplitListing(self, split, problems)
-        with foreign_file(self.root, "remove what is odd there"):
+        with foreign_file(self.root, "remove the unexpected files"):
             return listing.found()
 
 
@@ -241,7 +241,7 @@ class _SplitListing:
 
     def _refuse_class(self, name: str) -> None:
         error = LabelConflict(
-            f"{name} is none of the {len(self._tree.labels)} classes; rename it",
+            f"{name} is not one of the {len(self._tree.labels)} classes; rename it",
             path=self._tree.root / self._place / name,
         )
         self._problems.add(error, "class")
@@ -275,7 +275,7 @@ class _SplitListing:
         for file in self._walk.files(self._place):
             if not self._walk.is_left_out(file, self._place):
                 self._problems.add(
-                    SourceDamaged("lies in no class folder; move it into one", path=folder / file.path)
+                    SourceDamaged("is not in a class folder; move it into one", path=folder / file.path)
                 )
 
 

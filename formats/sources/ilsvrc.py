@@ -79,8 +79,8 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
     }
     if not paths:
         raise UsageError(
-            f"has, or shows, none of the official tars, such as {ARCHIVES['train'][0]}; only these are read from a URL, and "
-            "the URL is that of their folder",
+            f"has none of the official tars, such as {ARCHIVES['train'][0]}, or does not list them; only "
+            "these are read from a URL, which must be that of their folder",
             path=place.url,
         )
     copied = CopiedFiles(
@@ -173,7 +173,7 @@ class OfficialTars(IlsvrcSource):
         for wnid, member in _members(archive, "train"):
             if wnid not in self.labels.label_of:
                 raise LabelConflict(
-                    f"the class {wnid} is none of the devkit's; use the devkit of these images",
+                    f"the class {wnid} is not in the devkit; use the devkit of these images",
                     path=archive.path,
                 )
             yield wnid, member

@@ -172,7 +172,7 @@ class IlsvrcSource(Source):
         truth = self.annotation_files.ground_truth(self.labels)
         if flat and not truth.authorities:
             raise SourceIncomplete(
-                "nothing says which class the val images are of; sort them into val/<class>/, put "
+                "nothing says which classes the val images belong to; sort them into val/<class>/, put "
                 f"{WANTED_FOR_VAL} beside them, or convert a list of paths and labels",
                 path=self.place,
             )

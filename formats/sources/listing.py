@@ -105,7 +105,7 @@ class EntryTable:
         """
         raw, size = key.encode(), length if image_bytes is None else image_bytes
         if size > MAX_IMAGE_BYTES:
-            too_large = f"has {size} bytes, but no image may have more than {MAX_IMAGE_BYTES}; remove it"
+            too_large = f"has {size} bytes; an image has at most {MAX_IMAGE_BYTES}; remove it"
             self._refuse(SourceDamaged(too_large, path=self._source, key=key), "too large")
         elif max(len(raw), len(path)) > MAX_KEY_BYTES:
             too_long = f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it"
@@ -130,7 +130,7 @@ class EntryTable:
             twice = "two images have this record key; remove one of them"
             if lines:
                 first, second = (lines[place] for place in np.flatnonzero(entries["key"] == key)[:2])
-                twice = f"lines {first} and {second} have one record key; remove one of them"
+                twice = f"lines {first} and {second} have the same record key; remove one of them"
             self._refuse(SourceDamaged(twice, path=self._source, key=key.decode()), "twice")
         return entries
 

@@ -129,9 +129,7 @@ class LabelledList(Source):
             reader=reader,
             archives=(archive_of(self.path),),
             expected=len(one.entries) + one.missing,
-            shortfall=f"{one.missing} files are missing, the first is {one.first_missing}"
-            if one.missing
-            else "",
+            shortfall=f"{one.missing} files are missing, first {one.first_missing}" if one.missing else "",
             problems=contents.problems,
             ignored=dict(one.ignored),
             notes=left_out_note(rows.left_out),
@@ -191,8 +189,8 @@ class _ListContents:
         every = self.of_split.values()
         if (missing := sum(one.missing for one in every)) and not any(one.lines for one in every):
             first = next(one.first_missing for one in every if one.missing)
-            none = f"none of its {missing} files is there, the first is {first}"
-            advice = "say with --root where the paths begin"
+            none = f"none of its {missing} files exists; the first is {first}"
+            advice = "give the folder that the paths are relative to with --root"
             self.problems.add(SourceIncomplete(f"{none}; {advice}", path=source.path))
             for one in every:
                 one.missing = 0
@@ -288,7 +286,7 @@ class ListRows:
         if suffix not in CSV_SUFFIXES:
             if names_columns:
                 raise ValueError(
-                    "is of a text file, which has no names of columns; give a CSV file or JSON lines"
+                    "needs named columns, which a text file does not have; give a CSV or JSON Lines file"
                 )
             return cls()
         form = TableForm.of(file, unique=False)
@@ -332,7 +330,7 @@ class ListRows:
             if separator:
                 yield Row(path.strip(), label.strip())
             else:
-                yield ValueError(f"{line[:80]!r} is no path and its label")
+                yield ValueError(f"{line[:80]!r} is not a path and its label")
 
     @cached_property
     def _places(self) -> list[int]:
@@ -348,8 +346,9 @@ class ListRows:
             raise ValueError(f"has no text or whole number under {self._used[1]!r}")
         if split and split_of(split[0]) is None:
             raise ValueError(
-                f"has the {SPLIT_COLUMN} {str(split[0])[:80]!r}, which is none of {', '.join(SPLITS)}; correct it, "
-                f"or take the column as values with --column NAME:KIND={self._used[2]}"
+                f"has the {SPLIT_COLUMN} {str(split[0])[:80]!r}, an unknown split name (known are "
+                f"{', '.join(SPLITS)}); correct it, or take the column as values with --column "
+                f"NAME:KIND={self._used[2]}"
             )
         return Row(path.strip(), str(label).strip(), split_of(split[0]) if split else None, row)
 

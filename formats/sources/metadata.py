@@ -72,7 +72,7 @@ def metadata_folder(path: Path, split: str | None, options: SourceOptions) -> Me
     whole = _table_in(path)
     if whole and of_split:
         raise UsageError(
-            "has a table, and a folder of a split has one, too; keep one for each image", path=whole
+            "has a table, and so has the folder of a split; keep one table for each image", path=whole
         )
     if not whole and not of_split:
         return None
@@ -81,7 +81,7 @@ def metadata_folder(path: Path, split: str | None, options: SourceOptions) -> Me
     tables = dict.fromkeys(places, whole) if whole else of_split
     for name, folder in places.items():
         if not tables.get(name):
-            raise UsageError(f"has no table, as other splits have; add {NAMES[0]}", path=path / folder)
+            raise UsageError(f"lacks a table, which other splits have; add {NAMES[0]}", path=path / folder)
     return MetadataFolder(path, places, {name: table for name, table in tables.items() if table}, options)
 
 
@@ -261,7 +261,7 @@ class MetadataTables:
             raise ValueError(f"has no column {label!r}; its columns are: {there}")
         if path not in names:
             raise ValueError(
-                f"has no column {path!r}; name that of the paths with --path-column, of: {there}"
+                f"has no column {path!r}; name the column of paths with --path-column, one of: {there}"
             )
         if label is None:
             label = next((name for name in LABEL_NAMES if name in names), None)
@@ -271,7 +271,9 @@ class MetadataTables:
         of_header = {kind.header: kind for kind in kinds.values()}
         self._kinds = self._kinds or of_header
         if self._kinds.keys() != of_header.keys():
-            raise ValueError("has other columns than the table of another split; give all the same")
+            raise ValueError(
+                "has different columns from the table of another split; give all tables the same columns"
+            )
         cells = tuple(names.index(header) for header in self._kinds)
         label_at = None if label is None else names.index(label)
         return ReadTable(file.path, file.identity, form, names.index(path), label_at, split_at, cells)
@@ -306,13 +308,13 @@ class MetadataTables:
             raise row
         given = row.cells[table.path_at]
         if not isinstance(given, str) or given.startswith("/"):
-            raise ValueError(f"names no file beside the table: {str(given)[:200]!r}")
+            raise ValueError(f"names a file that is not beside the table: {str(given)[:200]!r}")
         beside = table.path.parent.relative_to(self._root).as_posix()
         place = place_below(f"{beside}/{given}", [self._root])
         folder, _, path = ("", "", place) if "" in splits or not splits else place.partition("/")
         split = splits.get(folder) if table.split_at is None else split_of(row.cells[table.split_at])
         if split is None or not path:
-            raise ValueError(f"{place[:200]!r} lies in no folder of a split: {', '.join(splits)}")
+            raise ValueError(f"{place[:200]!r} is not in the folder of a split: {', '.join(splits)}")
         with self.problems.collected("missing"):
             status = files.of(place)
             if status is None:

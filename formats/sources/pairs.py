@@ -54,7 +54,7 @@ _PARTNERS = re.compile(
 )
 IMAGE_LENGTH = "image_length"
 OUTSIDE = "images beside the folders"
-_TWICE = "differs from {} by its extension alone; remove one of them"
+_TWICE = "differs from {} only in its extension; remove one of them"
 
 
 def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
@@ -79,7 +79,8 @@ def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
     if partners:
         command = f"prep convert {shlex.quote(str(source))} OUTPUT"
         raise UsageError(
-            f"holds {images} and what belongs to them, and no classes; {_advice(folder, images, partners, command)}",
+            f"holds {images} and their annotations, not classes; "
+            f"{_advice(folder, images, partners, command)}",
             path=folder,
         )
 
@@ -99,7 +100,7 @@ def _advice(folder: Path, images: str, partners: Sequence[str], command: str) ->
     if pairs:
         return f"run: {command} {' '.join(pairs)}"
     return (
-        f"{partners[0]} holds no images for --pair, so write what it says into metadata.csv beside the images, and "
+        f"{partners[0]} holds no images for --pair; write its values to metadata.csv beside the images, and "
         f"convert {folder / images}"
     )
 
@@ -145,7 +146,7 @@ def paired_folders(path: Path, split: str | None, options: SourceOptions) -> Pai
             more := sorted(split_folders(of_pair).keys() - found.keys())
         ):
             raise UsageError(
-                f"has {', '.join(more)}, of which there are no images in {top}; add them, or move it away",
+                f"has {', '.join(more)}, for which {top} has no images; add them, or move it away",
                 path=of_pair,
             )
     if not found:
@@ -170,8 +171,8 @@ def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceO
         there = next((place for place in places if place.is_dir()), None)
         if there is None:
             raise UsageError(
-                f"is no folder, and neither is {str(places[1])!r}; --pair {name}=FOLDER names one relative to "
-                "the split or to the source, or absolute",
+                f"is not a folder, nor is {str(places[1])!r}; give --pair {name}=FOLDER relative to the "
+                "split or to the source, or absolute",
                 path=places[0],
             )
         partners[name] = there
@@ -251,7 +252,7 @@ class PairedFolders(Source):
                 if each.name.lower().endswith(IMAGE_SUFFIXES):
                     one.ignored[OUTSIDE] += 1
             elif is_of_splits and holds_images(each):
-                no_split = "has images, and is no split; rename it to train, val or test, or move it away"
+                no_split = "has images, but is not a split; rename it to train, val or test, or move it away"
                 if not any(folder.is_relative_to(each.resolve()) for folder in used):
                     one.refuse(each, no_split)
 
@@ -294,7 +295,10 @@ class _Matched:
         if missing:
             self._refuse_alone(missing, left)
         for name, files in left.items():
-            surplus = f"is the {name} of no image in {self.folders.images}; add that, or remove this"
+            surplus = (
+                f"is the {name} of an image that is not in {self.folders.images}; add the image, or remove "
+                "this file"
+            )
             for file in files.values():
                 self.refuse(self.folders.partners[name] / file.path, surplus)
 
@@ -304,7 +308,7 @@ class _Matched:
             if (first := found.setdefault(_stem(file.path), file)) is not file:
                 self.refuse(folder / file.path, _TWICE.format(first.path), "twice")
             elif file.size > MAX_IMAGE_BYTES:
-                most = f"but no image may have more than {MAX_IMAGE_BYTES}; remove it"
+                most = f"but an image has at most {MAX_IMAGE_BYTES}; remove it"
                 self.refuse(folder / file.path, f"has {file.size} bytes, {most}", "too large")
         return found
 

@@ -131,7 +131,7 @@ class ParquetRows(RecordSource):
                             schema, first = file.schema_arrow, name
                         elif not schema.equals(file.schema_arrow, check_metadata=True):
                             raise SourceDamaged(
-                                f"has other columns than {first}; put them into two folders", path=path
+                                f"has different columns from {first}; put them into two folders", path=path
                             )
         if schema is None:
             return ParquetLayout("", False, "", (), {})
@@ -150,7 +150,7 @@ def _null_columns(child: Child, path: Path) -> list[str]:
     try:
         return child.call_within(METADATA_TIMEOUT_S, _with_nulls, path)
     except ChildDied as error:
-        message = f"has damaged metadata, over which pyarrow ends with {error.signal}; write it again"
+        message = f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
         raise SourceDamaged(message, path=path) from error
 
 
@@ -198,7 +198,7 @@ def layout_of(
     info = (schema.metadata or {}).get(b"huggingface")  # what the library datasets says of each column
     features = json.loads(info)["info"]["features"] if info else {}
     if not isinstance(features, dict):
-        raise ValueError("its features of Hugging Face are no mapping")
+        raise ValueError("its Hugging Face features are not a mapping")
     names: list[str] = schema.names
     if len(set(names)) < len(names):
         raise ValueError("two columns have one name")
@@ -229,7 +229,7 @@ def _image(
     if wanted is not None:
         name = chosen(kinds, wanted, "--image-column")
         if name and name not in able:
-            raise UsageError(f"the column {name} has {kinds[name]}, and images are bytes")
+            raise UsageError(f"the column {name} has {kinds[name]}, but images are bytes")
         return name
     known = [name for name in _IMAGES if name in able]
     return next(iter((*known, *images)), "") or usual_image(able, first)
@@ -247,7 +247,7 @@ def _label(
         name = chosen(kinds, wanted, "--label-column")
         is_text = kinds.get(name) in (*_TEXT, *_BINARY) and name != image
         if name and name not in integers and not is_text:
-            raise UsageError(f"the column {name} has {kinds[name]}, and labels are integers or text")
+            raise UsageError(f"the column {name} has {kinds[name]}, but labels are integers or text")
         return name
     of_classes = [name for name in kinds if _classes(features.get(name)) is not None]
     known = [name for name in _LABELS if name in (*integers, *of_classes)]
@@ -266,7 +266,7 @@ def _classes(feature: Any) -> tuple[str, ...] | None:
         return None
     names = feature.get("names", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("the names of its classes are no list of text")
+        raise ValueError("its class names are not a list of text")
     return tuple(names)
 
 
@@ -314,7 +314,7 @@ class RowContents:
             self._rows, self._file_bytes = self._rows + rows, self._file_bytes + archive.end
             if self._rows > max(_ROWS_OF_NO_BYTES, self._file_bytes):  # a few bytes may claim billions
                 raise SourceDamaged(
-                    f"claims {rows:,} rows in {archive.end:,} bytes; no record has less than a byte",
+                    f"claims {rows:,} rows in {archive.end:,} bytes, less than a byte for each",
                     path=path,
                 )
             mtime_ns = wrapped(archive.identity.mtime_ns)
@@ -359,7 +359,7 @@ class RowContents:
         if isinstance(label, str | bytes):
             return self.classes.add_text(label if isinstance(label, str) else label.decode())
         if self._layout.classes and label >= len(self._layout.classes):
-            raise ValueError(f"has the label {label} of {len(self._layout.classes)} classes")
+            raise ValueError(f"has the label {label}, but there are {len(self._layout.classes)} classes")
         return self.classes.add(label)
 
 

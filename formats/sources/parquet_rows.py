@@ -212,7 +212,7 @@ class RowGroups(Owned):
         rows = self.starts[group + 1] - self.starts[group]
         for column in found.values():
             if len(column) != rows:
-                raise ValueError(f"the row group {group} has {len(column)} rows, and says {rows}")
+                raise ValueError(f"the row group {group} has {len(column)} rows, but says {rows}")
         return {name: found[name] for name in names}
 
     def _rows_at_once(self, group: int, name: str, size: _Size) -> int:
@@ -290,7 +290,7 @@ def _cell_bytes(kind: Any, count: int, values: int, level_bytes: int = 0) -> int
 
 def no_bytes(path: object) -> ValueError:
     """Return the error for an image of which only the path is there."""
-    return ValueError(f"has no bytes of the image, only its path {str(path)[:200]!r}: embed the images")
+    return ValueError(f"has only the path of the image, {str(path)[:200]!r}, not its bytes; embed the images")
 
 
 def image_of(value: Any) -> bytes:

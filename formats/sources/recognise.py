@@ -55,7 +55,7 @@ def image_columns(path: Path, split: str | None, options: SourceOptions) -> Sour
     if len(found) > 1:
         kinds = " and ".join(source.description for source in found)
         raise UsageError(
-            f"has columns of several kinds: {kinds}; convert one, and prep join the other", path=path
+            f"has columns of several kinds: {kinds}; convert one, and add the other with prep join", path=path
         )
     if not found:
         return None
@@ -145,9 +145,9 @@ class MixedSource(Source):
         for split, other in others:
             if other.labels.digest != one.labels.digest:
                 raise LabelConflict(
-                    f"{first} ({one.layout}) has {len(one.labels)} classes, {split} ({other.layout}) has "
-                    f"{len(other.labels)} or others; put {WANTED_FOR_CLASSES} beside them, "
-                    "or keep them in two folders",
+                    f"{first} ({one.layout}) has {len(one.labels)} classes, but {split} ({other.layout}) "
+                    f"has {len(other.labels)} or different ones; put {WANTED_FOR_CLASSES} beside them, or "
+                    "keep them in two folders",
                     path=one.beside[0],
                 )
         return one.labels
@@ -206,16 +206,19 @@ def _without_list_options(source: Source, options: SourceOptions) -> Source:
     """Return the source, which is no list. Raises UsageError if options of lists were given."""
     if options.for_lists:
         names = ", ".join(name.replace("_", " ") for name in options.for_lists)
-        raise UsageError(f"only a list of images has a {names}, and this is {source.description}")
+        raise UsageError(f"{names} needs a list of images, but this is {source.description}")
     return _without_columns(source, options)
 
 
 def _without_columns(source: Source, options: SourceOptions, taken: Sequence[str] = ()) -> Source:
     """Return the source. Raises UsageError if options of columns were given that it does not take."""
     if names := ", ".join(name for name in options.for_columns if name not in taken):
-        raise UsageError(f"{names} are of images with columns beside them, and this is {source.description}")
+        raise UsageError(f"{names} needs images with columns beside them, but this is {source.description}")
     if options.image_column is not None:
-        raise UsageError(f"only files of records have an image column, and this is {source.description}")
+        raise UsageError(
+            "--image-column needs record files (WebDataset, TFRecord, Parquet, LMDB), but this is "
+            f"{source.description}"
+        )
     return source
 
 
@@ -253,7 +256,7 @@ def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[Ilsv
 
 def _refuse_compressed(path: Path) -> None:
     if _first_block(path).startswith((_GZIP, _ZIP)):
-        raise UsageError("is compressed, and images are read in place; unpack it first", path=path)
+        raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
 
 
 def _of_file(path: Path, check_md5: bool) -> list[IlsvrcSource]:

@@ -65,7 +65,7 @@ class RecordClasses:
     def add(self, label: int, name: str | None = None) -> int:
         """Add a record's label, -1 for none, and its name. Raises ValueError for what cannot be."""
         if not UNLABELLED <= label <= MAX_LABEL:
-            raise ValueError(f"it has the label {label}, not one from 0 to {MAX_LABEL}")
+            raise ValueError(f"it has the label {label}; labels are 0 to {MAX_LABEL}")
         if len(self.texts):
             raise ValueError(f"it has the label {label}, but the first one is text")
         if name is not None:
@@ -87,15 +87,15 @@ class RecordClasses:
             raise ValueError(f"its class has a name of {len(name)} characters, not 1 to {MAX_WORDS}")
         name.encode()
         if label == UNLABELLED:
-            raise ValueError(f"its label is {label}, which is none, but it has the name {name!r}")
+            raise ValueError(f"its label {label} means none, but it has the class name {name!r}")
         known = self.names.setdefault(label, name)
         if known != name:
-            raise ValueError(f"its label {label} is named {name!r}, but it is {known!r} elsewhere")
+            raise ValueError(f"its label {label} is named {name!r} here and {known!r} elsewhere")
 
     def merge(self, other: RecordClasses) -> None:
         """Add what was seen in another split. Raises ValueError if it does not agree."""
         if (self.count and len(other.texts)) or (other.count and len(self.texts)):
-            raise ValueError("labels are text, and numbers elsewhere")
+            raise ValueError("labels are text here and numbers elsewhere")
         for text in other.texts:
             self.texts.label_of(text)
         self.count = max(self.count, other.count)
@@ -222,7 +222,7 @@ class FilesReader(ByteReader):
     def changed(self, entry: np.void) -> SourceDamaged:
         """Return the error for a record that is not the one that was listed."""
         return SourceDamaged(
-            "changed while it was read; let no other program write to it, and start again",
+            "changed while it was read; stop other programs from writing to it, and start again",
             path=self.where(entry),
             key=entry["key"].decode(),
         )
@@ -334,8 +334,8 @@ class _Search:
         if without and found:
             one = next(iter(found.values()))[0]
             raise UsageError(
-                f"{one} is named for a split and {without[0]} is not; rename one of them, or give a folder for "
-                "each split",
+                f"{one} is named after a split and {without[0]} is not; rename one of them, or give a "
+                "folder for each split",
                 path=self.walk.top,
             )
         named = {split: of_split for split, of_split in found.items() if split}
@@ -476,11 +476,11 @@ class RecordTable:
         if may_number and (repeated or (entries["key"] == b"").any()):
             return _numbered(entries)
         for entry in entries[entries["key"] == b""]:
-            no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is no text; shorten it"
+            no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is not text; shorten it"
             self._problems.add(SourceDamaged(no_key, path=self._place(entry)), "no key")
         for key in filter(None, repeated):
             first, second = (self._place(entries[at]) for at in np.flatnonzero(entries["key"] == key)[:2])
-            twice = f"begins here, and again at {first}; a key is for one sample, in one piece"
+            twice = f"begins here and again at {first}; a sample must be in one piece"
             self._problems.add(SourceDamaged(twice, path=second, key=key.decode()), "twice")
         return entries
 
@@ -582,4 +582,4 @@ def chosen(names: Iterable[str], wanted: str, option: str) -> str:
         if wanted in (name, column_name(name)):
             return name
     there = ", ".join(names)[:200] or "none"
-    raise UsageError(f"no record has a column {wanted!r}; name it with {option}, of these: {there}")
+    raise UsageError(f"no record has a column {wanted!r}; name it with {option}, one of: {there}")

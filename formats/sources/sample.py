@@ -705,7 +705,7 @@ def _writers(plan: SamplePlan, album: Album) -> dict[str, Callable[[IO[bytes]], 
 def _refuse_existing(output: Path, names: Iterable[str]) -> None:
     for name in names:
         if (output / name).exists():
-            raise UsageError("is there already; choose another folder, or delete it", path=output / name)
+            raise UsageError("exists already; choose another folder, or delete it", path=output / name)
 
 
 def _oddities(plan: SamplePlan) -> Iterator[SampleOddity]:

@@ -53,7 +53,7 @@ def split_folders(path: Path) -> dict[str, str]:
         split = SPLIT_NAMES[name.lower()]
         if split in found:
             raise UsageError(
-                f"holds {found[split]} and {name}, both of {split}; move one of them away", path=path
+                f"holds {found[split]} and {name}, both for {split}; move one of them away", path=path
             )
         found[split] = name
     return {split: found[split] for split in SPLITS if split in found}
@@ -350,7 +350,7 @@ class Source(ABC):
 
 
 def no_such_split(split: str, splits: tuple[str, ...]) -> UsageError:
-    return UsageError(f"the source has no split {split!r}, only {', '.join(splits)}")
+    return UsageError(f"the source has no split {split!r}; it has {', '.join(splits)}")
 
 
 _KEPT = {
@@ -404,7 +404,7 @@ class SourceOptions:
             raise UsageError(f"the val fraction must be above 0 and below 1, not {self.val_fraction}")
         for name in ("columns", "pairs"):
             if isinstance(given := getattr(self, name), str):
-                raise UsageError(f"{name} is one text; give several, such as [{given!r}]")
+                raise UsageError(f"{name} must be a list, such as [{given!r}]")
             object.__setattr__(self, name, tuple(given))
         self.column_choices, self.pair_choices  # noqa: B018 - what is no choice is an error here
 

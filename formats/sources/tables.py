@@ -61,7 +61,7 @@ class ListedClasses:
         self._are_numbers = is_number
         label = self._of_name.setdefault(str(int(text)) if is_number else text, len(self._of_name))
         if label >= MAX_CLASSES:
-            raise ValueError(f"has the class {text!r}, which is one more than {MAX_CLASSES}")
+            raise ValueError(f"has the class {text!r}, which exceeds the limit of {MAX_CLASSES} classes")
         return label
 
     def numbered(self) -> tuple[LabelSpace, np.ndarray[tuple[int], np.dtype[np.int32]]]:
@@ -166,7 +166,7 @@ def place_below(path: str, roots: Sequence[Path]) -> str:
     if path.startswith("/"):
         root = next((root for root in roots if Path(path).is_relative_to(root)), None)
         if root is None:
-            raise ValueError(f"{path[:200]!r} does not lie below {roots[0]}; give another --root")
+            raise ValueError(f"{path[:200]!r} is not below {roots[0]}; give another --root")
         path = str(Path(path).relative_to(root))
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
@@ -240,7 +240,7 @@ def names_in(cell: Any, kind: str, *, typed: bool) -> Sequence[str]:
     """Return the names of classes in a cell of kind label or labels. Raises ValueError."""
     if kind == "labels" and typed:
         if not isinstance(cell, list):
-            raise ValueError(f"has labels that are no list: {str(cell)[:80]!r}")
+            raise ValueError(f"has labels that are not a list: {str(cell)[:80]!r}")
         return [label_name(each) for each in cell]
     text = "" if cell is None else label_name(cell)
     names = [name.strip() for name in text.split(SEPARATOR)] if kind == "labels" else [text.strip()]
@@ -326,7 +326,9 @@ class CellKind:
         if choice and choice.kind in OF_CLASSES:
             self._classes.update(dict.fromkeys(names_in(cell, choice.kind, typed=self._typed)))
             if len(self._classes) > MAX_CLASSES:
-                raise ValueError(f"has a class of {self.header!r} that is one more than {MAX_CLASSES}")
+                raise ValueError(
+                    f"has a class of {self.header!r} that exceeds the limit of {MAX_CLASSES} classes"
+                )
         elif not choice and self._typed:
             self._found.add(_kind_of_value(cell))
         elif not choice and not cell.strip():
@@ -379,7 +381,7 @@ def cell_kinds(
 def left_out_note(names: Iterable[str]) -> tuple[str, ...]:
     """Return the note of a listing about columns that are not taken."""
     listed = ", ".join(names)
-    return (f"columns that are not taken: {listed}; --column NAME:KIND takes one",) if listed else ()
+    return (f"columns left out: {listed}; take one with --column NAME:KIND",) if listed else ()
 
 
 def _kind_of_text(cell: str) -> str:
@@ -450,7 +452,7 @@ class TableForm:
             raise ValueError("is empty; a table begins with the names of its columns")
         if suffix not in CSV_SUFFIXES + JSON_SUFFIXES:
             known = ", ".join(CSV_SUFFIXES + JSON_SUFFIXES)
-            raise UsageError(f"is not the name of a table; known are {known}", path=file.path)
+            raise UsageError(f"is not a known kind of table; known are {known}", path=file.path)
         delimiter = "" if suffix in JSON_SUFFIXES else max(_DELIMITERS, key=first.count)
         names = tuple(_cells(first, delimiter) if delimiter else _object_of(first))
         if unique and len(set(names)) != len(names):
@@ -549,11 +551,11 @@ def _without_nul(text: str) -> str:
 def _object_of(text: str) -> Mapping[str, Any]:
     value = json.loads(text, parse_constant=no_constant, parse_float=_finite)
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object; write one object per line")
+        raise ValueError("it is not a JSON object; write one object per line")
     return value
 
 
 def _finite(text: str) -> float:
     if math.isinf(value := float(text)):
-        raise ValueError(f"{text[:80]} is more than a float can hold")
+        raise ValueError(f"{text[:80]} is too large for a float")
     return value

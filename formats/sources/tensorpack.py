@@ -79,10 +79,11 @@ def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> Tensorpac
     with foreign_file(file, _ADVICE), ArchiveFile(file) as archive:
         first = next((key for key, _ in LmdbRecords(archive)), None)
     if first is None:
-        raise UsageError("is an LMDB without records; give one that was written to its end", path=file)
+        raise UsageError("is an LMDB without records; give one that was completely written", path=file)
     if first != KEYS and not is_key(first):
         raise UsageError(
-            f"is an LMDB, but not of tensorpack's LMDBSerializer: its first key is {first[:32]!r}", path=file
+            f"is an LMDB, but not from tensorpack's LMDBSerializer: its first key is {first[:32]!r}",
+            path=file,
         )
     return TensorpackLmdb(file, split, options)
 
@@ -188,7 +189,7 @@ class _Contents:
         names = ItemNames.of(item, self._options)
         form = ItemForm.of(names.named(item))
         if "key" in form.own:
-            raise ValueError("it has a component key, which is the name of the record's own key")
+            raise ValueError("it has a component named key, which is reserved for the record's key")
         return ItemContents(names, form, self.classes)
 
     def entries(self) -> Entries:
@@ -216,7 +217,7 @@ class _Contents:
         """Return the number of records in the file's own list, and a phrase about what is missing."""
         keys = KEYS.decode()
         if self._listed is None:
-            return 0, f"there is no {keys}, which is written last and says which records are all"
+            return 0, f"{keys}, which is written last and lists all records, is missing"
         there, listed = entries["key"].astype(np.int64), np.unique(self._listed)
         unlisted, missing = np.setdiff1d(there, listed), np.setdiff1d(listed, there)
         if len(listed) < len(self._listed):
@@ -279,12 +280,12 @@ def decoder_of(value: Value) -> Decode:
 def read_datapoint(value: Value, decode: Decode) -> Datapoint:
     """Read a datapoint. Raises ValueError for anything but an encoded image and its label."""
     if value.length > MOST_BYTES:
-        raise ValueError(f"it has {value.length} bytes, more than an image may have")
+        raise ValueError(f"it has {value.length} bytes, too many for an image")
     found = decode(value, most=_MOST_PARTS)
     match found:
         case [image, label]:
             return Datapoint(_image(image), _label(value, label))
-    raise ValueError(f"it is {kind_of(found)}, and not [image, label]")
+    raise ValueError(f"it is {kind_of(found)}, not [image, label]")
 
 
 def is_pair(value: Value, decode: Decode) -> bool:
@@ -306,7 +307,7 @@ def _image(item: object) -> ByteRange:
             return data
         case Array(shape=(_, _, *_)):
             raise ValueError(f"its image is decoded: {kind_of(item)}; only encoded images are read")
-    raise ValueError(f"its image is {kind_of(item)}, and neither bytes nor a line of uint8")
+    raise ValueError(f"its image is {kind_of(item)}, neither bytes nor a one-dimensional uint8 array")
 
 
 def _label(value: Value, item: object) -> int:
@@ -317,9 +318,9 @@ def _label(value: Value, item: object) -> int:
         case int() if type(item) is int:
             label = item
         case _:
-            raise ValueError(f"its label is {kind_of(item)}, and no integer")
+            raise ValueError(f"its label is {kind_of(item)}, not an integer")
     if not 0 <= label < MAX_LABELS:
-        raise ValueError(f"its label is {label}, and labels are 0 to {MAX_LABELS - 1} here")
+        raise ValueError(f"its label is {label}; labels are 0 to {MAX_LABELS - 1} here")
     return label
 
 
@@ -331,7 +332,7 @@ def is_key(key: bytes) -> bool:
 def check_key(key: bytes) -> str:
     """Return the key as text. Raises ValueError if it is not a key of LMDBSerializer."""
     if not is_key(key):
-        raise ValueError(f"its key is no number of {DIGITS} digits or more")
+        raise ValueError(f"its key is not a number of at least {DIGITS} digits")
     return key.decode()
 
 
@@ -341,13 +342,13 @@ def read_keys(value: Value, decode: Decode) -> npt.NDArray[np.int64]:
     Takes 8 bytes per key, and 1 MiB.
     """
     if value.length > _MOST_BYTES_OF_KEYS:
-        raise ValueError(f"it has {value.length} bytes, more than a list of keys may have")
+        raise ValueError(f"it has {value.length} bytes, too many for a list of keys")
     value = value.in_pieces_of(_PIECE_OF_KEYS)
     keys = _Keys(value)
     most = value.length // _LEAST_BYTES_OF_A_PART + _MOST_PARTS
     found = decode(value, most=most, new_list=keys.new_list, element=keys.number_of)
     if type(found) is not array:
-        raise ValueError(f"it is {kind_of(found)}, and not a list of keys")
+        raise ValueError(f"it is {kind_of(found)}, not a list of keys")
     return np.frombuffer(found, np.int64)
 
 
@@ -364,17 +365,17 @@ class _Keys:
         """Return the number of a key. Raises ValueError for other items, and for more keys than bytes."""
         self._left -= 1
         if type(item) is not ByteRange or self._left < 0:
-            raise ValueError(f"it lists {kind_of(item)}, and is not a list of keys")
+            raise ValueError(f"it lists {kind_of(item)}, so it is not a list of keys")
         return int(check_key(self._value.bytes_of(item)))
 
 
 def read_item(value: Value, decode: Decode) -> Any:
     """Return a datapoint with the bytes of its arrays. Raises ValueError for more than plain data."""
     if value.length > MOST_BYTES:
-        raise ValueError(f"it has {value.length} bytes, more than a value may have")
+        raise ValueError(f"it has {value.length} bytes, too many for a value")
     found = decode(value, most=_MOST_PARTS_OF_ITEM, dicts=True)
     if not isinstance(found, list | tuple | dict) or not found:
-        raise ValueError(f"it is {kind_of(found)}, and no list or dict of components")
+        raise ValueError(f"it is {kind_of(found)}, not a list or dict of components")
     return _Materials(value).of(found)
 
 
@@ -411,7 +412,7 @@ class _Materials:
     def _taken(self, place: ByteRange) -> bytes:
         self._bytes -= place.length
         if self._bytes < 0:
-            raise ValueError("its components have more bytes than it has")
+            raise ValueError("its components have more bytes than the whole record")
         return self._value.bytes_of(place)
 
 
@@ -489,7 +490,7 @@ class ItemContents:
         if isinstance(label, str | bytes) and self.names.may_be_text:
             return self.classes.add_text(label if isinstance(label, str) else label.decode())
         if isinstance(label, bool) or not isinstance(label, int | np.integer) or not -1 <= label < MAX_LABELS:
-            raise ValueError(f"its label is {label!r}, and labels are -1 to {MAX_LABELS - 1} here")
+            raise ValueError(f"its label is {label!r}; labels are -1 to {MAX_LABELS - 1} here")
         return self.classes.add(int(label))
 
     @property
@@ -516,7 +517,7 @@ class ItemReader(TarReader):
     def read(self, entry: np.void) -> bytes:
         image = _encoded(self._parts(entry).get("image", b"")) if "image" in self.form.own else b""
         if not isinstance(image, bytes):
-            raise BadValue("has an image that is neither bytes nor a line of uint8")
+            raise BadValue("has an image that is neither bytes nor a one-dimensional uint8 array")
         return image
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
@@ -556,7 +557,7 @@ class LmdbRecords:
             last = key
             yield key, value
         if count != meta.entries:
-            raise self._damaged(f"it has {count} records, and says that it has {meta.entries}")
+            raise self._damaged(f"it has {count} records, but says that it has {meta.entries}")
 
     def _below(self, number: int, depth: int) -> Iterator[tuple[bytes, Value]]:
         """Yield the records of the subtree of ``depth`` levels that begins with this page."""
@@ -590,5 +591,5 @@ class TextReader(TarReader):
             return from_latin1(self._file.read_at(2 * length, int(entry["offset"])), length)
         except ValueError as error:
             raise SourceDamaged(
-                f"holds no bytes there: {error}; copy it again", path=self.where(entry)
+                f"has no bytes there: {error}; copy it again", path=self.where(entry)
             ) from error

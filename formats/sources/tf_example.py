@@ -89,7 +89,7 @@ def integers(data: bytes) -> npt.NDArray[np.int64]:
     raw = np.frombuffer(data, np.uint8)
     is_end = raw < 0x80
     if (count := np.count_nonzero(is_end)) > MAX_VALUE_BYTES // 8:
-        raise ValueError(f"a list has {count:,} numbers, and a value may have {MAX_VALUE_BYTES // 8:,}")
+        raise ValueError(f"a list has {count:,} numbers; a value has at most {MAX_VALUE_BYTES // 8:,}")
     ends = np.flatnonzero(is_end)
     if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):
         raise ValueError("a list of numbers is cut off")
@@ -148,22 +148,22 @@ def features(window: ByteWindow, start: int, end: int) -> dict[str, Feature]:
     found: dict[str, Feature] = {}
     for example in _few(window, start, end):
         if example.number != 1 or example.kind != LENGTH:
-            raise ValueError("the record is no tf.train.Example")
+            raise ValueError("the record is not a tf.train.Example")
         for entry in parts(window, example.start, example.end):
             name, feature = _named(window, entry)
             if name in found or len(found) == MAX_FEATURES:
-                raise ValueError(f"the feature {name!r} is there twice, or one more than {MAX_FEATURES}")
+                raise ValueError(f"the feature {name!r} occurs twice, or there are more than {MAX_FEATURES}")
             found[name] = feature
     return found
 
 
 def _named(window: ByteWindow, entry: WireField) -> tuple[str, Feature]:
     if entry.number != 1 or entry.kind != LENGTH:
-        raise ValueError("the record is no tf.train.Example")
+        raise ValueError("the record is not a tf.train.Example")
     name, feature = "", Feature("", entry.end, entry.end)
     for part in _few(window, entry.start, entry.end):
         if part.kind != LENGTH or part.number not in (1, 2):
-            raise ValueError("a feature has something else than a name and a value")
+            raise ValueError("a feature has something other than a name and a value")
         if part.number == 2:
             feature = Feature("", part.end, part.end)
             for of_kind in _few(window, part.start, part.end):
@@ -181,7 +181,7 @@ def _few(window: ByteWindow, start: int, end: int) -> Iterator[WireField]:
     """Yield the fields of a message that has few of them: millions of empty ones take minutes."""
     for count, field in enumerate(parts(window, start, end)):
         if count == MAX_FEATURES:
-            raise ValueError(f"the record is no tf.train.Example: a message has more than {count} fields")
+            raise ValueError(f"the record is not a tf.train.Example: a message has more than {count} fields")
         yield field
 
 
@@ -219,7 +219,7 @@ def byte_values(window: ByteWindow, feature: Feature) -> Iterator[WireField]:
     _check_kind(feature, BYTES)
     for value in _values(window, feature):
         if value.kind != LENGTH:
-            raise ValueError("has something else than bytes in its list")
+            raise ValueError("has something other than bytes in its list")
         yield value
 
 
@@ -240,7 +240,7 @@ def _numbers(window: ByteWindow, feature: Feature, kind: str) -> bytes:
     data = bytearray()
     for value in _values(window, feature):
         if value.kind not in (LENGTH, own) or (value.end - value.start) % size:
-            raise ValueError(f"has something else than {kind} in its list")
+            raise ValueError(f"has something other than {kind} in its list")
         data += window.take(value.start, value.end)
     return bytes(data)
 
@@ -293,7 +293,7 @@ def _length(head: bytes, at: int) -> int:
     length, crc = HEAD.unpack(head)
     if crc != masked_crc(head[:8]):
         if at == 0 and head.startswith((_GZIP, _ZLIB)):
-            raise ValueError("the file is compressed, and records are read in place: write it without that")
+            raise ValueError("the file is compressed, but records are read in place; write it uncompressed")
         raise ValueError("the checksum of a record's length is wrong")
     return int(length)
 
@@ -303,7 +303,7 @@ def read_frame(file: ArchiveFile, start: int, length: int) -> bytes:
     with foreign_file(f"{file.path}, byte {start}", ADVICE):
         whole = file.read_at(HEAD.size + length + TAIL.size, start)
         if _length(whole[: HEAD.size], start) != length or len(whole) < HEAD.size + length + TAIL.size:
-            raise ValueError("there is another record than was listed")
+            raise ValueError("the record differs from the one that was listed")
         data = whole[HEAD.size : -TAIL.size]
         if TAIL.unpack(whole[-TAIL.size :]) != (masked_crc(data),):
             raise ValueError("the checksum of a record's data is wrong")

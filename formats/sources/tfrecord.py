@@ -345,7 +345,7 @@ class ExampleContents:
                 )
             column.records += is_single(window, feature)
         if len(self._columns) > MAX_COLUMNS:
-            raise ValueError(f"it has one more feature than the {MAX_COLUMNS} columns that are possible")
+            raise ValueError(f"it has more features than the {MAX_COLUMNS} columns that are possible")
 
     def schema(self) -> Schema:
         """Return the columns: one value where all records have exactly one, and lists otherwise."""

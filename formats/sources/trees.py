@@ -24,7 +24,7 @@ OTHER_HIDDEN = "other hidden"
 NON_IMAGES = "non-image files"
 _HEAD_BYTES = 12
 _IS_LINK = (
-    "is a symbolic link, and only SOURCE itself may be one; put here what it points to, or convert with "
+    "is a symbolic link, but only SOURCE itself may be one; replace it with its target, or convert with "
     "--follow-symlinks"
 )
 
@@ -114,7 +114,7 @@ class FolderWalk:
                 if above[-1] in above[:-1]:
                     self.problems.add(
                         SourceDamaged(
-                            "is a link to a folder that it lies in; remove it", path=self.top / here
+                            "is a link to a folder that contains it; remove it", path=self.top / here
                         )
                     )
                     continue
@@ -203,7 +203,7 @@ class FolderWalk:
         elif entry.is_symlink() and not self.follow_symlinks:
             wrong = _IS_LINK
         elif entry.is_symlink() and (reason := _unreadable(entry)):
-            wrong = f"is a symbolic link to nothing that can be read ({reason}); remove it"
+            wrong = f"is a symbolic link whose target cannot be read ({reason}); remove it"
         elif not entry.is_dir() and not entry.is_file():
             wrong = "is neither a file nor a folder; remove it"
         else:
@@ -217,7 +217,7 @@ class FolderWalk:
             if not self.follow_symlinks:
                 refuse_links(self.top.parent, here)
             return SourceDamaged(
-                "is no longer a folder; let no other program write to it, and start again", path=here
+                "is no longer a folder; stop other programs from writing to it, and start again", path=here
             )
         return OSError(error.errno, error.strerror, str(here))
 
@@ -337,7 +337,7 @@ class TreeReader(ByteReader):
 
     def _changed(self, entry: np.void) -> SourceDamaged:
         return SourceDamaged(
-            "changed while it was read; let no other program write to it, and start again",
+            "changed while it was read; stop other programs from writing to it, and start again",
             path=self.where(entry),
         )
 

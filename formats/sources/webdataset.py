@@ -168,14 +168,14 @@ def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
     for member in walk(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
         match = _NAME.fullmatch(member.name)
         if match is None:
-            raise _damaged(member, archive, "has no extension that says what it is; remove it")
+            raise _damaged(member, archive, "has no extension, so its kind is unknown; remove it")
         stem, extension = match[1], match[2].lower()
         if sample is None or stem != sample.stem:
             if sample is not None:
                 yield sample
             sample = ShardSample(stem, start, {})
         if extension in sample.parts or len(sample.parts) == MAX_PARTS:
-            raise _damaged(member, archive, f"is one more member .{extension[:80]} of its sample; remove it")
+            raise _damaged(member, archive, f"is a second member .{extension[:80]} of its sample; remove it")
         sample.parts[extension] = member
         start = member.offset + -(-member.size // BLOCK) * BLOCK
     if sample is not None:
@@ -237,7 +237,7 @@ class ShardContents:
             return self.classes.add_text(text.strip())
         if match is None:
             advice = f"--label-column {part} takes it for the name of a class"
-            raise ValueError(f"its .{part} has {text[:80]!r}, and not the number of its class: {advice}")
+            raise ValueError(f"its .{part} has {text[:80]!r}, not the number of its class: {advice}")
         name = text_in(sample, CLASS_NAME, archive) if part == LABEL else None
         return self.classes.add(int(match[1]), name)
 
@@ -248,7 +248,7 @@ class ShardContents:
         self._first_of[image is not None, parts] = first._replace(samples=first.samples + 1)
         self._parts |= parts
         if len(self._parts) > MAX_COLUMNS:
-            raise SourceDamaged(f"has one more part than the {MAX_COLUMNS} that are possible", path=place)
+            raise SourceDamaged(f"has more parts than the {MAX_COLUMNS} that are possible", path=place)
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, and whether records have images; a sample that lacks a part is a problem."""
@@ -259,7 +259,7 @@ class ShardContents:
             if missing:
                 others = f", as {place.samples - 1:,} more samples do" if place.samples > 1 else ""
                 lacks = (
-                    f"lacks {', '.join(missing[:8])}, which other samples have{others}; add what is missing"
+                    f"lacks {', '.join(missing[:8])}, which other samples have{others}; add the missing parts"
                 )
                 self.problems.add(SourceDamaged(lacks, path=place.path, key=place.key))
         no_column = {self._of.label}

@@ -161,12 +161,12 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
                 data.clear()
             await asyncio.sleep(WAIT_S)
         raise AnswerBroken(
-            f"has not the bytes that were asked for, each of {TRIES} times; {AGAIN}", path=self.path
+            f"did not return the requested bytes, {TRIES} times in a row; {AGAIN}", path=self.path
         )
 
     async def _refuse_changed(self) -> None:
         if await self._folder.about(self.file.name) != self.file.stored:
             raise SourceDamaged(
-                "changed since it was listed; let no other program write to it, and start again",
+                "changed since it was listed; stop other programs from writing to it, and start again",
                 path=self.path,
             )

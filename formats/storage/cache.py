@@ -245,8 +245,8 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def _too_small(self, needed: int, limit: int) -> CacheTooSmall:
         return CacheTooSmall(
-            f"the cache has room for {_room(limit)}, and needs {needed:,} bytes at least for what is read at once; "
-            "give it a larger limit, or make room on its disk",
+            f"the cache is too small: it has room for {_room(limit)} and needs at least {needed:,} bytes "
+            "for the files read at once; give it a larger limit, or make room on its disk",
             path=self.folder.path,
             needed=needed,
         )
@@ -421,8 +421,8 @@ def saying_published(place: Location, folder: Path, entry: FileEntry) -> Iterato
     except (CorruptRecord, ShardDamaged, ManifestDamaged) as error:
         what = error.message.partition(";")[0]
         raise type(error)(
-            f"{what}, although the file is the one in the manifest: it was published so, or a table is damaged here, "
-            f"which prep verify {place.url} --cache {folder} replaces",
+            f"{what}, although the file matches the manifest: it was published that way, or a table is "
+            f"damaged here; run prep verify {place.url} --cache {folder} to replace it",
             path=place.url,
             shard=entry.name,
             key=error.key,

@@ -119,7 +119,7 @@ class Patience:
         if (still_s := now - self._since) >= self.most_s / 10 and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"has waited for {still_s:.0f} s, of {self.most_s:g} s at most, for {self._what()}",
+                f"has waited {still_s:.0f} s (of at most {self.most_s:g} s) for {self._what()}",
                 StillWaiting,
                 stacklevel=2,
             )
@@ -129,14 +129,14 @@ class Patience:
         """Raise CacheBusy, for this file, if it has been in this state for too long."""
         if self.still_s(state) >= self.most_s:
             raise CacheBusy(
-                f"no change for {self.most_s:g} s: waited for {self._what()}; let that go on, or end it",
+                f"no change for {self.most_s:g} s while waiting for {self._what()}; let it continue, or end it",
                 path=path,
             )
 
 
 def wait_for_lock(lock: LockDescriptor, path: Path, patience_s: float, *, shared: bool = False) -> None:
     """Lock a file. Raises CacheBusy where others keep it for ``patience_s`` seconds."""
-    patience = Patience(patience_s, lambda: f"{holder_of(path)}, which has the lock on {path}")
+    patience = Patience(patience_s, lambda: f"{holder_of(path)}, which holds the lock on {path}")
     while not lock.lock(shared=shared, wait=False):
         patience.refuse_end(path)
         patience.wait()
@@ -178,7 +178,7 @@ class CacheFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         # In this order: another process may make the cache meanwhile, its lock first.
         if any(self.path.iterdir()) and not (self.path / CACHE_LOCK_NAME).exists():
-            raise UsageError("is not empty, and no cache; choose a new folder", path=self.path)
+            raise UsageError("is not empty and is not a cache; choose a new folder", path=self.path)
         with self.turn():
             for name in FOLDERS:
                 (self.path / name).mkdir(exist_ok=True)

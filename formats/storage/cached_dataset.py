@@ -242,7 +242,7 @@ def remote_dataset(place: Location, policy: RetryPolicy) -> RemoteDataset:
     if "" not in found:
         first = place.child(next(iter(found))).url
         raise UsageError(
-            f"is a folder of splits ({', '.join(found)}): give one of them, as {first}", path=place.url
+            f"is a folder of splits ({', '.join(found)}); give one of them, such as {first}", path=place.url
         )
     found[""].refuse_archive()
     return found[""]

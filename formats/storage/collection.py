@@ -54,16 +54,23 @@ def _difference(one: Manifest, other: Manifest) -> str:
     if one.labels.classes != other.labels.classes and (found := _class_difference(one, other)):
         return found
     if one.has_images != other.has_images:
-        return "one has images, and the other none"
+        return "one has images, the other has none"
     mine, theirs = tuple(one.schema), tuple(other.schema)
     for first, second in zip(mine, theirs, strict=False):
         if first != second:
             return (
                 f"the column {first.name} ({first.kind}) stands where {second.name} ({second.kind}) does"
-                + (", with other classes" if (first.name, first.kind) == (second.name, second.kind) else "")
+                + (
+                    ", with different classes"
+                    if (first.name, first.kind) == (second.name, second.kind)
+                    else ""
+                )
             )
     if len(mine) != len(theirs):
-        return f"the column {max(mine, theirs, key=len)[min(len(mine), len(theirs))].name} is in one only"
+        return (
+            f"the column {max(mine, theirs, key=len)[min(len(mine), len(theirs))].name} is in only one of "
+            "them"
+        )
     return ""
 
 
@@ -72,11 +79,13 @@ def _class_difference(one: Manifest, other: Manifest) -> str:
     theirs = [(each.name, each.ilsvrc2012_id) for each in other.labels.classes]
     for label, (first, second) in enumerate(zip(mine, theirs, strict=False)):
         if first[0] != second[0]:
-            return f"label {label} is {first[0]!r} in the one and {second[0]!r} in the other"
+            return f"label {label} is {first[0]!r} in one and {second[0]!r} in the other"
         if first[1] != second[1]:
-            return f"the class {first[0]!r} has the ILSVRC2012_ID {first[1]} in the one and {second[1]} in the other"
+            return (
+                f"the class {first[0]!r} has the ILSVRC2012_ID {first[1]} in one and {second[1]} in the other"
+            )
     if len(mine) != len(theirs):
-        return f"one has {one.labels.counted}, and the other {other.labels.counted}"
+        return f"one has {one.labels.counted}, the other {other.labels.counted}"
     return ""
 
 
@@ -177,13 +186,13 @@ def read_collection(folder: Path) -> CollectionFile:
 
 def _issue_of(value: dict[str, Any]) -> str:
     if not has_exactly(value, {"format": str, "version": int, "parts": list, "root": str}):
-        return "has other parts than a collection"
+        return "has entries that a collection does not have"
     parts = value["parts"]
     if not 0 < len(parts) <= MAX_PARTS:
         return f"has {len(parts)} parts; a collection has 1 to {MAX_PARTS}"
     if not all(map(_part_ok, parts)):
-        return "has a part that is not complete"
-    return "has two parts of one name" if len({part["name"] for part in parts}) != len(parts) else ""
+        return "has an incomplete part"
+    return "has two parts with the same name" if len({part["name"] for part in parts}) != len(parts) else ""
 
 
 def _part_ok(value: object) -> bool:
@@ -222,7 +231,7 @@ def row_numbers(wanted: Any, count: int) -> Numbers:
     chosen = np.asarray(wanted)
     if chosen.dtype == bool:
         if chosen.shape != (count,):
-            raise IndexError(f"a mask of shape {chosen.shape} for {count} records")
+            raise IndexError(f"the mask has the shape {chosen.shape}, but there are {count} records")
         return np.flatnonzero(chosen)
     if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
         raise TypeError(f"records are chosen by whole numbers, not by {chosen.dtype}")
@@ -522,7 +531,7 @@ def _entries(out: Path, folders: Sequence[Path]) -> Iterable[PartEntry]:
     roots = [manifest.root for manifest in manifests]
     for name, root in zip(names, roots, strict=True):
         if roots.count(root) > 1:
-            raise UsageError(f"{name} is given twice, or is equal to another part: its root is {root}")
+            raise UsageError(f"{name} is given twice, or equals another part: its root is {root}")
     if found := differences(names, manifests):
         raise UsageError(found)
     return map(PartEntry.of, names, (_place(folder, out) for folder in folders), manifests)
@@ -553,6 +562,6 @@ def _place(folder: Path, out: Path) -> str:
 
 def _refuse_another(folder: Path, wanted: CollectionFile) -> None:
     if (folder / "manifest.json").exists():
-        raise UsageError("has a dataset; make the collection in another folder", path=folder)
+        raise UsageError("holds a dataset; make the collection in another folder", path=folder)
     if is_collection(folder) and (folder / COLLECTION_NAME).read_bytes() != wanted.to_bytes():
-        raise UsageError("has another collection; name another folder, or remove it first", path=folder)
+        raise UsageError("holds another collection; choose another folder, or remove it first", path=folder)

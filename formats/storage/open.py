@@ -13,7 +13,7 @@ from shardprep.formats.runtime.sizes import byte_count
 from shardprep.formats.shards.dataset import Dataset, TransformedDataset, splits_of
 from shardprep.formats.storage.store import Location
 
-CACHE_ADVICE = "give the folder on a local disk that its files are to be cached in, as cache= (--cache)"
+CACHE_ADVICE = "give a folder on a local disk to cache its files in, as cache= (--cache)"
 
 
 @overload
@@ -106,7 +106,9 @@ def datasets_in(place: str | os.PathLike[str]) -> dict[str, Path | str]:
 def refuse_cache(path: str | os.PathLike[str], cache: object, cache_limit: object) -> None:
     """Raise UsageError where a cache is given for a dataset on this machine."""
     if cache is not None or cache_limit is not None:
-        raise UsageError("is no URL: a dataset on this machine is read in place, without a cache", path=path)
+        raise UsageError(
+            "is not a URL: a dataset on this machine is read in place, without a cache", path=path
+        )
 
 
 def cache_for(place: Location, cache: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
@@ -130,5 +132,5 @@ def limit_bytes(limit: int | str | None) -> int | None:
     else:
         found = byte_count(limit, of="cache_limit")
     if found <= 0:
-        raise UsageError(f"cache_limit is more than 0 bytes, not {limit}")
+        raise UsageError(f"cache_limit must be more than 0 bytes, not {limit}")
     return found

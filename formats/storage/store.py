@@ -93,14 +93,15 @@ class Location:
             raise UsageError(f"is not a URL with one of {', '.join(SCHEMES)}{_hint(url)}", path=redacted(url))
         if redacted(url) != url:
             raise UsageError(
-                "has a user, a query, a fragment or parameters; give the URL without, and credentials in the environment",
+                "has a user, a query, a fragment or parameters; give the URL without them, and credentials "
+                "in the environment",
                 path=redacted(url),
             )
         if not rest.strip("/") or (scheme == "file") != rest.startswith("/"):
             wanted = "file:///FOLDER" if scheme == "file" else f"{scheme}://PLACE/FOLDER"
             raise UsageError(f"is not a URL such as {wanted}", path=url)
         if not _PLACE.match(rest):  # what follows may be a password
-            raise UsageError("has a port that is no number", path=f"{scheme}://…")
+            raise UsageError("has a port that is not a number", path=f"{scheme}://…")
         return cls(url.rstrip("/"))
 
     @property
@@ -134,7 +135,7 @@ def is_loopback(url: str) -> bool:
 
 
 def _hint(url: str) -> str:
-    return "" if "://" in url else "; a folder of this machine is file:// and its whole path"
+    return "" if "://" in url else "; for a folder on this machine write file:// and its full path"
 
 
 class RemoteMissing(DataError):
@@ -185,7 +186,7 @@ _CREDENTIAL_SIGNS = (
 AGAIN = "try again; finished files are kept"
 NOWHERE = "127.0.0.1:0"  # to which nothing connects
 REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
-LOOK = "look at the URL, and at the region and the endpoint in the environment"
+LOOK = "check the URL, and the region and endpoint in the environment"
 _NO_RANGE = "Requested range was invalid"  # of a folder on this machine
 _REFUSED = re.compile(r": (3|4(?!08|29))")
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
@@ -195,13 +196,13 @@ _REASONS = {
 }
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _CAUSES = {
-    "TimedOut": "no bytes came for longer than the timeout",
-    "kind: Timeout": "no bytes came for longer than the timeout",
-    "dns error": "there is no host of that name",
+    "TimedOut": "no bytes arrived within the timeout",
+    "kind: Timeout": "no bytes arrived within the timeout",
+    "dns error": "there is no host with that name",
     "kind: Connect": "no connection",
-    "IncompleteBody": "the answer ended before its end",
-    "IncompleteMessage": "the answer ended before its end",
-    "kind: Interrupted": "the answer ended before its end",
+    "IncompleteBody": "the response was cut off",
+    "IncompleteMessage": "the response was cut off",
+    "kind: Interrupted": "the response was cut off",
     "ConnectionReset": "the connection broke",
     "builder error": "http:// without TLS, which AWS_ALLOW_HTTP=true allows",
 }
@@ -226,7 +227,7 @@ def translated(
     except (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
         failure = _denied(_answer(str(error)), place, name)
     except exceptions.NotSupportedError:
-        failure = RangeRefused("sends no parts of files", path=place.url, shard=name)
+        failure = RangeRefused("does not support range requests", path=place.url, shard=name)
     except exceptions.BaseError as error:
         failure = _failed(str(error), place, name, failed)
     raise failure  # outside of the handlers: what obstore says can hold parts of a signature
@@ -234,7 +235,7 @@ def translated(
 
 def _missing(status: str, place: Location, name: str | None) -> ShardprepError:
     if name is None or "NoSuchBucket" in status:
-        return NothingThere(f"is not there{status}; {LOOK}", path=place.url)
+        return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
     return RemoteMissing(f"is not there{status}", path=place.url, shard=name)
 
 
@@ -258,9 +259,9 @@ def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFai
             shard=name,
         )
     if "non-partial response" in said:
-        return RangeRefused("sends no parts of files", path=place.url, shard=name)
+        return RangeRefused("does not support range requests", path=place.url, shard=name)
     if status.startswith(": 416") or _NO_RANGE in said:
-        return RangeRefused(f"has not that part of the file{status}", path=place.url, shard=name)
+        return RangeRefused(f"does not have that part of the file{status}", path=place.url, shard=name)
     may_pass = not (_REFUSED.match(status) or "region" in said)
     failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", path=place.url, shard=name)
     failure.may_pass = may_pass
@@ -285,7 +286,7 @@ def _answer(text: str) -> str:
 
 def _advice(place: Location) -> str:
     advice = CREDENTIALS.get(place.scheme)
-    return f"; set {advice}" if advice else "; look at its permissions"
+    return f"; set {advice}" if advice else "; check its permissions"
 
 
 @dataclass(frozen=True)
@@ -448,7 +449,7 @@ class RemoteFolder(Owned):
         """Yield what one answer brings, as it arrives; ``is_coarse`` is faster, and can lose some of it."""
         found = await self._asked_for(name, start, stop)
         if only not in (None, StoredFile.of(found.meta)):
-            raise OtherFile("is another file than before", path=self.place.url, shard=name)
+            raise OtherFile("is not the same file as before", path=self.place.url, shard=name)
         arrived, left_s = 0, 2 * self._policy.timeout_s
         is_whole = is_coarse and stop is not None and stop - start <= CHUNK_BYTES
         pieces = None if is_whole else aiter(found.stream(min_chunk_size=PIECE_BYTES if is_coarse else 1))
@@ -532,7 +533,7 @@ class RemoteFolder(Owned):
                     return await obstore.list_with_delimiter_async(self._store)
         except TimeoutError as error:
             raise RemoteFailed(
-                f"did not end its list of files within {LISTING_S:g} s", path=self.place.url
+                f"did not finish listing its files within {LISTING_S:g} s", path=self.place.url
             ) from error
 
 

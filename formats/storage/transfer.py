@@ -164,7 +164,7 @@ class Transfer:
             cause = f"has more than {wanted:,} bytes" if size > wanted else "has another SHA-256"
             await self._drop(part)
         return RemoteDamaged(
-            f"is not the file that the manifest lists: it {cause}; publish it there again",
+            f"is not the file in the manifest: it {cause}; publish it there again",
             path=self.remote.place.url,
             shard=self.entry.name,
         )
@@ -243,7 +243,8 @@ class RemoteDataset:
         """Raise UsageError for a dataset that has its images elsewhere."""
         if self.manifest.archive:
             raise UsageError(
-                "has its images in an archive: download that, and prep index makes the same dataset of it",
+                "has its images in an archive: download the archive, and make the same dataset with prep "
+                "index",
                 path=self.folder.place.url,
             )
 
@@ -267,7 +268,7 @@ async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, Remot
 
 def _unpublished(error: RemoteMissing) -> NothingThere:
     return NothingThere(
-        f"{error.message}; look at the URL: there is no dataset, or it is not published yet",
+        f"{error.message}; check the URL: there is no dataset, or it is not published yet",
         path=error.path,
         shard=error.shard,
     )
@@ -320,7 +321,7 @@ async def _manifest_bytes(folder: RemoteFolder) -> bytes:
         async for chunk in chunks:
             data += chunk
             if len(data) > MAX_MANIFEST_BYTES:
-                raise ManifestDamaged(f"has more than the {MAX_MANIFEST_BYTES} bytes that any manifest has")
+                raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the most of any manifest")
     return bytes(data)
 
 

@@ -109,7 +109,7 @@ def refuse_server(place: Location) -> None:
     """Raise UsageError for a place on a web server."""
     if place.scheme in ("http", "https"):
         raise UsageError(
-            "is a web server, which takes no files; give s3://, gs://, az:// or file://", path=place.url
+            "is a web server, which accepts no files; give s3://, gs://, az:// or file://", path=place.url
         )
 
 

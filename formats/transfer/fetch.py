@@ -77,17 +77,17 @@ class LocalCopy:
             refuse_other_plan(self.output, self.guard, work="fetch")
         elif read_small(self.output / MANIFEST_NAME, MAX_MANIFEST_BYTES) != self.remote.data:
             raise PlanMismatch(
-                "holds another dataset than is there now, or a damaged manifest.json; choose another folder, or "
-                "remove this one",
+                "holds a different dataset from the one at the URL, or a damaged manifest.json; choose "
+                "another folder, or remove this one",
                 path=self.output,
             )
 
     def _check_shards(self) -> None:
         count = len(self.manifest.shards)
         if wrong := [number for number in self.shards or () if not 0 <= number < count]:
-            raise UsageError(f"has the shards 0 to {count - 1}, and not {wrong[0]}", path=self.url)
+            raise UsageError(f"has the shards 0 to {count - 1}, not {wrong[0]}", path=self.url)
         if self.shards is not None and not len(self.shards):
-            raise UsageError("no shard is asked for", path=self.url)
+            raise UsageError("no shard is requested", path=self.url)
 
     @property
     def wanted(self) -> tuple[FileEntry, ...]:
@@ -178,12 +178,12 @@ def _check_splits(
     if shards is not None:
         first = place.child(next(iter(found))).url
         raise UsageError(
-            f"is a folder of splits ({', '.join(found)}): give one of them to choose shards, as {first}",
+            f"is a folder of splits ({', '.join(found)}); give one of them to choose shards, such as {first}",
             path=place.url,
         )
     if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
         raise UsageError(
-            f"holds one dataset, and {', '.join(found)} would lie in it; choose another folder", path=target
+            f"holds one dataset, in which {', '.join(found)} would lie; choose another folder", path=target
         )
 
 
@@ -198,7 +198,7 @@ class _Fetching:
         with noting_kept(copy.kept), WorkFolder(copy.output) as work_folder:
             work_folder.claim(copy.guard, work="fetch")
             if kept := copy.kept():
-                self.progress.note(f"{copy.output}: {kept} already; they are checked")
+                self.progress.note(f"{copy.output}: {kept} already; checking them")
             downloads = copy.downloads()
             self.transfers.run("fetch", copy.manifest, downloads)
             complete = copy.finish(work_folder, downloads)

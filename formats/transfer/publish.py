@@ -51,7 +51,7 @@ async def created(remote: WritableFolder, name: str, data: bytes) -> bool:
             return True
         await remote.write(name, _whole(data), len(data))
     raise RemoteDamaged(
-        f"has not the bytes that were sent, each of {TRIES} times", path=remote.place.url, shard=name
+        f"does not hold the bytes that were sent, {TRIES} times in a row", path=remote.place.url, shard=name
     )
 
 
@@ -118,8 +118,8 @@ class Claim:
 
     def _mismatch(self) -> PlanMismatch:
         return PlanMismatch(
-            f"another dataset is being uploaded there: finish that, or remove {CLAIM_NAME} there and the files "
-            "beside it, or choose another place",
+            f"another dataset is being uploaded there: finish it, or remove {CLAIM_NAME} and the files "
+            "beside it there, or choose another URL",
             path=self.remote.place.url,
         )
 
@@ -222,8 +222,8 @@ def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:
     for folder, manifest in found.values():
         if manifest.archive:
             raise UsageError(
-                f"has its images in an archive, beside {MANIFEST_NAME}: copy the archive, and prep index makes "
-                "the same dataset of it",
+                f"has its images in an archive, beside {MANIFEST_NAME}: copy the archive, and make the same "
+                "dataset with prep index",
                 path=folder,
             )
     return found
@@ -281,7 +281,7 @@ class StorePlace:
             others = (await self.remote.files()).keys() - {*names, MANIFEST_NAME, PROVENANCE_NAME}
             if others:
                 raise UsageError(
-                    f"is not empty: {min(others)} is no file of this dataset; choose another place",
+                    f"is not empty: {min(others)} is not a file of this dataset; choose another URL",
                     path=self.remote.place.url,
                 )
         await self.claim.take()
@@ -321,14 +321,14 @@ class StorePlace:
         for file in manifest.files:
             if (stored := files.get(file.name)) is None or stored.size != file.size:
                 raise RemoteDamaged(
-                    "is not as the manifest lists it; publish an intact copy there, or remove what is there",
+                    "differs from the manifest; publish an intact copy there, or remove it",
                     path=self.remote.place.url,
                     shard=file.name,
                 )
 
     def taken(self) -> PlanMismatch:
         """Return the error for a place with another dataset."""
-        return PlanMismatch("holds another dataset; choose another place", path=self.remote.place.url)
+        return PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
 
     async def _manifest_bytes(self) -> bytes | None:
         return await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
@@ -369,8 +369,8 @@ class Upload:
             await self._is_right(local)
         if self.stored is None:
             raise RemoteDamaged(
-                f"has not the bytes that were sent, each of {TRIES} times; look at what lies between here and "
-                "the store",
+                f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between "
+                "here and the store",
                 path=self.remote.place.url,
                 shard=self.entry.name,
             )

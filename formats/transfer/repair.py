@@ -55,7 +55,7 @@ def _same_dataset(found: dict[str, RemoteDataset], manifest: Manifest, place: Lo
     for remote in found.values():
         if remote.manifest.root == manifest.root:
             return remote
-    raise PlanMismatch(f"has no copy of this dataset, of which the root is {manifest.root}", path=place.url)
+    raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
 
 
 def _kept(downloads: Collection[Download]) -> str:
@@ -97,7 +97,7 @@ def repair(
     """
     if not isinstance(source, Path) and "://" in (url := os.fspath(source)):
         if root is not None:
-            raise UsageError("is the URL of a copy; root is for a list of images", path=url)
+            raise UsageError("is the URL of a copy; --root is only for a list of images", path=url)
 
         return repair_from_url(
             user_path(dataset),

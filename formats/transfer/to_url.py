@@ -87,7 +87,7 @@ def convert_to_url(
     )
     if request.plan_options.container == IN_PLACE:
         raise UsageError(
-            "images that stay in their archive are not uploaded; index them in a folder", path=url
+            "images that stay in their archive are not uploaded; index them into a folder", path=url
         )
     refuse_server(place)
 

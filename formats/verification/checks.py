@@ -44,7 +44,7 @@ from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest
 from shardprep.formats.shards.read import IN_PLACE, container
 from shardprep.formats.shards.tables import index_row, kinds_in
 
-NO_MEMORY = "there is not enough memory for this; work with fewer workers"
+NO_MEMORY = "there is not enough memory; use fewer workers"
 
 
 @dataclass
@@ -108,7 +108,7 @@ def hashed_file(check: Check, found: Checked) -> Iterator[Path]:
     descriptor = os.open(check.path, OPEN_FLAGS | os.O_NOFOLLOW)
     try:
         if hash_descriptor(descriptor) != check.sha256:
-            found.problems.append((None, "its SHA-256 is not the manifest's"))
+            found.problems.append((None, "its SHA-256 differs from the manifest"))
         same = Path(f"/proc/self/fd/{descriptor}")
         yield same if same.exists() else check.path
     except ShardDamaged as error:
@@ -357,14 +357,17 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
     the official classes only.
     """
     if not _order_ok(manifest, index):
-        yield f"its order is not the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"
+        yield f"its order differs from the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"
     keys = np.sort(index["key"])
     if (keys[:-1] == keys[1:]).any():
         yield "two records have the same key"
     if (kinds := kinds_in(index["flags"])) != manifest.kinds:
-        yield f"its kinds are {', '.join(manifest.kinds) or 'none'}, and the records' {', '.join(kinds) or 'none'}"
+        yield (
+            f"its kinds are {', '.join(manifest.kinds) or 'none'}, but the records have "
+            f"{', '.join(kinds) or 'none'}"
+        )
     if (ready := int(np.count_nonzero(index["flags"] & ImageFlag.CROP_READY))) != manifest.crop_ready:
-        yield f"{manifest.crop_ready} of its images are crop-ready, and {ready} of the records"
+        yield f"{manifest.crop_ready} of its images are crop-ready, but {ready} of the records are"
     is_sorted = is_class_sorted(index["label"])
     if is_sorted != manifest.class_sorted and not manifest.skipped:
         yield f"its class_sorted is {manifest.class_sorted}, and the records' order is {is_sorted}"
@@ -379,7 +382,7 @@ def check_quarantine(dataset: Path, manifest: Manifest) -> None:
     entry, path = manifest.table(QUARANTINE_NAME), dataset / QUARANTINE_NAME
     listed = len(quarantined(dataset)) if entry else 0
     if not manifest.skipped == listed == (entry.records if entry else 0):
-        raise ManifestDamaged(f"lists {listed} images, and {manifest.skipped} were skipped", path=path)
+        raise ManifestDamaged(f"lists {listed} images, but {manifest.skipped} were skipped", path=path)
 
 
 def quarantined(dataset: Path) -> list[dict[str, str]]:

@@ -115,7 +115,7 @@ class _Verification:
 
     def run(self) -> None:
         if self.manifest.table(INDEX_NAME) is None:
-            self._found(MANIFEST_NAME, f"lists no {INDEX_NAME}, without which no dataset can be opened")
+            self._found(MANIFEST_NAME, f"does not list {INDEX_NAME}, which every dataset needs")
         self.files.look(self.manifest.files, self.report.level)
         sound = [entry for entry in self.manifest.files if self._is_sound(entry)]
         is_there = self._is_archive_sound()
@@ -139,7 +139,7 @@ class _Verification:
 
     def _is_archive_sound(self) -> bool:
         """Whether the archive that the images are in, if they are in one, is there and has its size."""
-        archive, issue = self.manifest.archive, "could not be examined"
+        archive, issue = self.manifest.archive, "could not be checked"
         if archive is None:
             return True
         with self._reading(ARCHIVE_NAME):
@@ -207,7 +207,7 @@ class _Verification:
         calls = [partial(_hash_of, self.files, entry) for entry in unread]
         for entry, digest in self._results("hash", unread, calls):
             if digest != entry.sha256:
-                self._found(entry.name, "its SHA-256 is not the manifest's")
+                self._found(entry.name, "its SHA-256 differs from the manifest")
 
     def _hash_regions(self, shards: Sequence[FileEntry]) -> None:
         """Hash the regions of the archive that these shards' images are in, if they are in one."""
@@ -251,12 +251,13 @@ class _Verification:
 
     def _check_content_roots(self, digests: Mapping[str, bytes]) -> None:
         if content_root(digests[s.name] for s in self.manifest.shards) != self.manifest.records_root:
-            self._found(MANIFEST_NAME, "its content_root is not that of the records")
+            self._found(MANIFEST_NAME, "its content_root differs from that of the records")
         for column in self.columns:
             files = column.shards or (column.table,)
             if content_root(digests[file.name] for file in files) != column.content_root:
                 self._found(
-                    MANIFEST_NAME, f"its content_root of the column {column.field.name} is not the values'"
+                    MANIFEST_NAME,
+                    f"its content_root of the column {column.field.name} differs from that of the values",
                 )
 
 

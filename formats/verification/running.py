@@ -83,7 +83,7 @@ class SeenDataset:
         refuse_other_versions(self.versions, _versions(decode=self.decode), "verification")
         if issue := self._issue(name):
             raise other_machine(
-                f"does not see the dataset that is verified ({issue}); mount it there at the same path",
+                f"does not see the dataset ({issue}); mount it there at the same path",
                 self.path,
             )
         return call()
@@ -93,7 +93,7 @@ class SeenDataset:
         try:
             root, sizes = _known(self.path, Identity.of(_status(self.path / MANIFEST_NAME)))
             if root != self.root:
-                return "its root is another"
+                return "its root differs"
             try:
                 file = _status(self.path / name, os.O_NOFOLLOW)
             except OSError as error:
@@ -247,7 +247,9 @@ class IsolatedChecks(Owned, AbstractContextManager["IsolatedChecks"]):
         found = self._isolated(timeout_s, replace(check, decode=False).found)
         decoded = self._decoded(check, range(check.records), timeout_s)
         if not decoded.problems:
-            decoded.notes.append((None, "the decoder crashed over its images together, and over none alone"))
+            decoded.notes.append(
+                (None, "the decoder crashed on its images together, but on none of them alone")
+            )
         found.add(decoded)
         return found
 
@@ -364,7 +366,7 @@ def regions_of(manifest: Manifest) -> dict[str, Region]:
     return dict(zip(names, archive.regions, strict=True)) if archive else {}
 
 
-UNFINISHED = "is of a join that is not finished; the same join continues it, another one removes it"
+UNFINISHED = "belongs to an unfinished join; the same prep join continues it, another one removes it"
 MISSING = "is missing"
 
 

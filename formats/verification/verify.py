@@ -74,7 +74,7 @@ def verify(
     place = Location.parse(url)
     if executor is not None:
         raise UsageError(
-            "is a URL, and an executor checks what lies in a folder; leave the executor out", path=place.url
+            "is a URL, but an executor checks folders only; leave the executor out", path=place.url
         )
     check_level(level)
     folder = cache_for(place, cache)

@@ -117,7 +117,7 @@ def measure_disk(
         ]
         depths = [
             ColdAndWarm(
-                files, way, Scattered(sizes, target.record_bytes, depth=depth), f"random, {depth} at once"
+                files, way, Scattered(sizes, target.record_bytes, depth=depth), f"random, {depth} at a time"
             )
             for depth in DEPTHS
         ]
