@@ -51,9 +51,13 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
             for step in STEPS:
                 _run(ctx, step.split(" "))
             _load_an_epoch(Path("lmdb/train"))
-    kept = f"kept in {folder}" if folder else "removed; run prep demo FOLDER to keep it"
+    kept = (
+        f"everything is in {folder}"
+        if folder
+        else "the folder is removed again (run prep demo FOLDER to keep it)"
+    )
     say()
-    say(f"Done: {kept}. To do the same with your own data:")
+    say(f"Done; {kept}. To do the same with your own data:")
     say("  prep convert /where/the/archives/are /where/the/shards/shall/be")
 
 

@@ -138,7 +138,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
         raise UsageError("is not a folder; choose another output", path=output)
     # In this order: another part of the conversion may begin meanwhile, its work folder first.
     if any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
-        raise UsageError(f"is not empty, and holds no {work} begun here; choose another output", path=output)
+        raise UsageError(f"is not empty, and is not {work} begun here; choose another output", path=output)
 
 
 def _check_writable(folder: Path) -> None:

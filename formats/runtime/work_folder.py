@@ -292,7 +292,7 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if "container" in names:
         names = [name for name in names if name != "writer"]  # each container has its own
     options = [
-        f"{_flag(name)} was {_shown(name, begun)}, now {_shown(name, now)}"
+        f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}"
         for name in names
         if name not in NOT_OPTIONS
     ]

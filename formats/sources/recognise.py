@@ -206,14 +206,14 @@ def _without_list_options(source: Source, options: SourceOptions) -> Source:
     """Return the source, which is no list. Raises UsageError if options of lists were given."""
     if options.for_lists:
         names = ", ".join(name.replace("_", " ") for name in options.for_lists)
-        raise UsageError(f"{names} needs a list of images, but this is {source.description}")
+        raise UsageError(f"{names}: only for a list of images; this is {source.description}")
     return _without_columns(source, options)
 
 
 def _without_columns(source: Source, options: SourceOptions, taken: Sequence[str] = ()) -> Source:
     """Return the source. Raises UsageError if options of columns were given that it does not take."""
     if names := ", ".join(name for name in options.for_columns if name not in taken):
-        raise UsageError(f"{names} needs images with columns beside them, but this is {source.description}")
+        raise UsageError(f"{names}: only for images with columns beside them; this is {source.description}")
     if options.image_column is not None:
         raise UsageError(
             "--image-column needs record files (WebDataset, TFRecord, Parquet, LMDB), but this is "

@@ -137,7 +137,7 @@ def test_a_file_that_does_not_belong_is_no_case_for_repair(folder: Path) -> None
 
     done = prep_here("verify", "my shards/val", cwd=folder)
 
-    assert last(done.stdout) == "next: move what does not belong to the dataset to another place"
+    assert last(done.stdout) == "next: move the files that do not belong to the dataset elsewhere"
 
 
 def test_without_a_manifest_the_conversion_is_next(folder: Path) -> None:
@@ -151,14 +151,16 @@ def test_without_a_manifest_the_conversion_is_next(folder: Path) -> None:
     assert "into another folder" in last(lost)
     assert (
         last(unfinished)
-        == "next: the prep command that began it, such as prep convert; it goes on from there"
+        == "next: run the prep command that began it, such as prep convert, again; it continues where it stopped"
     )
 
 
 def test_a_folder_that_no_conversion_made_is_said_to_be_none(tmp_path: Path) -> None:
     done = prep_here("verify", tmp_path)
 
-    assert last(done.stdout) == "next: give a folder that prep convert made; nothing of it is here"
+    assert (
+        last(done.stdout) == "next: give a folder that prep convert made; this one has no part of a dataset"
+    )
 
 
 def test_a_repair_of_what_is_intact_says_so(made: Path) -> None:
@@ -167,7 +169,7 @@ def test_a_repair_of_what_is_intact_says_so(made: Path) -> None:
         prep_here("repair", "my shards/val", "--source", "the archives", "--json", cwd=made).stdout
     )
 
-    assert done.stdout.startswith("my shards/val: there was nothing to rebuild\n")
+    assert done.stdout.startswith("my shards/val: nothing to rebuild\n")
     assert found["rebuilt"] == []
 
 

@@ -144,7 +144,7 @@ def test_a_transform_is_given_by_its_import_path(folder: Path) -> None:
     assert found["batch"][0]["shape"] == [2, 4, 4, 3]
     assert found["card"]["transform"]["name"] == "seven"
     assert (refused.returncode, missing.returncode) == (2, 2)
-    assert "its transform is seven" in refused.stderr
+    assert "its transform was seven" in refused.stderr
     assert "eight" in missing.stderr
 
 
@@ -171,16 +171,16 @@ def test_all_records_are_listed_on_request(folder: Path) -> None:
     [
         (["--card", "run.json"], "give --step"),
         (["--card", "run.json", "--step", 1000], "no step 1000"),
-        (["--card", "run.json", "--step", 0, "--seed", 1], "--seed: the card or state says that"),
+        (["--card", "run.json", "--step", 0, "--seed", 1], "--seed: the card or state sets it"),
         (["--card", "run.json", "--state", "state.json"], "give one of"),
         (["--card", "other.json", "--step", 0], "seven"),
-        (["--card", "run.json", "--step", 0, "--subset", "some.npy"], "its records is"),
+        (["--card", "run.json", "--step", 0, "--subset", "some.npy"], "its records was"),
         (["--step", 0, "--sheet", "x.gif"], ".png or .html"),
         (["--step", 0, "--transform", "neither"], "package.module:name"),
         (["--diff", "run.json", "seed.json", "--step", 0], "--step: --diff compares"),
         (["--diff", "run.json", "seed.json", "--sheet", "x.png", "--records"], "--records, --sheet: --diff"),
-        (["--step", 0, "--epochs", 2], "--epochs: it is for the two runs"),
-        (["--step", 0, "--subset", "run.json"], "no array of NumPy"),
+        (["--step", 0, "--epochs", 2], "--epochs: it is only for --diff"),
+        (["--step", 0, "--subset", "run.json"], "is not a NumPy array"),
         (["--card", "mine.py", "--step", 0], "neither a run card nor a state"),
     ],
     ids=lambda each: " ".join(map(str, each)) if isinstance(each, list) else "",

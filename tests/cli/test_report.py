@@ -96,7 +96,7 @@ def test_a_page_takes_the_place_of_a_file_and_of_nothing_else(folder: Path) -> N
         done = prep_here(*words, cwd=folder)
 
         assert done.returncode == 3
-        assert f"{words[-1]}: is not a regular file that can be replaced; name another place" in done.stderr
+        assert f"{words[-1]}: is not a regular file that can be replaced; choose another path" in done.stderr
     assert (folder / "there.html").is_dir()
     assert (folder / "pipe.html").is_fifo()
 
@@ -107,7 +107,7 @@ def test_a_collection_has_no_page_of_its_own(folder: Path) -> None:
         done = prep_here(*words, cwd=folder)
 
         assert done.returncode == 2
-        assert "give its parts, one by one" in done.stderr
+        assert "its parts, one at a time" in done.stderr
         assert not (folder / "both.html").exists()
 
 

@@ -153,7 +153,7 @@ def test_a_folder_that_is_none_is_refused(folder: Path) -> None:
 
 def test_an_image_in_no_class_is_refused(folder: Path) -> None:
     (folder / "loose.jpg").touch()
-    with pytest.raises(UsageError, match=r"loose.jpg: lies in no class folder"):
+    with pytest.raises(UsageError, match=r"loose.jpg: is not in a class folder"):
         Flow.from_files(folder)
 
 

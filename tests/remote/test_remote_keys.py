@@ -105,7 +105,7 @@ def test_a_pair_that_is_there_is_kept(tmp_path: Path, there: str, as_link: bool)
     if as_link:
         (tmp_path / there).symlink_to(target)
 
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         make_keys(tmp_path / "data1")
     assert target.read_text() == "precious"
 
@@ -113,7 +113,7 @@ def test_a_pair_that_is_there_is_kept(tmp_path: Path, there: str, as_link: bool)
 def test_a_dangling_link_in_the_secret_s_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "data1.key_secret").symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         make_keys(tmp_path / "data1")
     assert not (tmp_path / "elsewhere").exists()
 

@@ -81,7 +81,7 @@ def test_ctrl_c_ends_it_at_once_and_gives_back_what_was_asked_for(lmdb_shards: P
     ("words", "complaint"),
     [
         (["--to", "tcp://10.1.2.3:8877"], "prep keygen"),
-        (["--to", "tcp://127.0.0.1:1", "--key", "x.key_secret"], "belong together"),
+        (["--to", "tcp://127.0.0.1:1", "--key", "x.key_secret"], "go together"),
         (["--to", "nonsense"], "tcp://"),
         ([], "--to"),
         (["--to", "tcp://127.0.0.1:1", "--patience", -1], "--patience"),

@@ -131,12 +131,12 @@ def test_an_evicted_shard_that_is_open_is_closed_when_another_is_opened(remote: 
     ("path", "options", "said"),
     [
         (TRAIN, {}, "--cache"),
-        ("here", {"cache": "cache"}, "is no URL"),
-        ("here", {"cache_limit": 1}, "is no URL"),
+        ("here", {"cache": "cache"}, "is not a URL"),
+        ("here", {"cache_limit": 1}, "is not a URL"),
         (TRAIN, {"cache": "cache", "cache_limit": "200"}, "cache_limit"),
         (TRAIN, {"cache": "cache", "cache_limit": 0}, "cache_limit"),
         (TRAIN, {"cache": "cache", "cache_limit": True}, "cache_limit"),
-        ("s3://bucket/splits", {"cache": "cache"}, "give one of them, as s3://bucket/splits/train"),
+        ("s3://bucket/splits", {"cache": "cache"}, "give one of them, such as s3://bucket/splits/train"),
         ("s3://key:hunter2@bucket/train", {"cache": "cache"}, "has a user"),
         ("s3://key:hunter2@bucket/train", {}, "has a user"),
     ],
@@ -169,7 +169,7 @@ def test_a_manifest_with_sizes_that_no_disk_has_is_an_error_at_once(bucket: Path
     hostile = Path(shutil.copytree(bucket / "columns", tmp_path / "hostile"))
     reseal(hostile, lambda manifest: manifest["tables"][0].update(size=1 << 60))
 
-    with pytest.raises(CacheTooSmall, match="needs 1,152,921,504,60"):
+    with pytest.raises(CacheTooSmall, match="needs at least 1,152,921,504,60"):
         open_dataset(hostile.as_uri(), cache=tmp_path / "cache")
 
 

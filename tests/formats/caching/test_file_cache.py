@@ -394,7 +394,7 @@ def test_a_verification_waits_for_its_own_threads_however_long_they_read(
 def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     for wrong in (tmp_path, tmp_path / "mine"):
-        with pytest.raises(UsageError, match=r"no cache|not a folder"):
+        with pytest.raises(UsageError, match=r"not a cache|not a folder"):
             opened(wrong)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -477,7 +477,7 @@ def test_a_process_that_is_frozen_in_its_turn_is_named_and_waited_for_so_long(
         cache.hold(shards[:1]).release()
         with frozen(IN_TURN, tmp_path / "cache", lambda: True) as pid:
             with (
-                pytest.warns(StillWaiting, match=f"process {pid}, which has the lock on .*cache.lock"),
+                pytest.warns(StillWaiting, match=f"process {pid}, which holds the lock on .*cache.lock"),
                 pytest.raises(CacheBusy, match=rf"no change for 0\.6 s.* process {pid}"),
             ):
                 cache.hold(shards[1:2])

@@ -111,9 +111,9 @@ def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, pa
     collect(folder, parts).close()
     assert (folder / "collection.json").read_bytes() == before
 
-    with pytest.raises(UsageError, match="has another collection"):
+    with pytest.raises(UsageError, match="holds another collection"):
         collect(folder, parts[::-1])
-    with pytest.raises(UsageError, match="has a dataset"):
+    with pytest.raises(UsageError, match="holds a dataset"):
         collect(parts[0], parts)
     with pytest.raises(UsageError, match="is a collection; give its parts"):
         collect(folder.parent / "other", [folder])
@@ -125,8 +125,8 @@ def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"names": ["n0", "n1"]}, "label 0 is .* in the one and 'n0' in the other"),
-        ({"drop": 1}, "one has 4 classes, and the other 3 classes"),
+        ({"names": ["n0", "n1"]}, "label 0 is .* in one and 'n0' in the other"),
+        ({"drop": 1}, "one has 4 classes, the other 3 classes"),
     ],
 )
 def test_parts_that_do_not_agree_are_refused_with_the_first_difference(
@@ -191,13 +191,13 @@ def test_a_damaged_file_is_refused(folder: Path) -> None:
         ({"version": 2}, UnknownVersion, "version 2"),
         ({"version": True}, UnknownVersion, "version True"),
         ({"format": "other"}, ManifestDamaged, "not a collection"),
-        ({"more": 1}, ManifestDamaged, "other parts than a collection"),
+        ({"more": 1}, ManifestDamaged, "entries that a collection does not have"),
         ({"parts": []}, ManifestDamaged, "has 0 parts"),
-        ({"parts": [part, part]}, ManifestDamaged, "two parts of one name"),
-        ({"parts": [part | {"records": -1}]}, ManifestDamaged, "not complete"),
-        ({"parts": [part | {"path": ""}]}, ManifestDamaged, "not complete"),
-        ({"parts": [part | {"path": "a\0b"}]}, ManifestDamaged, "not complete"),
-        ({"parts": [part | {"name": "\ud800"}]}, ManifestDamaged, "not complete"),
+        ({"parts": [part, part]}, ManifestDamaged, "two parts with the same name"),
+        ({"parts": [part | {"records": -1}]}, ManifestDamaged, "an incomplete part"),
+        ({"parts": [part | {"path": ""}]}, ManifestDamaged, "an incomplete part"),
+        ({"parts": [part | {"path": "a\0b"}]}, ManifestDamaged, "an incomplete part"),
+        ({"parts": [part | {"name": "\ud800"}]}, ManifestDamaged, "an incomplete part"),
         ({"parts": whole["parts"][::-1]}, ManifestDamaged, "own root"),
     ):
         writable(path).write_bytes(changed(folder, **changes))

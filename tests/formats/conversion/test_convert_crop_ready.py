@@ -152,7 +152,7 @@ def test_repair_asks_for_the_version_that_coded_the_images(
     shard.write_bytes(shard.read_bytes()[:-100])
     monkeypatch.setattr("shardprep.formats.images.crop_ready.jpegtran_version", lambda: "libjpeg-turbo 9.9")
 
-    with pytest.raises(OperationError, match="here is libjpeg-turbo 9"):
+    with pytest.raises(OperationError, match="but libjpeg-turbo 9"):
         repair(tmp_path / "copy", archives, workers=0)
 
 

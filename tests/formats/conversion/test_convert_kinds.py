@@ -125,7 +125,7 @@ def test_kinds_that_are_untrue_are_found(tmp_path: Path) -> None:
 
     (finding,) = verify(out, level="records").findings
 
-    assert "its kinds are TIFF, and the records' WebP" in finding.problem
+    assert "its kinds are TIFF, but the records have WebP" in finding.problem
 
 
 def test_heic_is_named_and_may_be_left_out(tmp_path: Path) -> None:

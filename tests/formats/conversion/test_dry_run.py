@@ -73,7 +73,7 @@ def test_all_problems_of_all_splits_are_said_with_their_numbers(photos: Path, tm
 
     link, lost, empty, *bad = said(planned)
     assert "link.png: is a symbolic link" in link
-    assert "lost.png: lies in no class folder" in lost
+    assert "lost.png: is not in a class folder" in lost
     assert "bird: this class has no image; add some, or remove the folder (the first of 2)" in empty
     assert sorted(problem.count for problem in planned.problems) == [1, 1, 1, 2, 3]
     assert any("(the first of 3)" in one for one in bad)
@@ -105,7 +105,7 @@ def test_a_split_without_an_intact_image_is_a_problem(photos: Path, tmp_path: Pa
 
     planned = dry_run(photos, tmp_path / "out", plan_options=PlanOptions(on_bad_image="skip"))
 
-    assert said(planned) == [f"{tmp_path}/out/val: no image of the source is intact"]
+    assert said(planned) == [f"{tmp_path}/out/val: the source has no intact image"]
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -139,7 +139,7 @@ def test_a_machine_with_another_version_is_refused_by_its_name_before_it_builds(
             patch.setattr(lmdb_shard.lmdb, "version", lambda: (0, 9, 1))
 
         with pytest.raises(
-            OtherMachine, match=r"machine node7 has lmdb 0\.9\.1, and .* lmdb 0\.9\."
+            OtherMachine, match=r"machine node7 has lmdb 0\.9\.1, but .* lmdb 0\.9\."
         ) as other:
             on(elsewhere(change, patch.undo), archives, tmp_path / "out")
 

@@ -171,10 +171,10 @@ def test_every_kind_of_column_is_joined_from_a_dataset_as_it_is(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("keys", "match", "key"),
     [
-        (range(8), r"this record of the dataset has no partner here \(of 1 such", "8.png"),
-        (range(10), r"no record of the dataset has this key \(of 1 such", "9"),
-        ([*range(8), 9], r"no partner here .*; 9 and 0 others here are of no record", "8.png"),
-        ([*range(9), 8], "is there twice", "8"),
+        (range(8), r"this record of the dataset has no partner here \(one of 1", "8.png"),
+        (range(10), r"no record of the dataset has this key \(one of 1", "9"),
+        ([*range(8), 9], r"no partner here .*; 9 and 0 others here belong to no record", "8.png"),
+        ([*range(9), 8], "occurs twice", "8"),
         ([], "no partner here", None),
     ],
 )
@@ -194,22 +194,22 @@ def test_a_missing_or_surplus_partner_is_named(
 @pytest.mark.parametrize(
     ("columns", "error", "match"),
     [
-        ({}, UsageError, "name one column"),
-        ({"same": "a.npy"}, UsageError, "a column same with other values; choose another name"),
+        ({}, UsageError, "name at least one column"),
+        ({"same": "a.npy"}, UsageError, "a column same with different values; choose another name"),
         ({"label": "a.npy"}, UsageError, "reserved"),
         ({"a": "nowhere"}, UsageError, "does not exist"),
-        ({"a": "text.txt"}, UsageError, "not the name of a table"),
-        ({"a:text": "a.npy"}, UsageError, r"holds int64\[\], which is no text"),
+        ({"a": "text.txt"}, UsageError, "not a known kind of table"),
+        ({"a:text": "a.npy"}, UsageError, r"holds int64\[\], which is not text"),
         ({"a:int": "dataset"}, UsageError, "holds the kind image, not int"),
         ({"a": "dataset#b"}, UsageError, "no column 'b'; the columns are: same"),
         ({"a": "a.npy#b"}, UsageError, "an array, which has no columns"),
         ({"a": "short.npy"}, SourceIncomplete, "has 8 rows, and the dataset has 9"),
         ({"a": "objects.npy"}, SourceDamaged, "holds object"),
         ({"a": "long.npy"}, SourceDamaged, "holds float128.*up to 64 bits"),
-        ({"a": "cut.npy"}, SourceDamaged, "has not the size that its header says"),
+        ({"a": "cut.npy"}, SourceDamaged, "does not have the size its header gives"),
         ({"a": "text.npy"}, SourceDamaged, "write it with numpy.save"),
         ({"b": "a.csv"}, SourceDamaged, "line 1: has no column 'b'"),
-        ({"age": "no_key.csv"}, SourceDamaged, "line 1: has no column key"),
+        ({"age": "no_key.csv"}, SourceDamaged, "line 1: has neither a column key"),
         ({"age": "ragged.csv"}, SourceDamaged, "line 3: has 1 column"),
         ({"age:int": "words.csv"}, SourceDamaged, "the column age: "),
         ({"age:labels": "a.npy"}, UsageError, "needs classes|which is no labels"),
@@ -267,7 +267,7 @@ def test_other_values_do_not_mend_a_column(dataset: Path, tmp_path: Path) -> Non
     join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
     np.save(tmp_path / "ages.npy", np.arange(9) + 1)
 
-    with pytest.raises(UsageError, match="a column age with other values"):
+    with pytest.raises(UsageError, match="a column age with different values"):
         join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
 
 
@@ -300,7 +300,7 @@ def test_a_damaged_joined_column_is_found_and_mended_by_joining(dataset: Path, t
     join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
 
     assert [done.returncode for done in (*found, both)] == [0, 1, 1]
-    assert "next: the prep join command that added age" in found[1].stdout
+    assert "next: run the prep join command that added age" in found[1].stdout
     assert "next: prep repair" in both.stdout
     assert mended.rebuilt == ("shard-00000.lmdb",)
     assert [[one.file for one in report.findings] for report in (left, mended)] == [["column-age.npy"]] * 2

@@ -102,7 +102,7 @@ def test_a_folder_of_splits_that_was_begun_is_finished(photos: Path, tmp_path: P
 def test_labels_of_every_split_are_found_before_the_first_shard(photos: Path, tmp_path: Path) -> None:
     write(photos / "val" / "lost.png", b"x")
 
-    with pytest.raises(SourceDamaged, match="lies in no class folder"):
+    with pytest.raises(SourceDamaged, match="is not in a class folder"):
         convert(photos, tmp_path / "out", workers=0)
 
     assert not (tmp_path / "out").exists()
@@ -129,7 +129,7 @@ def test_problems_of_all_splits_are_one_message(photos: Path, tmp_path: Path) ->
     (photos / "val" / "bird").mkdir()
 
     with pytest.raises(
-        SourceDamaged, match=r"lost\.png: lies in no class .*; also: .*bird: this class has no"
+        SourceDamaged, match=r"lost\.png: is not in a class .*; also: .*bird: this class has no"
     ):
         convert(photos, tmp_path / "out", workers=0)
 

@@ -95,7 +95,7 @@ def test_a_shard_that_comes_out_otherwise_is_not_published(
     victim = sorted(dataset.glob("shard-*"))[0]
     victim.unlink()
 
-    with pytest.raises(OperationError, match="other bytes"):
+    with pytest.raises(OperationError, match="different bytes"):
         repair(dataset, source, workers=0)
     assert not victim.exists()
 

@@ -132,7 +132,7 @@ def test_skipping_after_a_failure_goes_on_with_the_work_done(source: Path, tmp_p
         if name != "fox/broken.jpg":
             (source / name).unlink()
     with pytest.raises(
-        BadImage, match="add --on-bad-image skip to leave such images out, and go on from here"
+        BadImage, match="add --on-bad-image skip to leave such images out and continue from here"
     ):
         converted(source, tmp_path / "out", shard_size=10_000, order="key")
     done = shards_in(tmp_path / "out")

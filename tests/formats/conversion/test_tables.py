@@ -202,7 +202,7 @@ def test_a_manifest_without_an_index_is_a_finding(dataset: Path, level: str) -> 
 
     (finding,) = verify(dataset, level=level).findings
 
-    assert (finding.file, "lists no index.npy" in finding.problem) == ("manifest.json", True)
+    assert (finding.file, "does not list index.npy" in finding.problem) == ("manifest.json", True)
     with pytest.raises(ManifestDamaged):
         open_dataset(dataset)
 

@@ -229,7 +229,7 @@ def test_a_value_that_no_column_holds_is_an_error_that_names_it(tmp_path: Path, 
 def test_a_masked_array_is_refused_with_the_remedy(tmp_path: Path, name: str, value: Any, kind: str) -> None:
     for samples in ([{name: value, "b": 0}], iter([{name: value, "b": 0}])):
         for schema in (None, {name: kind, "b": "int"}):
-            with pytest.raises(BadItem, match=rf"item 0: .*{name}.* lose its mask: give its filled\(value\)"):
+            with pytest.raises(BadItem, match=rf"item 0: .*{name}.* lose its mask: give filled\(value\)"):
                 write_dataset(samples, tmp_path / "out", schema=schema, workers=0)
             samples = [{name: value, "b": 0}]
 

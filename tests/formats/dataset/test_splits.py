@@ -59,7 +59,7 @@ def test_opening_a_folder_of_one_split_names_it(tmp_path: Path, opened: type[Loa
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "manifest.json").touch()
 
-    with pytest.raises(UsageError, match=rf"give one of them: '{tmp_path}/val'"):
+    with pytest.raises(UsageError, match=rf"give one of them, such as '{tmp_path}/val'"):
         opened(tmp_path)
 
 

@@ -78,7 +78,7 @@ def test_a_bit_that_no_record_has_is_found_by_its_hash_at_each_level(container: 
     for level in ("full", "records", "decode"):
         found = findings(tmp_path, level)
         for file in files:
-            assert Finding(file.name, "its SHA-256 is not the manifest's") in found
+            assert Finding(file.name, "its SHA-256 differs from the manifest") in found
 
 
 @pytest.mark.slow

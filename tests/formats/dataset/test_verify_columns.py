@@ -133,7 +133,7 @@ def test_another_value_under_right_checksums_is_not_that_of_the_content_root(
 
     assert [f.file for f in found(tmp_path / "d")] == []
     assert [f.problem for f in found(tmp_path / "d", "records")] == [
-        f"its content_root of the column {name} is not the values'"
+        f"its content_root of the column {name} differs from that of the values"
     ]
 
 
@@ -181,7 +181,7 @@ def test_a_damaged_index_leaves_the_columns_checked_by_what_they_hold(dataset: P
     named = {(f.file, f.problem.partition(";")[0]) for f in found(dataset, "records")}
 
     assert ("index.npy", f"has 0 bytes, not {listed(dataset, 'index.npy')['size']}") in named
-    assert (caption.name, "its SHA-256 is not the manifest's") in named
+    assert (caption.name, "its SHA-256 differs from the manifest") in named
     assert any(name == caption.name and "CRC-32C" in problem for name, problem in named)
 
 

@@ -82,7 +82,7 @@ def test_a_machine_that_sees_no_such_dataset_or_another_is_refused_by_its_name(
     next(lacking.glob("shard-00000*")).unlink()
 
     refused(dataset, lambda: dataset.rename(aside), lambda: aside.rename(dataset), "does not see the dataset")
-    for there, why in ((other, "its root is another"), (lacking, "No such file")):
+    for there, why in ((other, "its root differs"), (lacking, "No such file")):
 
         def change(there: Path = there) -> None:
             dataset.rename(aside)
@@ -106,7 +106,7 @@ def test_a_machine_with_another_version_is_refused_and_nothing_is_repaired(
         def change() -> None:
             patch.setattr(seen_dataset, "version", lambda package: "99")
 
-        refused(dataset, change, patch.undo, "has shardprep 99, and the verification was begun with")
+        refused(dataset, change, patch.undo, "has shardprep 99, but the verification was begun with")
         with pytest.raises(OtherMachine, match="shardprep 99"):
             repair(dataset, archives, executor=elsewhere(change, patch.undo))
     assert tree(dataset) == before

@@ -80,7 +80,7 @@ def test_a_finding_stays_when_the_disk_fails_afterwards(dataset: Path) -> None:
 
     code, said, _ = verified(shard, "pread64:error=EIO", dataset, "records")
 
-    assert (code, said[0]) == (1, f"damaged: {shard.name}: its SHA-256 is not the manifest's")
+    assert (code, said[0]) == (1, f"damaged: {shard.name}: its SHA-256 differs from the manifest")
     assert said[1].startswith(f"unchecked: {shard.name}")
 
 

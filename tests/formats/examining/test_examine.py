@@ -88,10 +88,8 @@ def test_all_record_numbers_are_in_the_json_and_without_them_nothing_is_found(tm
 def test_similar_images_with_two_labels_are_not_said_to_be_wrong(found: Examination) -> None:
     advice = observed(found, "suspects")["advice"]
 
-    assert advice.startswith(
-        "Pairs: 2 with equal bytes, 2 of which the hashes differ in at most 4 of 64 bits."
-    )
-    assert "Similar images may be of two classes: look at them." in advice
+    assert advice.startswith("Pairs: 2 with equal bytes, 2 whose hashes differ in at most 4 of 64 bits.")
+    assert "Similar images may belong to two classes: look at them." in advice
 
 
 def test_images_of_another_split_are_leaks_whatever_their_bytes(built: Built, found: Examination) -> None:

@@ -113,7 +113,7 @@ def test_a_class_with_the_name_of_the_metadata_is_refused_before_anything_is_wri
     shutil.copytree(tmp_path / "plain", tmp_path / "joined")
     join(tmp_path / "joined", {"size": tmp_path / "sizes.csv"}, workers=0)
 
-    with pytest.raises(UsageError, match=f"has a class '{name}', and a file of that name"):
+    with pytest.raises(UsageError, match=f"has a class '{name}', but a file of that name"):
         export(tmp_path / "joined", tmp_path / "out", to="folders", workers=0)
 
     assert not (tmp_path / "out").exists()

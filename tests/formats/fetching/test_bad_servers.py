@@ -122,7 +122,7 @@ def test_a_redirect_to_another_host_is_followed_only_where_it_is_allowed(
         ("400 ExpiredToken", RemoteDenied, "the credentials have expired"),
         ("to http://127.0.0.2:9/inner", RemoteFailed, "redirects to another host"),
         ("body <ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>"
-         "</ListBucketResult>", RemoteFailed, "did not end its list"),
+         "</ListBucketResult>", RemoteFailed, "did not finish listing"),
     ],
 )  # fmt: skip
 def test_a_bucket_that_misbehaves_is_an_error_that_says_how(

@@ -146,7 +146,7 @@ def test_of_two_conversions_into_one_place_one_wins_and_the_other_gets_an_error(
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_read(archives: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="takes no files"):
+    with pytest.raises(UsageError, match="accepts no files"):
         stored(archives, "https://host/out", tmp_path / "scratch")
     with pytest.raises(UsageError, match="convert_to_url"):
         convert(archives, "s3://b/out")

@@ -180,7 +180,7 @@ def test_two_annotations_of_one_image_are_an_error_that_names_it(packed: bool, t
     for name, data in files.items():
         write(tmp_path / "folder" / name, data)
     write(tmp_path / "a.tar", tar_of(files))
-    with pytest.raises(SourceDamaged, match=f"{WNID}/{WNID}_7: two XMLs are of this image"):
+    with pytest.raises(SourceDamaged, match=f"{WNID}/{WNID}_7: two XML files annotate this image"):
         list(read_boxes(tmp_path / ("a.tar" if packed else "folder")))
 
 
@@ -212,7 +212,7 @@ def test_annotations_swapped_for_a_link_once_they_were_listed_are_not_followed(
 
 def test_an_annotation_of_no_official_image_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "holiday.xml", xml())
-    with pytest.raises(SourceDamaged, match=r"holiday\.xml: it is not named for an image"):
+    with pytest.raises(SourceDamaged, match=r"holiday\.xml: it is not named after an image"):
         list(read_boxes(tmp_path))
 
 

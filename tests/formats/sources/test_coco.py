@@ -61,7 +61,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     folder = coco(tmp_path / "s")
     coco(tmp_path / "s", name="train2014")
     (folder / "annotations/instances_train2017.json").rename(folder / "mine.json")
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="does not exist"):
         recognise(folder, options=SourceOptions(coco="yours.json"))
 
     (done,) = convert(
@@ -91,13 +91,13 @@ def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
         (lambda d: d["images"].append({**d["images"][0], "file_name": NAMES[1]}), "record key|one id"),
         (lambda d: d["images"][0].update(file_name="../x"), r"without \.\."),
         (lambda d: d["images"][0].update(width=0), "no width and height"),
-        (lambda d: d["annotations"][0].update(image_id=1), "of an image that is not there"),
-        (lambda d: d["annotations"][0].update(category_id=1), "of a category that is not there"),
-        (lambda d: d["annotations"][0].update(bbox=[1, 2, -3, 4]), "which is none"),
+        (lambda d: d["annotations"][0].update(image_id=1), "to an image that does not exist"),
+        (lambda d: d["annotations"][0].update(category_id=1), "to a category that does not exist"),
+        (lambda d: d["annotations"][0].update(bbox=[1, 2, -3, 4]), "invalid bbox"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, 3]), "no bbox of four numbers"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, 3, float("inf")]), "Infinity is not JSON"),
-        (lambda d: d["annotations"].append(3), "expected an object"),
-        (lambda d: d["categories"].append({"id": 3, "name": "x"}), "there twice"),
+        (lambda d: d["annotations"].append(3), "expected a JSON object"),
+        (lambda d: d["categories"].append({"id": 3, "name": "x"}), "occurs twice"),
         (lambda d: d.update(categories=[]), "has no categories, or two"),
     ],
 )
@@ -143,7 +143,7 @@ def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
     coco(coco(tmp_path / "s"), fewer, name="val2017")
 
     with pytest.raises(
-        LabelConflict, match=r"instances_val2017\.json: has other categories than instances_train2017"
+        LabelConflict, match=r"instances_val2017\.json: has different categories from instances_train2017"
     ):
         convert(tmp_path / "s", tmp_path / "out", workers=0)
 
@@ -184,7 +184,7 @@ def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
         )
 
     (tmp_path / "s/test/_annotations.coco.json").unlink()
-    with pytest.raises(UsageError, match=r"test: has no _annotations\.coco\.json, as other splits have"):
+    with pytest.raises(UsageError, match=r"test: lacks _annotations\.coco\.json, which other splits have"):
         recognise(tmp_path / "s")
 
 
@@ -201,7 +201,7 @@ def test_the_split_is_a_word_of_the_files_name(name: str, split: str | None, tmp
     if split:
         assert recognise(tmp_path / "s").splits == (split,)
     else:
-        with pytest.raises(UsageError, match="named for test and train; choose it with --coco and --split"):
+        with pytest.raises(UsageError, match="named after test and train; choose it with --coco and --split"):
             recognise(tmp_path / "s")
 
 

@@ -173,7 +173,7 @@ def test_a_name_of_very_many_digits_is_no_images(tmp_path: Path) -> None:
     archive = tmp_path / "ILSVRC2012_bbox_train_v2.tar"
     archive.write_bytes(tar_of({f"{WNID}/{WNID}_{'1' * MAX_KEY_BYTES}.xml": xml(BOX)}))
 
-    with pytest.raises(SourceDamaged, match="not named for an image"):
+    with pytest.raises(SourceDamaged, match="not named after an image"):
         list(read_boxes(archive))
 
 

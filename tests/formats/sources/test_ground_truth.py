@@ -113,7 +113,7 @@ def test_a_damaged_solution_is_an_error(text: bytes, message: str, tmp_path: Pat
 
 def test_a_solution_of_other_classes_is_a_conflict(tmp_path: Path) -> None:
     write(tmp_path / "x.csv", HEAD + b"ILSVRC2012_val_00000001,n01443537 1 2 3 4\n")
-    with pytest.raises(LabelConflict, match="says n01443537, which is none of the classes"):
+    with pytest.raises(LabelConflict, match="says n01443537, which is not one of the classes"):
         kaggle_authority(tmp_path / "x.csv", SPACE)
 
 
@@ -127,7 +127,7 @@ def test_caffes_list_may_have_folders_before_its_names(tmp_path: Path) -> None:
 )
 def test_a_damaged_list_of_caffe_is_an_error(line: bytes, tmp_path: Path) -> None:
     write(tmp_path / "val.txt", b"ILSVRC2012_val_00000002.JPEG 1\n" + line + b"\n")
-    with pytest.raises(SourceDamaged, match="is no image and its label"):
+    with pytest.raises(SourceDamaged, match="is not an image and its label"):
         caffe_authority(tmp_path / "val.txt", SPACE)
 
 

@@ -159,7 +159,7 @@ def test_a_list_named_for_a_split_is_that_split(name: str, split: str, tmp_path:
 
 
 HOSTILE: dict[str, tuple[str, bytes, str]] = {
-    "no label": ("list.txt", b"dog.jpg dog\ncat.jpg\n", r"line 2: 'cat\.jpg' is no path and its label"),
+    "no label": ("list.txt", b"dog.jpg dog\ncat.jpg\n", r"line 2: 'cat\.jpg' is not a path and its label"),
     "not text": ("list.txt", b"dog.jpg dog\n\xff\xfe 1\n", r"line 2: is not UTF-8 text at its byte 0"),
     "a long line": ("list.txt", b"x" * (MAX_LINE_BYTES + 1), r"line 1: has more than 65536 bytes"),
     "no line end": ("list.txt", b"a b\n" + b"x" * (3 << 20), r"line 2: has more than 65536 bytes"),
@@ -168,7 +168,7 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "another folder": (
         "list.txt",
         b"/etc/passwd dog\n",
-        r"line 1: '/etc/passwd' does not lie below .*--root",
+        r"line 1: '/etc/passwd' is not below .*--root",
     ),
     "a folder above": ("list.txt", b"dog.jpg dog\n../x.jpg dog\n", r"line 2: '\.\./x\.jpg' may lead out"),
     "a long path": ("list.txt", b"x" * 1025 + b" dog", r"line 1: has a path of more than 1024 bytes"),
@@ -194,7 +194,7 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "a row of one": ("list.csv", b"path,label\ndog.jpg\n", r"line 2: has 1 column, but the first"),
     "an empty file": ("list.csv", b"", r"line 1: is empty; a table begins with the names of its columns"),
     "no JSON": ("list.jsonl", b'{"path": "dog.jpg", "label": 1}\n{"path"', r"line 2: "),
-    "no object": ("list.jsonl", b"[1]\n", r"line 1: .*is no JSON object"),
+    "no object": ("list.jsonl", b"[1]\n", r"line 1: .*is not a JSON object"),
     "a deep value": ("list.jsonl", b"[" * 60000, r"line 1: "),
     "a huge number": ("list.jsonl", b'{"path": "x", "label": ' + b"9" * 5000 + b"}", r"line 1: "),
     "half a character": ("list.jsonl", rb'{"path": "\ud800", "label": 1}', r"line 1: "),
@@ -207,7 +207,7 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "twice": (
         "list.txt",
         b"cat/1.jpg a\ndog.jpg a\n\ndog.jpg a\n",
-        r"dog\.jpg: lines 2 and 4 have one record",
+        r"dog\.jpg: lines 2 and 4 have the same record",
     ),
     "a folder": ("list.txt", b"cat dog\n", r"root/cat: is not a file"),
 }
@@ -241,7 +241,7 @@ def test_bad_lines_of_one_kind_are_counted(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "first"),
     [
-        ("list.txt", "one\ndog.jpg dog\ntwo\n../x dog\n", "line 1: 'one' is no path"),
+        ("list.txt", "one\ndog.jpg dog\ntwo\n../x dog\n", "line 1: 'one' is not a path"),
         ("list.csv", "path,label\none\ndog.jpg,dog\n1,2,3\n../x,dog\n", "line 2: has 1 column,"),
         (
             "list.jsonl",
@@ -265,7 +265,7 @@ def test_a_list_without_any_of_its_files_is_an_error_that_names_the_root(
 
     with pytest.raises(
         SourceIncomplete,
-        match=r"none of its 4 files is there, the first is .*line 1; say with --root where .*$",
+        match=r"none of its 4 files exists; the first is .*line 1; give the folder .* --root",
     ) as caught:
         convert(
             tmp_path / "list.txt",
@@ -317,12 +317,12 @@ def test_a_link_is_refused_and_counted_or_followed(root: Path, tmp_path: Path) -
 def test_options_of_lists_are_refused_for_other_sources(tmp_path: Path) -> None:
     write(tmp_path / "cat/1.jpg", b"x")
 
-    with pytest.raises(UsageError, match="only a list of images has a root, path column"):
+    with pytest.raises(UsageError, match="root, path column: only for a list of images"):
         recognise(tmp_path, options=SourceOptions(root=tmp_path, path_column="x"))
 
 
 def test_a_text_file_has_no_names_of_columns(tmp_path: Path) -> None:
-    with pytest.raises(SourceDamaged, match="no names of columns"):
+    with pytest.raises(SourceDamaged, match="needs named columns"):
         listing(tmp_path / "list.txt", "a b\n", tmp_path, path_column="x")
 
 
@@ -368,9 +368,9 @@ def test_columns_of_a_list_are_taken_on_request_and_splits_are_kept_apart(
         *("repair", tmp_path / "out/train", "--source", tmp_path / name, "--root", pictures, "--workers", 0)
     )
 
-    assert "columns that are not taken: Caption, id, note; --column NAME:KIND takes one" in plain.stderr
+    assert "columns left out: Caption, id, note; take one with --column NAME:KIND" in plain.stderr
     for found in json.loads(done.stdout)["splits"]:
-        assert found["notes"] == ["columns that are not taken: note; --column NAME:KIND takes one"]
+        assert found["notes"] == ["columns left out: note; take one with --column NAME:KIND"]
         assert found["columns"] == {"caption": "text", "id": "int"}
     assert (one.returncode, repaired.returncode) == (0, 0), one.stderr + repaired.stderr
     rows = {row["path"]: row for row in TABLE}
@@ -408,7 +408,7 @@ def test_a_list_has_the_same_root_with_other_columns_or_without(pictures: Path, 
             "a.csv",
             "path,label,split\ndog.jpg,1,dev\n",
             (),
-            r"line 2: has the split 'dev', which is none of train",
+            r"line 2: has the split 'dev', an unknown split name \(known are train",
         ),
         ("a.csv", "path,label,split\ndog.jpg,1,\n", (), r"line 2: has the split ''"),
         ("a.jsonl", '{"path": "dog.jpg", "label": 1, "split": 3}', (), r"line 1: has the split '3'"),
@@ -422,7 +422,7 @@ def test_a_list_has_the_same_root_with_other_columns_or_without(pictures: Path, 
             ("x:int",),
             "line 2: .*no 'x'",
         ),
-        ("a.txt", "dog.jpg 1\n", ("x:int",), r"no names of columns"),
+        ("a.txt", "dog.jpg 1\n", ("x:int",), r"needs named columns"),
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("label:text=x",), "reserved"),
     ],
 )

@@ -190,7 +190,7 @@ def test_a_column_of_splits_splits_the_images(name: str, tmp_path: Path) -> None
     assert {key: row["age"] for key, row in values(train.path).items()} == {
         NAMES[n]: n for n in (0, 2, 3, 5, 6)
     }
-    assert train.notes == ("columns that are not taken: note; --column NAME:KIND takes one",)
+    assert train.notes == ("columns left out: note; take one with --column NAME:KIND",)
     assert alone.manifest.root == val.manifest.root
     assert repair(val.path, source, workers=0).exit_code == 0
     assert {key: row["age"] for key, row in values(val.path).items()} == {NAMES[1]: 1, NAMES[4]: 4}
@@ -217,12 +217,12 @@ def test_a_column_of_other_values_or_of_images_in_folders_of_splits_is_a_column(
         ("metadata.csv", "file_name,age\n0.png,1\n1.png\n", r"line 3: has 1 column, but the first line has 2"),
         ("metadata.csv", "file_name,age\n0.png,1\n1.png,2\n2.png,3\n", r"line 4: 2\.png is missing"),
         ("metadata.csv", "file_name,age\n0.png,1\n", r"1\.png: has no row in the table"),
-        ("metadata.csv", "file_name,age\n0.png,1\n0.png,2\n1.png,3\n", r"lines 2 and 3 have one record key"),
+        ("metadata.csv", "file_name,age\n0.png,1\n0.png,2\n1.png,3\n", r"lines 2 and 3 have the same record key"),
         ("metadata.csv", "file_name,age\n0.png,\0\n1.png,3\n", r"line 2: has a NUL byte"),
         ("metadata.csv", 'file_name,age\n0.png,"1\n1.png,3\n', r"line 4: the row that begins in line 2 is not CSV"),
         ("metadata.csv", 'file_name,age\n0.png,"1"x\n1.png,3\n', r"line 2: the row that begins in line 2 is not CSV"),
         ("metadata.csv", "file_name,age\n../0.png,1\n1.png,3\n", r"line 2: .*without \.\."),
-        ("metadata.csv", "file_name,age\n/etc/passwd,1\n1.png,3\n", r"line 2: names no file beside the table"),
+        ("metadata.csv", "file_name,age\n/etc/passwd,1\n1.png,3\n", r"line 2: names a file that is not beside the table"),
         ("metadata.csv", "file_name,age,age\n0.png,1,1\n", r"line 1: has a name twice"),
         ("metadata.csv", "path,age\n0.png,1\n", r"line 1: has no column 'file_name'.*--path-column"),
         ("metadata.csv", "", r"line 1: is empty"),
@@ -230,8 +230,8 @@ def test_a_column_of_other_values_or_of_images_in_folders_of_splits_is_a_column(
         ("metadata.jsonl", '{"file_name": "0.png"}\n{"file_name": "1.png", "a": 1}\n', r"line 2: .*has 'a', unlike"),
         ("metadata.jsonl", '{"file_name": "0.png", "a": 1}\n{"file_name": "1.png"}\n', r"line 2: .*has no 'a'"),
         ("metadata.jsonl", '{"file_name": "0.png", "a": NaN}\n', r"line 1: NaN is not JSON"),
-        ("metadata.jsonl", '{"file_name": "0.png", "a": 1}\n{"file_name": 3, "a": 1}', r"line 2: names no file"),
-        ("metadata.jsonl", '{"file_name": "0.png"}\n[1]\n', r"line 2: .*is no JSON object"),
+        ("metadata.jsonl", '{"file_name": "0.png", "a": 1}\n{"file_name": 3, "a": 1}', r"line 2: names a file that is not"),
+        ("metadata.jsonl", '{"file_name": "0.png"}\n[1]\n', r"line 2: .*is not a JSON object"),
         ("metadata.jsonl", '{"file_name": "0.png"}\n' + "[" * 100_000, r"line 2: .*is not a row"),
         ("metadata.jsonl", '{"file_name": "0.png", "a": "' + "x" * (17 << 20) + '"}', r"line 1: has more than"),
     ],
@@ -257,7 +257,7 @@ def test_a_table_that_cannot_be_used_is_an_error_with_its_line(
         ({"columns": ("old:int=Old",)}, "no column 'Old'; its columns are: file_name, age"),
         ({"columns": ("mask:image=age",)}, "--pair"),
         ({"columns": ("a:int=age", "b:int=age")}, "chosen twice"),
-        ({"columns": "age:int"}, "one text"),
+        ({"columns": "age:int"}, "must be a list"),
         ({"root": "."}, "has no root"),
     ],
 )
@@ -415,7 +415,7 @@ def test_a_number_of_json_that_no_float_holds_is_an_error_or_stays_exact(tmp_pat
     write(tmp_path / "s/metadata.jsonl", b'{"file_name": "0.png", "a": 1e400}\n')
 
     assert values(done.path)["0.png"]["a"] == 9007199254740993
-    with pytest.raises(DataError, match="1e400 is more than a float can hold"):
+    with pytest.raises(DataError, match="1e400 is too large for a float"):
         recognise(tmp_path / "s").listing("train")
 
 

@@ -64,9 +64,9 @@ def test_class_folders_give_labels_and_pairs_may_lie_anywhere(tmp_path: Path) ->
     ("more", "match"),
     [
         ("images/9.png", r"images/9\.png: has no mask in .*masks"),
-        ("masks/9.png", r"masks/9\.png: is the mask of no image in .*images"),
-        ("masks/1.bmp", r"masks/1\.png: differs from 1\.bmp by its extension alone"),
-        ("images/1.bmp", r"images/1\.png: differs from 1\.bmp by its extension alone; remove one of them$"),
+        ("masks/9.png", r"masks/9\.png: is the mask of an image that is not in .*images"),
+        ("masks/1.bmp", r"masks/1\.png: differs from 1\.bmp only in its extension"),
+        ("images/1.bmp", r"images/1\.png: differs from 1\.bmp only in its extension; remove one of them$"),
         ("images/sub/1.png", r"images/sub/1\.png: has no mask in .*masks; add it, or remove this image$"),
     ],
 )
@@ -122,10 +122,10 @@ def test_what_is_left_out_is_counted(more: list[str], ignored: dict[str, int], t
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        ("masks/val/1.png", r"masks: has val, of which there are no images in .*images"),
+        ("masks/val/1.png", r"masks: has val, for which .*images has no images"),
         (
             "images/holdout/1.png",
-            r"images/holdout: has images, and is no split; rename it to train, val or test",
+            r"images/holdout: has images, but is not a split; rename it to train, val or test",
         ),
     ],
 )
@@ -147,7 +147,7 @@ def test_partners_of_another_size_are_said(tmp_path: Path) -> None:
 
     done = prep_here(*words, "--shard-size", 300, "--order", "key")
 
-    assert "2 images in the column mask of another size" in done.stderr
+    assert "2 images in the column mask with a size other than" in done.stderr
     assert "(first: 0.png)" in done.stderr
 
 
@@ -162,7 +162,7 @@ def test_each_image_may_be_as_large_as_an_image_may_be(tmp_path: Path) -> None:
     with (tmp_path / "s/masks/1.png").open("ab") as file:
         file.write(b"x")
     with pytest.raises(
-        DataError, match=r"masks/1\.png: has 67108865 bytes, but no image may have more"
+        DataError, match=r"masks/1\.png: has 67108865 bytes, but an image has at most"
     ) as found:
         convert(tmp_path / "s", tmp_path / "other", workers=0, source_options=MASKS)
     assert "images/1.png" not in str(found.value)
@@ -192,7 +192,7 @@ def test_a_partner_that_changed_since_it_was_listed_is_an_error(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("pair", "match"),
     [
-        ("mask=nowhere", "is no folder, and neither is"),
+        ("mask=nowhere", "is not a folder, nor is"),
         ("mask=images", "holds the images themselves"),
         ("mask=masks/../images", "holds the images themselves"),
         ("mask=same", "holds the images themselves"),
@@ -221,7 +221,7 @@ def test_pairs_of_a_source_that_has_none_are_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "s/masks", NAMES)
     write(tmp_path / "s/metadata.csv", b"file_name\n")
 
-    with pytest.raises(UsageError, match="pairs are of images with columns"):
+    with pytest.raises(UsageError, match="pairs: only for images with columns"):
         recognise(tmp_path / "list.txt", options=MASKS)
     with pytest.raises(UsageError, match=r"several kinds: .*prep join"):
         recognise(tmp_path / "s", options=MASKS)

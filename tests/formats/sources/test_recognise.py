@@ -80,14 +80,16 @@ def test_a_folder_that_the_tars_have_all_splits_of_is_ignored(tmp_path: Path) ->
 
 def test_splits_of_two_layouts_that_differ_in_their_classes_are_a_conflict(mixed: Path) -> None:
     (mixed / DEVKIT).unlink()
-    with pytest.raises(LabelConflict, match=r"train \(extracted-tree\) has 3 classes, val \(official-tars\)"):
+    with pytest.raises(
+        LabelConflict, match=r"train \(extracted-tree\) has 3 classes, but val \(official-tars\)"
+    ):
         recognise(mixed, split="train").listing("train")
 
 
 def test_a_split_that_no_layout_has_is_wrong_usage(mixed: Path) -> None:
     (mixed / TEST).unlink()
     shutil.rmtree(mixed / "test")
-    with pytest.raises(UsageError, match="no split 'test', only train, val"):
+    with pytest.raises(UsageError, match="no split 'test'; it has train, val"):
         recognise(mixed).listing("test")
 
 

@@ -281,8 +281,8 @@ def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pyte
 
 
 def test_parts_and_executors_are_for_archives_on_a_disk(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no part is converted"):
+    with pytest.raises(UsageError, match="cannot be converted in parts"):
         convert_part(URL, tmp_path / "train", (1, 2))
-    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="one machine converts"):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="only one machine can convert"):
         convert(URL, tmp_path / "train", executor=pool)
     assert prep_here("convert", URL, tmp_path / "train", "--part", "1/2").returncode == 2

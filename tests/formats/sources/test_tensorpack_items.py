@@ -56,10 +56,10 @@ def test_images_and_labels_of_dicts_are_the_records(tmp_path: Path) -> None:
     [
         ([[1.5, 2], [1.5]], "is a list of 1, expected a list of 2"),
         ([[1.5, 2], {"a": 1}], "is a dict of a, expected a list of 2"),
-        ([{"key": "a", "v": 1.5}], "a component key"),
+        ([{"key": "a", "v": 1.5}], "a component named key"),
         ([[[1.5], np.zeros(2, "c16")], [[1.5], np.zeros(2, "i4")]], "make no columns"),
         ([{"label": -7, "v": 1.5}], "its label is -7"),
-        ([3], "no list or dict of components"),
+        ([3], "not a list or dict of components"),
     ],
 )
 def test_what_is_not_like_the_first_or_no_column_is_refused(
@@ -88,7 +88,7 @@ def test_a_small_file_takes_little_memory_and_ends(opcodes: bytes) -> None:
 def test_bytes_that_are_there_many_times_are_bounded() -> None:
     data = NEWEST([block := bytes(1 << 16), *[block] * 900])
     value = value_of(data)
-    with pytest.raises(ValueError, match="more bytes than it has"):
+    with pytest.raises(ValueError, match="more bytes than the whole record"):
         read_item(value, decoder_of(value))
 
 

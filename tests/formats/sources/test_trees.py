@@ -89,7 +89,7 @@ def test_a_folder_of_datasets_is_not_taken_for_a_folder_of_classes(parent: str, 
     write(tmp_path / "cat/1.jpg", b"x")
     write(tmp_path / parent / "cat/1.jpg", b"x")
     write(tmp_path / Path(parent).parent / "LOC_val_solution.csv", b"x")
-    with pytest.raises(UsageError, match=r"holds folders and no image, so it is no class; .*: give "):
+    with pytest.raises(UsageError, match=r"holds folders but no images, so it is not a class; .*: give "):
         recognise(tmp_path)
 
 
@@ -104,7 +104,7 @@ def test_splits_in_a_folder_below_are_named(more: list[str], tmp_path: Path) -> 
 def test_a_folder_of_splits_with_an_image_in_it_is_no_class(tmp_path: Path) -> None:
     for name in ("data/train/cat/1.jpg", "data/overview.png"):
         write(tmp_path / name, b"x")
-    with pytest.raises(UsageError, match=rf"holds splits, so it is no class; .*: give {tmp_path}/data$"):
+    with pytest.raises(UsageError, match=rf"holds splits, so it is not a class; .*: give {tmp_path}/data$"):
         recognise(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_splits_under_their_other_names_are_taken(names: tuple[str, ...], tmp_pa
 def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
     for name in ("train", "val", "validation"):
         write(tmp_path / name / "cat/1.jpg", b"x")
-    with pytest.raises(UsageError, match="holds val and validation, both of val; move one of them away"):
+    with pytest.raises(UsageError, match="holds val and validation, both for val; move one of them away"):
         recognise(tmp_path)
 
 
@@ -156,8 +156,8 @@ def test_a_class_that_is_named_like_a_split_does_not_leave_out_the_others(tmp_pa
             ["images/1.jpg", "annotations/a/labels.json"],
             "run: prep convert {} OUTPUT --coco annotations/a/labels.json",
         ),
-        (["images/1.jpg", "labels/1.json"], "write what it says into metadata.csv beside the images"),
-        (["images/1.jpg", "labels/1.txt"], "write what it says into metadata.csv beside the images"),
+        (["images/1.jpg", "labels/1.json"], "write its values to metadata.csv beside the images"),
+        (["images/1.jpg", "labels/1.txt"], "write its values to metadata.csv beside the images"),
     ],
 )
 def test_images_beside_masks_are_no_classes(files: list[str], advice: str, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_images_beside_masks_are_no_classes(files: list[str], advice: str, tmp_p
         if name.endswith("labels.json"):
             write(tmp_path / name, json.dumps(coco_instances(["1.jpg"])).encode())
 
-    with pytest.raises(UsageError, match="belongs to them, and no classes; ") as found:
+    with pytest.raises(UsageError, match="and their annotations, not classes; ") as found:
         recognise(tmp_path).listing("train")
 
     assert advice.format(tmp_path) in str(found.value)
@@ -251,7 +251,7 @@ def test_a_list_that_is_not_caffes_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_class_folder_that_the_devkit_does_not_know_is_a_conflict(tree: Path) -> None:
     write(tree / "train/n01443537/n01443537_1.JPEG", b"x")
-    with pytest.raises(LabelConflict, match="n01443537 is none of the 3 classes"):
+    with pytest.raises(LabelConflict, match="n01443537 is not one of the 3 classes"):
         recognise(tree).listing("train")
 
 
@@ -266,13 +266,13 @@ def test_an_image_beside_the_class_folders_is_an_error_and_a_note_is_not(tree: P
     write(tree / "train/README.txt", b"hello")
     assert len(recognise(tree).listing("train").entries) == 6
     write(tree / "train/lost.JPEG", b"x")
-    with pytest.raises(SourceDamaged, match=r"lost\.JPEG: lies in no class folder"):
+    with pytest.raises(SourceDamaged, match=r"lost\.JPEG: is not in a class folder"):
         recognise(tree).listing("train")
 
 
 def test_a_flat_train_folder_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "train/1.jpg", b"x")
-    with pytest.raises(SourceDamaged, match="lies in no class folder"):
+    with pytest.raises(SourceDamaged, match="is not in a class folder"):
         recognise(tmp_path).listing("train")
 
 
@@ -464,7 +464,7 @@ def test_empty_classes_loose_images_and_litter_alone_are_named_in_one_message(tm
     (tmp_path / "bird").mkdir()
     with pytest.raises(
         SourceDamaged,
-        match=r"lost\.jpg: lies in no class folder; .*; also: .*bird: this class has no image; add some, or "
+        match=r"lost\.jpg: is not in a class folder; .*; also: .*bird: this class has no image; add some, or "
         r"remove the folder \(the first of 2\)$",
     ):
         recognise(tmp_path).listing("train")
@@ -481,13 +481,15 @@ def test_a_class_of_links_is_not_said_to_be_empty(tmp_path: Path) -> None:
     (tmp_path / "links/cat").mkdir(parents=True)
     (tmp_path / "links/cat/1.jpg").symlink_to(tmp_path / "images/1.jpg")
 
-    with pytest.raises(SourceDamaged, match=r"is a symbolic link, and [^:]* with --follow-symlinks$"):
+    with pytest.raises(SourceDamaged, match=r"is a symbolic link, but [^:]* with --follow-symlinks$"):
         convert(tmp_path / "links", tmp_path / "out", workers=0)
 
 
 def test_images_in_one_folder_are_wrong_usage_that_says_what_would_help(tmp_path: Path) -> None:
     write(tmp_path / "1.jpg", b"x")
-    with pytest.raises(UsageError, match=r"in no class folders.*sort them into <class>/, or convert a list"):
+    with pytest.raises(
+        UsageError, match=r"outside class folders.*sort them into <class>/, or convert a list"
+    ):
         recognise(tmp_path)
 
 
@@ -550,7 +552,7 @@ def test_a_loop_of_links_is_an_error_and_ends(target: str, tmp_path: Path) -> No
     write(tmp_path / "cat/1.jpg", b"x")
     (tmp_path / "cat/self").symlink_to(target)
     with pytest.raises(
-        SourceDamaged, match=r"link to a folder that it lies in|link to nothing that can be read"
+        SourceDamaged, match=r"link to a folder that contains it|link whose target cannot be read"
     ):
         recognise(tmp_path, options=FOLLOW).listing("train")
 
@@ -569,7 +571,7 @@ def test_two_links_to_one_folder_are_no_loop(tmp_path: Path) -> None:
 def test_links_to_nothing_are_counted(tree: Path) -> None:
     for number in range(2):
         (tree / f"train/n01440764/{number}.jpg").symlink_to("nowhere")
-    with pytest.raises(SourceDamaged, match=r"nothing that can be read .No such file.*the first of 2"):
+    with pytest.raises(SourceDamaged, match=r"target cannot be read .No such file.*the first of 2"):
         recognise(tree, options=FOLLOW).listing("train")
 
 

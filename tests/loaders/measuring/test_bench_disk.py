@@ -270,7 +270,7 @@ def test_a_folder_in_memory_has_no_cold_figures_and_says_why() -> None:
     profile = measure_disk(shared, seconds=0)
 
     assert "could not be had: tmpfs keeps its files in memory" in text
-    assert "images/s warm (cold could not be had)" in text
+    assert "images/s warm (cold could not be measured)" in text
     assert profile.missing.cold == "tmpfs keeps its files in memory"
     assert profile.images_per_second["cold"] is None
     assert all(reads.cold is None for reads in (profile.stream, *profile.sequential, *profile.random))

@@ -288,7 +288,7 @@ def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(data
     done = prep("bench-loader", dataset, "--trace", dataset / "no" / "trace.json")
 
     assert done.returncode == 3
-    assert "name another place" in done.stderr
+    assert "choose another path" in done.stderr
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_rates_are_images_and_the_sentence_says_them() -> None:
 def test_without_cold_rates_the_sentence_says_so() -> None:
     said = sentence(nothing_cold(full_profile()))
 
-    assert "40,000 images/s warm (cold could not be had)" in said
+    assert "40,000 images/s warm (cold could not be measured)" in said
     assert "images/s cold" not in said
 
 

@@ -141,7 +141,7 @@ def test_a_run_has_no_options_of_a_dataset_and_its_file_is_named(tmp_path: Path)
     damaged = prep_here("report", "--run", "stats.json", cwd=tmp_path)
 
     assert (asked.returncode, damaged.returncode) == (2, 1)
-    assert "--seed is of a DATASET" in asked.stderr
+    assert "--seed is for a DATASET" in asked.stderr
     assert damaged.stderr.startswith("prep: stats.json: these are not the stats of")
     assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
 

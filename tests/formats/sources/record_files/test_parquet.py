@@ -170,13 +170,16 @@ def test_paths_that_are_not_unique_give_keys_of_file_and_row(hub: Path) -> None:
 ODD: dict[str, tuple[dict[str, Any], str]] = {
     "no bytes": (
         {"image": ([{"bytes": JPEG, "path": "a"}, {"bytes": None, "path": "cat.jpg"}], IMAGE)},
-        r"row 1: has no bytes of the image, only its path 'cat\.jpg'",
+        r"row 1: has only the path of the image, 'cat\.jpg', not its bytes",
     ),
     "no image": (
         {"image": ([None, {"bytes": JPEG, "path": "a"}], IMAGE)},
-        "row 0: has no bytes of the image",
+        "row 0: has only the path of the image",
     ),
-    "a label of no class": ({"image": images(0, 1), "label": [0, 2]}, "row 1: has the label 2 of 2 classes"),
+    "a label of no class": (
+        {"image": images(0, 1), "label": [0, 2]},
+        "row 1: has the label 2, but there are 2 classes",
+    ),
     "a negative label": ({"image": images(0, 1), "label": [-2, 0]}, "row 0: it has the label -2"),
 }
 
@@ -202,7 +205,7 @@ def test_files_with_other_columns_are_named(hub: Path) -> None:
     write(hub / "data/train-00001-of-00002-a09b.parquet", {"image": images(7), "labels": [0]})
 
     with pytest.raises(
-        SourceDamaged, match=r"a09b\.parquet: has other columns than data/train-00000-of-00002"
+        SourceDamaged, match=r"a09b\.parquet: has different columns from data/train-00000-of-00002"
     ):
         recognise(hub).listing("train")
 

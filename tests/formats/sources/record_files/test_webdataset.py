@@ -106,7 +106,7 @@ def test_folders_beside_the_shards_may_be_outputs_but_not_classes(shards: Path) 
 
     (shards / "cat").mkdir()
     (shards / "cat/1.jpg").write_bytes(JPEG)
-    with pytest.raises(UsageError, match=r"out: holds folders and no image"):
+    with pytest.raises(UsageError, match=r"out: holds folders but no images"):
         recognise(shards)
 
 
@@ -148,7 +148,7 @@ def test_a_split_in_some_names_only_is_refused(shards: Path) -> None:
     write_shard(shards / "more.tar", numbered(9))
 
     with pytest.raises(
-        UsageError, match=r"photos-train-000000\.tar is named for a split and more\.tar is not"
+        UsageError, match=r"photos-train-000000\.tar is named after a split and more\.tar is not"
     ):
         recognise(shards)
 
@@ -239,7 +239,7 @@ def test_names_that_differ_between_splits_are_a_conflict(tmp_path: Path) -> None
     for split, name in (("train", b"ant"), ("val", b"bee")):
         write_shard(tmp_path / split / "0.tar", {"1": {"jpg": JPEG, "cls": b"0", "classname": name}})
 
-    with pytest.raises(LabelConflict, match="in val, its label 0 is named 'bee', but it is 'ant' elsewhere"):
+    with pytest.raises(LabelConflict, match="in val, its label 0 is named 'bee' here and 'ant' elsewhere"):
         recognise(tmp_path).listing("train")
 
 
@@ -250,17 +250,17 @@ ODD: dict[str, tuple[dict[str, dict[str, bytes]], str]] = {
         {"1": {"txt": b"", **sample(1)}, **{str(n): sample(n) for n in range(2, 5)}},
         r"2: lacks \.txt, which other samples have, as 2 more samples do",
     ),
-    "a word as label": ({"1": {"jpg": JPEG, "cls": b"cat"}}, r"1: its \.cls has 'cat', and not the number"),
-    "a huge label": ({"1": {"jpg": JPEG, "cls": b"100000"}}, "label 100000, not one from 0 to 99999"),
+    "a word as label": ({"1": {"jpg": JPEG, "cls": b"cat"}}, r"1: its \.cls has 'cat', not the number"),
+    "a huge label": ({"1": {"jpg": JPEG, "cls": b"100000"}}, "label 100000; labels are 0 to 99999"),
     "a long label": ({"1": {"jpg": JPEG, "cls": b" " * 5000}}, "has 5000 bytes, more than 4096"),
     "a label that is no text": ({"1": {"jpg": JPEG, "cls": b"\xff"}}, "1: .*correct the shard"),
     "a name of no label": (
         {"1": {"jpg": JPEG, "cls": b"-1", "classname": b"ant"}},
-        "1: its label is -1, which is none, but it has the name 'ant'",
+        "1: its label -1 means none, but it has the class name 'ant'",
     ),
     "two names": (
         {n: {"jpg": JPEG, "cls": b"1", "classname": n.encode()} for n in "ab"},
-        "b: its label 1 is named 'b', but it is 'a' elsewhere",
+        "b: its label 1 is named 'b' here and 'a' elsewhere",
     ),
 }
 
@@ -293,7 +293,7 @@ def test_stems_that_can_be_no_keys_are_named(tmp_path: Path) -> None:
 def test_a_part_that_a_sample_has_twice_is_named(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", {"1": {"jpg": JPEG, "JPG": JPEG}})
 
-    with pytest.raises(SourceDamaged, match=r"1\.JPG: is one more member \.jpg of its sample"):
+    with pytest.raises(SourceDamaged, match=r"1\.JPG: is a second member \.jpg of its sample"):
         recognise(tmp_path).listing("train")
 
 
@@ -306,7 +306,7 @@ def test_a_torn_sample_is_named_with_both_places(second: str, tmp_path: Path) ->
 
     with pytest.raises(SourceDamaged) as caught:
         recognise(tmp_path).listing("train")
-    assert re.search(rf"{second}, byte \d+: 1: begins here, and again at .*a\.tar, byte 0", str(caught.value))
+    assert re.search(rf"{second}, byte \d+: 1: begins here and again at .*a\.tar, byte 0", str(caught.value))
 
 
 def test_all_damaged_shards_are_found_in_one_survey(shards: Path) -> None:

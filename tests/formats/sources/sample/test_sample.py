@@ -150,7 +150,7 @@ def test_impossible_numbers_are_refused_before_anything_is_written(
 @pytest.mark.parametrize("name", [TRAIN, VAL_BOXES])
 def test_archives_that_are_there_are_never_overwritten(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"precious")
-    with pytest.raises(UsageError, match=f"{name}: is there already"):
+    with pytest.raises(UsageError, match=f"{name}: exists already"):
         make_sample(tmp_path, classes=1, train_per_class=1, val=1)
     assert content(tmp_path) == {name: b"precious"}
 
