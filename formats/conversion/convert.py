@@ -72,25 +72,34 @@ def convert(
 ) -> list[Converted]:
     """Convert a source to shards. After a kill at any point, the same call finishes the conversion.
 
-    The result has the same bytes for any number of workers and interruptions.
+    The result has the same bytes for any number of workers and interruptions. An interruption, such as
+    KeyboardInterrupt, gets a note that says how many shards the next call keeps.
 
-    ``source`` is the path of the archives, the image tree, the tensorpack LMDB, the tars of WebDataset, the
-    TFRecord or Parquet files, or a list of images; or the URL of a folder of official archives in object
-    storage or on a server, which are read in place by ranges. ``output`` is the folder of the dataset if
-    ``split`` ("train", "val" or "test") is given; otherwise every split found is converted into
-    ``output/<split>``. ``plan_options`` decide the bytes of the output, ``options`` do not, but for checked
-    MD5s in the manifest, and ``source_options`` say how the source is read; None takes the defaults of
-    :class:`PlanOptions`, :class:`ConvertOptions` and :class:`SourceOptions`. ``workers`` is the number of
-    processes; None is one per usable CPU, and 0 works in this process, except for decode checks, which need
-    a process that may crash. An ``executor`` of :mod:`concurrent.futures`, of this machine or of many, runs
-    the shard jobs instead, and is left open: at most ``workers`` jobs are submitted at a time, None is 256.
-    ``progress`` receives the progress; None shows a bar in a notebook.
+    Args:
+        source: Path of the archives, the image tree, the tensorpack LMDB, the tars of WebDataset, the
+            TFRecord or Parquet files, or a list of images; or the URL of a folder of official archives in
+            object storage or on a server, which are read in place by ranges.
+        output: Folder of the dataset if ``split`` is given; else every split found is converted into
+            ``output/<split>``.
+        split: "train", "val" or "test"; None converts all.
+        plan_options: Options that decide the bytes of the output; None takes the defaults.
+        options: Other options of the conversion; None takes the defaults.
+        source_options: How the source is read; None takes the defaults.
+        workers: Number of processes; None is one per usable CPU, 0 works in this process, except for decode
+            checks, which need a process that may crash.
+        executor: An executor of :mod:`concurrent.futures`, of this machine or of many, that runs the shard
+            jobs instead, and is left open. At most ``workers`` jobs are submitted at a time; None is 256.
+        progress: Receives the progress; None shows a bar in a notebook.
 
-    An interruption, such as KeyboardInterrupt, gets a note that says how many shards the next call keeps.
+    Returns:
+        What was converted, one entry per split.
 
-    Raises UsageError (PlanMismatch if ``output`` holds another conversion), DataError if the source is
-    damaged or incomplete, OperationError (OutputBusy, NoSpace, WorkerDied; ExecutorFailed and OtherMachine
-    with an ``executor``), and OSError.
+    Raises:
+        UsageError: An argument is not valid; PlanMismatch if ``output`` holds another conversion.
+        DataError: The source is damaged or incomplete.
+        OperationError: OutputBusy, NoSpace or WorkerDied; with an ``executor`` also ExecutorFailed and
+            OtherMachine.
+        OSError: A file cannot be read or written.
     """
     progress = shown(progress)
     request = Request.of(source, output, split, plan_options, options, source_options)
@@ -282,18 +291,30 @@ def convert_part(
 ) -> list[ConvertedPart]:
     """Build the shards of one part of a conversion; publish no manifest.
 
-    ``part`` is (i, n), the i-th of n, counted from 1. Shards are dealt to the parts one by one, over all
-    splits. Parts run in any order, any number of them at a time, on any machines that see the same source
-    and output; a part that is repeated, or runs twice at once, changes nothing. When all have ended,
-    :func:`.convert.convert` with the same arguments builds what is missing, and finishes. The bytes are those
-    of a conversion in one call.
+    Shards are dealt to the parts one by one, over all splits. Parts run in any order, any number of them at a
+    time, on any machines that see the same source and output; a part that is repeated, or runs twice at once,
+    changes nothing. When all have ended, :func:`.convert.convert` with the same arguments builds what is
+    missing, and finishes. The bytes are those of a conversion in one call.
 
-    ``source``, ``output``, ``split``, ``plan_options``, ``options`` and ``source_options`` are those of
-    :func:`.convert.convert`, and the same for all parts. ``workers`` and ``progress`` are as there, too.
+    Args:
+        source: As for :func:`.convert.convert`, and the same for all parts.
+        output: As ``source``.
+        part: (i, n), the i-th part of n, numbered from 1.
+        split: As ``source``.
+        plan_options: As ``source``.
+        options: As ``source``; ``restart`` is refused.
+        source_options: As ``source``.
+        workers: Number of processes, as for :func:`.convert.convert`.
+        progress: Receives the progress; None shows a bar in a notebook.
 
-    Raises what :func:`.convert.convert` raises: PlanMismatch if another part has other options or another
-    source, or other libraries that write shards, and OutputBusy while the output is converted without
-    ``part``. Raises UsageError for a part that does not exist, and for ``restart``.
+    Returns:
+        What this part has of each split.
+
+    Raises:
+        PlanMismatch: Another part has other options, another source, or other libraries that write shards.
+        OutputBusy: The output is being converted without ``part``.
+        UsageError: The part does not exist, or ``restart`` is given. Else what :func:`.convert.convert`
+            raises.
     """
     progress = shown(progress)
     request = Request.of(source, output, split, plan_options, options, source_options, part)

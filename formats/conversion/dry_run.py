@@ -122,16 +122,28 @@ def plan_conversion(
 ) -> DryRun:
     """Return what :func:`.convert.convert` with these arguments would do; write nothing.
 
-    With ``part``, what :func:`.convert.convert_part` would do: only its shards count, and are read.
+    Every split is listed, counted, labelled and planned, the outputs are checked, and every image is read and
+    its header checked, which takes about as long as reading the source. Images are not decoded. Problems do
+    not end it: all are in the result.
 
-    Every split is listed, counted, labelled and planned, the outputs are checked, and every image is read
-    and its header checked. That takes about as long as reading the source. Images are not decoded. Problems
-    do not end it: all are in the result.
+    Args:
+        source: As for :func:`.convert.convert`.
+        output: As for :func:`.convert.convert`.
+        split: As for :func:`.convert.convert`.
+        plan_options: As for :func:`.convert.convert`.
+        options: As for :func:`.convert.convert`.
+        source_options: As for :func:`.convert.convert`.
+        workers: Number of processes; None is one per usable CPU, 0 reads in this process.
+        progress: Receives the progress; None shows a bar in a notebook.
+        part: As for :func:`.convert.convert_part`: only the shards of this part count and are read. None is
+            all.
 
-    ``source``, ``output``, ``split``, ``plan_options``, ``options``, ``source_options`` and ``progress`` are
-    those of :func:`.convert.convert`. ``workers=0`` reads in this process.
+    Returns:
+        The plan of each split, with all problems.
 
-    Raises WorkerDied, ChildLost and MemoryError.
+    Raises:
+        WorkerDied, ChildLost: A process that reads images ended.
+        MemoryError: There is too little memory.
     """
     progress, problems = progress or NoProgress(), Problems()
     count = usable_cpus() if workers is None else workers

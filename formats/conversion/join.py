@@ -176,21 +176,29 @@ def join(
     """Add columns to a finished dataset. After a kill at any point, the same call finishes the work.
 
     No file of the dataset is written again: those of the columns are added, and last the manifest is replaced
-    at once. A dataset that is open already goes on without the columns. The ``content_root`` is that of a
-    dataset that was converted with the same columns.
+    at once. A dataset that is already open continues without the columns. The ``content_root`` is that of a
+    dataset that was converted with the same columns. Columns that were joined before with the same values
+    stay as they are, and their damaged files are rebuilt.
 
-    ``dataset`` is the folder of one split. ``columns`` maps ``"NAME"`` or ``"NAME:KIND"`` to where the values
-    come from: the folder of a dataset, for its images, or, as ``"FOLDER#COLUMN"``, for one of its columns;
-    a ``.npy`` file with an array of a row for each record, in stored order; or a table (``.csv``, ``.tsv``,
-    ``.jsonl``) with a column ``key`` or ``file_name`` and a column NAME, or, as ``"FILE#COLUMN"``, another.
-    Datasets and tables have one partner for each record, matched by key, or by key or file name without
-    extension where these are unique. ``workers`` is the number of processes; None is one per usable CPU, and
-    0 works in this process. ``progress`` receives the progress; None shows a bar in a notebook.
+    Args:
+        dataset: Folder of one split.
+        columns: Maps "NAME" or "NAME:KIND" to where the values come from: the folder of a dataset, for its
+            images, or "FOLDER#COLUMN" for one of its columns; a ``.npy`` file with a row for each record, in
+            stored order; or a table (``.csv``, ``.tsv``, ``.jsonl``) with a column ``key`` or ``file_name``
+            and a column NAME, or another as "FILE#COLUMN". Datasets and tables have one partner for each
+            record, matched by key, or by key or file name without extension where these are unique.
+        workers: Number of processes; None is one per usable CPU, 0 works in this process.
+        progress: Receives the progress; None shows a bar in a notebook.
 
-    Columns that were joined before, with the same values, stay as they are; damaged files of them are built
-    again. Raises UsageError for a column that is there with other values, SourceIncomplete, which names a
-    record without a partner or a partner without a record, DataError for damage of the dataset or the values,
-    OperationError (OutputBusy, NoSpace, WorkerDied) and OSError.
+    Returns:
+        The columns, and whether they were joined already.
+
+    Raises:
+        UsageError: A column exists with different values, or an argument is not valid.
+        SourceIncomplete: A record has no partner, or a partner no record; it names one.
+        DataError: The dataset or the values are damaged.
+        OperationError: OutputBusy, NoSpace or WorkerDied.
+        OSError: A file cannot be read or written.
     """
     path, progress = user_path(dataset), shown(progress)
     refuse_folder_of_splits(path)

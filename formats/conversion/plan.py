@@ -47,17 +47,23 @@ MAX_SHORTER_SIDE = 8192
 class PlanOptions:
     """Options of a conversion that decide the bytes of its output.
 
-    ``container`` is "lmdb" or "hdf5"; or "tar" for images that stay in the official tar, in the ``order``
-    "archive". ``shard_size`` is the number of image bytes per shard, at most 4 GiB. ``order`` is otherwise
-    "shuffled", a permutation by ``seed`` (0 to 2**64 - 1), or "key", sorted by key; saved items have
-    "given" or "given-shuffled". ``on_bad_image`` is
-    "fail", which raises BadImage, or "skip", which leaves the image out and lists it in quarantine.json. With
-    ``decode_check`` an image that does not decode is a bad image, too.
+    Images stay as they are, byte for byte, unless ``crop_ready`` or ``shorter_side`` is given.
 
-    With ``crop_ready`` JPEGs are coded anew, without a loss, with segments of which a crop is decoded alone.
-    ``shorter_side`` is a number of pixels: images with more on the shorter side are shrunk to it and encoded
-    as crop-ready JPEGs of ``quality`` 1 to 100, which is lossy. By default images stay as they are, byte for
-    byte. Raises UsageError for any other value.
+    Args:
+        container: "lmdb" or "hdf5"; "tar" for images that stay in the official tar, in the order "archive".
+        shard_size: Image bytes per shard, at most 4 GiB.
+        order: "shuffled", a permutation by ``seed``, or "key", sorted by key. Images in their archive have
+            "archive", saved items "given" or "given-shuffled".
+        seed: Seed of the order, 0 to 2**64 - 1.
+        on_bad_image: "fail" raises BadImage; "skip" leaves the image out and lists it in quarantine.json.
+        decode_check: Whether an image that does not decode is a bad image, too.
+        crop_ready: Whether to re-encode JPEGs losslessly, with segments of which a crop is decoded alone.
+        shorter_side: Pixels of the shorter side to which larger images are shrunk and encoded as crop-ready
+            JPEGs, which is lossy; None keeps their size.
+        quality: JPEG quality for ``shorter_side``, 1 to 100.
+
+    Raises:
+        UsageError: A value is not valid.
     """
 
     container: str = "lmdb"

@@ -156,9 +156,12 @@ IN_PLAN = ("key", "label", "length")  # columns of the entries that the plan's d
 class ConvertOptions:
     """Options of a conversion that do not change the images, labels and columns of its output.
 
-    ``allow_partial`` accepts a wrong number of images; ``restart`` discards unfinished work;
-    ``check_md5`` reads official archives whole and checks their MD5, which the manifest then keeps, under its
-    root; ``allow_network_fs`` builds LMDB on a network file system, too. All are False by default.
+    Args:
+        allow_partial: Whether to accept a wrong number of images.
+        restart: Whether to discard unfinished work.
+        check_md5: Whether to check the MD5 of official archives first, which reads them whole; the manifest
+            keeps them under its root.
+        allow_network_fs: Whether to build LMDB even on a network file system.
     """
 
     allow_partial: bool = False

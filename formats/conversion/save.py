@@ -194,35 +194,47 @@ def write_dataset(
     progress: Progress | None = None,
     restart: bool = False,
 ) -> Manifest:
-    """Write any items as a dataset into the folder ``output``, and return its manifest.
+    """Write any items as a dataset, and return its manifest.
 
-    ``samples`` is an iterable of dicts, tuples, lists, records or bare values, all of one form:
-    ``Flow.from_dataset(output)`` yields equal items of that form. In dicts, "key" (unique text), "image" (an
-    image file's bytes) and "label" (an integer from -1 on, or the name of one of ``classes``) are the
-    record's own; all other names are columns. Without a key, it is the item's number with eight digits.
-    Tuples and lists have the columns "0", "1", ...; a bare value has the column "value".
+    The items are dicts, tuples, lists, records or bare values, all of one form: ``Flow.from_dataset(output)``
+    yields equal items of that form. In dicts, "key" (unique text), "image" (an image file's bytes) and
+    "label" (an integer from -1 on, or the name of one of ``classes``) are the record's own; all other names
+    are columns. Without a key, it is the item's number with eight digits. Tuples and lists have the columns
+    "0", "1", ...; a bare value has the column "value". An item counts as 1 KiB at least, and a process holds
+    the values of a shard in memory.
 
-    ``schema`` is a :class:`.Schema`, or a mapping of names to kinds such as ``{"boxes": "float32[*,4]"}``, of
-    all columns. None finds it from the first 100 items: bytes, text, integers, floats and arrays as they are,
-    with ``*`` where their sizes differ, and None, booleans, lists and dicts as "json". ``split`` is "train",
-    "val" or "test", ``container`` "lmdb" or "hdf5", ``shard_size`` the bytes of values per shard; an item
-    counts as 1 KiB at least. A process holds the values of a shard in memory.
+    Items with numbers (a sequence, a :class:`.Dataset`, a Flow over these) are written by processes, and must
+    be the same whenever they are picked: after a kill at any point, the same call keeps the finished shards,
+    and the bytes do not depend on interruptions and workers. Any other iterable is written in one pass in
+    this process, one shard in memory, and begins anew after a kill. The manifest is published last, so there
+    is a complete dataset or none. A finished ``output`` of the same items, by their number, schema, options
+    and first 100, is only verified.
 
-    Items with numbers (a sequence, a :class:`.Dataset`, a Flow over these) are written by ``workers``
-    processes; None is one per usable CPU, or none if this process is done in about a second, and 0 works in
-    this process. They must be the same whenever they are picked. After a kill at any point, the same call
-    keeps the finished shards; the bytes do not depend on interruptions and workers. ``order`` is "given" or,
-    for items with numbers, "shuffled" by ``seed``. Any other iterable is written in one pass in this process,
-    one shard in memory, and begins anew after a kill.
+    Args:
+        samples: An iterable of items.
+        output: Folder of the dataset.
+        schema: A :class:`.Schema`, or a mapping of names to kinds such as ``{"boxes": "float32[*,4]"}``, of
+            all columns. None finds it from the first 100 items: bytes, text, integers, floats and arrays as
+            they are, with ``*`` where their sizes differ, and None, booleans, lists and dicts as "json".
+        classes: Names of all classes, where labels are names.
+        split: "train", "val" or "test".
+        container: "lmdb" or "hdf5".
+        shard_size: Bytes of values per shard.
+        order: "given" or, for items with numbers, "shuffled" by ``seed``.
+        seed: Seed of the order, 0 to 2**64 - 1.
+        workers: Number of processes for items with numbers; None is one per usable CPU, or none if this
+            process is done in about a second, and 0 works in this process.
+        progress: Receives the progress; None shows a bar with the rate on a terminal or in a notebook.
+        restart: Whether to discard an unfinished output.
 
-    A finished ``output`` of the same items, by their number, schema, options and first 100, is verified
-    only. ``restart`` discards an unfinished one. ``progress`` receives the progress; None shows a bar with
-    the rate on a terminal or in a notebook. The manifest is published last, so that there is a complete
-    dataset or none.
+    Returns:
+        The manifest of the finished dataset.
 
-    Raises BadItem, a DataError, for an item that differs from the others, or with a key that was there
-    before; UsageError (PlanMismatch if ``output`` holds something else), OperationError (OutputBusy,
-    NoSpace, WorkerDied), OSError, and what making an item raises.
+    Raises:
+        BadItem: A DataError; an item differs from the others, or has a key that was there before.
+        UsageError: An argument is not valid; PlanMismatch if ``output`` holds something else.
+        OperationError: OutputBusy, NoSpace or WorkerDied.
+        OSError: A file cannot be read or written. What making an item raises is raised unchanged.
     """
     if split not in SPLITS:
         raise UsageError(f"the split is one of {', '.join(SPLITS)}, not {split!r}")

@@ -81,20 +81,29 @@ def export(
     """Export a dataset to the format of another loader. After a kill at any point, the same call finishes it.
 
     The result has the same bytes for any number of workers and interruptions. Images are exported as they
-    are, each checked against its checksum, in the order of the dataset.
+    are, each checked against its checksum, in the order of the dataset. A finished export is compared with
+    what was written, and damaged files are built again.
 
-    ``dataset`` is the folder of a dataset, or a folder of splits, of which each is exported into
-    ``output/<split>``. ``output`` is a new or empty folder, or one that the same call began or finished. A
-    finished export is compared with what was written, and what is damaged is built again. ``to`` is
-    "webdataset", "tfrecord", "mds", "parquet" (needs pyarrow) or "folders". ``shard_size`` is the number of
-    bytes of images and columns in one file, at most 4 GiB. ``workers`` is the number of processes; None is
-    one per usable CPU, and 0 works in this process. An ``executor`` runs the jobs instead, at
-    most ``workers`` of them (None: 256) submitted at a time, and is left open. ``progress`` receives the
-    progress; None shows a bar in a notebook.
+    Args:
+        dataset: Folder of a dataset, or a folder of splits, each of which is exported into
+            ``output/<split>``.
+        output: A new or empty folder, or one that the same call began or finished.
+        to: "webdataset", "tfrecord", "mds", "parquet" (needs pyarrow) or "folders".
+        shard_size: Bytes of images and columns per file, at most 4 GiB.
+        workers: Number of processes; None is one per usable CPU, 0 works in this process.
+        executor: An executor of :mod:`concurrent.futures` that runs the jobs instead, and is left open. At
+            most ``workers`` jobs are submitted at a time; None is 256.
+        progress: Receives the progress; None shows a bar in a notebook.
 
-    Raises UsageError for what the format cannot hold, with the name of the column, and for an output with
-    anything else (PlanMismatch if it holds another export); DataError if the dataset is damaged;
-    OperationError (OutputBusy, NoSpace, WorkerDied), and OSError.
+    Returns:
+        What was exported, one entry per split.
+
+    Raises:
+        UsageError: The format cannot hold a column, which is named, or the output has anything else;
+            PlanMismatch if it holds another export.
+        DataError: The dataset is damaged.
+        OperationError: OutputBusy, NoSpace or WorkerDied.
+        OSError: A file cannot be read or written.
     """
     if not 0 < shard_size <= MOST_SHARD_BYTES:
         raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {shard_size}")

@@ -296,20 +296,26 @@ def _is_dataset(folder: Path) -> bool:
 class Dataset(RecordSet):
     """An opened dataset: its records by number, and its manifest, index and boxes.
 
-    ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. ``path`` is the dataset's folder.
-    ``labels`` is the space of the records' labels: ``sorted_wnid0``, ``ilsvrc2012_id`` or
-    ``sorted_wnid1_bg``. ``verify`` is as for :func:`open_dataset`. Raises ManifestDamaged, UnknownVersion,
-    OSError, and UsageError for unknown labels and for a folder of splits, which it names.
-
-    The records of a dataset with columns also have ``record["mask"]`` and ``record.columns``, which are read
-    when they are asked for, while the dataset is open. Those of a dataset with a table of boxes have
-    ``record["boxes"]``, float32 [n, 4], and ``record["box_labels"]``, int32 [n] of the space ``labels``.
+    ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. The records of a dataset with
+    columns also have ``record["mask"]`` and ``record.columns``, which are read when they are asked for, while
+    the dataset is open. Those of a dataset with a table of boxes have ``record["boxes"]``, float32 [n, 4],
+    and ``record["box_labels"]``, int32 [n] of the space ``labels``.
 
     Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
     are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
     index, and raises CorruptRecord or ShardDamaged rather than return a damaged or different record, and
     OSError if the system fails. Where images stay in their archive, ShardDamaged is raised at once if that is
     not there, or has another size. Files that change while the dataset is open give errors, never a signal.
+
+    Args:
+        path: Folder of the dataset.
+        labels: Label space of the records: "sorted_wnid0", "ilsvrc2012_id" or "sorted_wnid1_bg".
+        verify: Whether to hash a large index again, as for :func:`open_dataset`.
+
+    Raises:
+        ManifestDamaged, UnknownVersion: The manifest cannot be read.
+        UsageError: The labels are unknown, or ``path`` is a folder of splits, which it names.
+        OSError: A file cannot be read.
     """
 
     index: Rows

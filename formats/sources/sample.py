@@ -658,15 +658,26 @@ def make_sample(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SampleSummary:
-    """Write six archives into the folder ``output``, which is created if it does not exist.
-
-    ``classes`` is the number of classes, 1 to 1,000; ``train_per_class`` the number of training images of
-    each class; ``val`` and ``test`` the numbers of validation and test images, at least 1. Another ``seed``
-    (0 or more) gives other classes and crops. ``progress`` receives the progress; None shows none.
+    """Write six archives, a miniature of ILSVRC12 in its official packaging.
 
     Equal arguments give equal bytes with the same releases of OpenCV, NumPy, SciPy and zlib. An archive gets
-    its name only when it is complete. Raises UsageError if the folder holds one already or a number is not
-    possible, and OSError if the disk fails.
+    its name only when it is complete.
+
+    Args:
+        output: Folder for the archives; created if it does not exist.
+        classes: Number of classes, 1 to 1,000.
+        train_per_class: Number of training images per class, at least 1.
+        val: Number of validation images, at least 1.
+        test: Number of test images, at least 1.
+        seed: Chooses the classes and crops; 0 or more.
+        progress: Receives the progress; None shows none.
+
+    Returns:
+        The classes, and the number of images.
+
+    Raises:
+        UsageError: The folder holds such an archive already, or a number is not possible.
+        OSError: The disk fails.
     """
     folder = user_path(output)
     plan = SamplePlan(classes, train_per_class, val, test, seed)

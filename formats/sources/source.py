@@ -370,22 +370,30 @@ _KEPT = {
 class SourceOptions:
     """Options of a conversion that say how its source is read.
 
-    ``follow_symlinks`` reads the files and folders that links in an image tree, or to the files of a list,
-    point to, within the source or not. ``skip_non_images`` leaves out files of an image tree or a list that
-    are no images by their names and first bytes; damaged images stay errors. ``val_fraction``, above 0 and
-    below 1, splits a source that has train only: it is the part of each class that becomes val. For lists of
-    images: ``root`` is the folder that the paths begin at (None: the list's own). For lists and tables of
-    metadata, ``path_column`` and ``label_column`` are the names of the columns in a CSV file, or of the keys
-    in a file of JSON lines (None: the usual ones). For files of records (WebDataset, TFRecord,
-    Parquet, tensorpack's LMDB), ``image_column`` and ``label_column`` name the part, feature, column or
-    component that is the image and the label (None: the usual ones; empty: none).
+    All but ``root`` are kept in the manifest.
 
-    For columns beside key, label and image: ``columns`` chooses those of a list, ``metadata.csv`` or
-    ``metadata.jsonl``, each as ``"NAME:KIND"`` or ``"NAME:KIND=HEADER"`` (none: those of a list are not
-    taken, and of metadata all are, with guessed kinds).
-    ``pairs`` are folders of images that belong to the images, each as ``"NAME=FOLDER"``, relative to the
-    split's folder or to the source, or absolute. ``coco`` is the path of COCO's instances, relative to the
-    source. All but ``root`` are kept in the manifest. Raises UsageError.
+    Args:
+        follow_symlinks: Whether to read what symbolic links in an image tree or to the files of a list point
+            to, within the source or not.
+        skip_non_images: Whether to leave out files of an image tree or a list that are not images by their
+            names and first bytes; damaged images are still errors.
+        val_fraction: Fraction of each training class that becomes val, above 0 and below 1, for a source with
+            only train; None for none.
+        root: Folder that the paths of a list are relative to; None is the list's own.
+        path_column: Column of paths in a CSV file, or key in a JSON Lines file; None finds the usual names.
+        label_column: Column of labels of a list or of metadata; or the part, feature, column or component of
+            a record file that is the label. None finds the usual names; empty is none.
+        image_column: Part, feature, column or component of a record file (WebDataset, TFRecord, Parquet,
+            tensorpack's LMDB) that is the image. None finds the usual names; empty is none.
+        columns: Columns of a list, ``metadata.csv`` or ``metadata.jsonl`` to convert, each as "NAME:KIND" or
+            "NAME:KIND=HEADER". Without any, those of a list are left out, and all of metadata are taken with
+            guessed kinds.
+        pairs: Folders of images that belong to the images, each as "NAME=FOLDER", relative to the split's
+            folder or to the source, or absolute.
+        coco: Path of COCO's instances file, relative to the source; None finds it.
+
+    Raises:
+        UsageError: A value is not valid.
     """
 
     follow_symlinks: bool = False

@@ -415,17 +415,22 @@ MOST_INDEX_BYTES = 1 << 30  # of all parts that are held in memory, 18 million r
 
 
 class Collection(RecordSet):
-    """An opened collection, in the folder ``path``: records are numbered over all ``parts``, in order.
+    """An opened collection: records are numbered over all ``parts``, in order.
 
     Each part is a finished dataset: ``part.name``, ``part.folder``, ``part.manifest``, and the numbers of its
     first record and shard. ``len``, ``[i]``, iteration, ``index``, ``classes``, ``schema`` and ``labels`` are
     as for a :class:`.Dataset`; ``index`` is read by a number, a slice, an array of numbers or a column's
     name, and its column ``shard`` counts the shards of all parts. Indexes of more than 1 GiB together stay in
-    their files, and are read by position: a whole column then takes its memory. ``verify`` is as for
-    :func:`open_dataset`.
+    their files, and are read by position: a whole column then takes its memory.
 
-    Raises DataError for a part that is not the one that was collected, which it names; what a Dataset raises;
-    and UsageError for unknown labels.
+    Args:
+        path: Folder of the collection.
+        labels: Label space of the records, as for :func:`open_dataset`.
+        verify: Whether to hash large indexes again, as for :func:`open_dataset`.
+
+    Raises:
+        DataError: A part, which is named, is not the one that was collected.
+        UsageError: The labels are unknown. Else what a Dataset raises.
     """
 
     def __init__(
@@ -480,10 +485,21 @@ def _collection_at(path: Path, labels: str) -> Collection:
 def open_collection(
     path: str | os.PathLike[str], *, labels: str = "sorted_wnid0", verify: bool = False
 ) -> Collection:
-    """Open the collection that :func:`collect` made in the folder ``path``.
+    """Open the collection that :func:`collect` made.
 
-    ``labels`` and ``verify`` are as for :func:`open_dataset`. Raises DataError for a part that is not the one
-    that was collected, ManifestDamaged, UnknownVersion, OSError, and UsageError for unknown labels.
+    Args:
+        path: Folder of the collection.
+        labels: Label space of the records, as for :func:`open_dataset`.
+        verify: Whether to hash large indexes again, as for :func:`open_dataset`.
+
+    Returns:
+        The opened collection.
+
+    Raises:
+        DataError: A part is not the one that was collected.
+        ManifestDamaged, UnknownVersion: A manifest cannot be read.
+        UsageError: The labels are unknown.
+        OSError: A file cannot be read.
     """
     return Collection(path, labels=labels, verify=verify)
 
@@ -503,15 +519,24 @@ def open_records(
 
 
 def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]) -> Collection:
-    """Make the folder ``out`` with a collection of the finished datasets ``parts``, and open it.
+    """List finished datasets as one collection, and open it.
 
     The folder gets one file, ``collection.json``; nothing is copied. A part is named by the end of its path,
     of as many names as make it unique. Parts below or beside ``out`` are found by a relative path, and may be
-    moved with it; others by their absolute path. A collection that is there is replaced only by an equal one.
+    moved with it; others by their absolute path. An existing collection is replaced only by an equal one.
 
-    Raises UsageError where the parts do not agree in classes, columns, or whether they have images, for a
-    part that is given twice, for no part, and where ``out`` has another collection or a dataset; and
-    ManifestDamaged, UnknownVersion, OSError.
+    Args:
+        out: Folder of the collection.
+        parts: Folders of the datasets, in order.
+
+    Returns:
+        The opened collection.
+
+    Raises:
+        UsageError: The parts do not agree in classes, columns, or whether they have images; a part is given
+            twice, or none is given; ``out`` has another collection or a dataset.
+        ManifestDamaged, UnknownVersion: A manifest cannot be read.
+        OSError: A file cannot be read or written.
     """
     folder = user_path(out)
     folders = [user_path(part) for part in parts]

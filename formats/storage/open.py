@@ -47,24 +47,33 @@ def open_dataset(
 ) -> Dataset | TransformedDataset:
     """Open the dataset of one converted split, in a folder or at a URL.
 
-    ``path`` is its folder, or a URL as :func:`~shardprep.formats.fetch` takes it. ``labels`` is the space of
-    the records' labels: ``sorted_wnid0`` (0 to n - 1, by sorted class names), ``ilsvrc2012_id`` (the
-    devkit's, 1 to n) or ``sorted_wnid1_bg`` (1 to n, 0 for background). An index of more than 16 MiB that was
-    verified before, and has the same inode, size and times, is not hashed again, unless ``verify``: a seal in
-    the user's cache folder says so. What comes from a URL is verified when it is downloaded.
+    An index of more than 16 MiB that was verified before, and has the same inode, size and times, is not
+    hashed again, unless ``verify``: a seal in the user's cache folder says so. What comes from a URL is
+    verified when it is downloaded: tables now, to be held as long as the dataset is open, shards when they
+    are read. Close such a dataset at the end, or use it in ``with``.
 
-    With a ``transform``, a Loader's or a function of a record, the items are (transform(record), label), as a
-    :class:`TransformedDataset` for PyTorch's DataLoader.
+    Args:
+        path: Folder of the dataset, or its URL, as :func:`~shardprep.formats.fetch` takes it.
+        transform: A Loader's transform, or a function of a record. The items are then (transform(record),
+            label), as a :class:`TransformedDataset` for PyTorch's DataLoader.
+        labels: Label space of the records: "sorted_wnid0" (0 to n - 1, by sorted class names),
+            "ilsvrc2012_id" (the devkit's, 1 to n) or "sorted_wnid1_bg" (1 to n, 0 for background).
+        cache: For a URL: folder on a local disk, new or of other datasets' files, which all processes of this
+            machine share.
+        cache_limit: Largest size of the cache, in bytes or as "200GiB"; None is the free space of the disk.
+        verify: Whether to hash a large index again.
 
-    A URL needs a ``cache``: a folder on a local disk, new or of other datasets' files, which all processes of
-    this machine share. Tables are downloaded now and held as long as the dataset is open, shards when they
-    are read. ``cache_limit`` is the most bytes that all files in the cache have together, a number or a size
-    as "200GiB"; None for as many as the disk has. Close such a dataset at the end, or use it in ``with``.
+    Returns:
+        The opened dataset.
 
-    Raises ManifestDamaged, UnknownVersion, OSError; UsageError for unknown labels, for a folder of splits,
-    which it names, for a URL without a cache and a folder with one; for a URL also NothingThere,
-    RemoteMissing, RemoteDamaged, RemoteFailed, CacheBusy where another process that shares the cache stands
-    still, and CacheTooSmall where the limit is less than what is read at once.
+    Raises:
+        ManifestDamaged, UnknownVersion: The manifest cannot be read.
+        UsageError: The labels are unknown, ``path`` is a folder of splits, which it names, a URL comes
+            without a cache, or a folder with one.
+        NothingThere, RemoteMissing, RemoteDamaged, RemoteFailed: The URL cannot be read.
+        CacheBusy: Another process that shares the cache stands still.
+        CacheTooSmall: The limit is less than what is read at once.
+        OSError: A file cannot be read.
     """
     dataset = _opened(path, labels, cache, cache_limit, verify=verify)
     return dataset if transform is None else TransformedDataset(dataset, transform)

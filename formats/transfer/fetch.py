@@ -223,24 +223,33 @@ def fetch(
     timeout_s: float = PATIENT.timeout_s,
     progress: Progress | None = None,
 ) -> list[FetchedDataset]:
-    """Copy a published dataset into a folder, each byte verified. After a kill, the same call goes on.
+    """Copy a published dataset into a folder, each byte verified. After a kill, the same call continues.
 
-    A file has its name only when its size and SHA-256 are those in the manifest; the manifest comes last. A
-    file that is there is kept if it is right, which its SHA-256 is computed for, and is fetched anew
-    otherwise; so the same call also repairs a copy. What was downloaded of a file before a kill is kept, too.
+    A file gets its name only when its size and SHA-256 are those in the manifest; the manifest comes last. A
+    file that exists is kept if its SHA-256 is right, and fetched anew otherwise, so the same call also
+    repairs a copy. What was downloaded of a file before a kill is kept, too.
 
-    ``url`` is the place of a dataset, or of a folder of splits, of which each is fetched into
-    ``folder/<split>``: ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``. It has no
-    user and no query; credentials are found in the environment. ``folder`` is new or empty, or one that the
-    same call began or finished. ``shards`` are the numbers of the shards to fetch, None for all; the manifest
-    is published once all are there. ``at_once`` is the number of files that are downloaded at the same time,
-    ``retries`` how often a request that failed is sent again, and ``timeout_s`` after how many seconds
-    without a byte it has failed. ``progress`` receives the progress, in bytes; None shows a bar in
-    a notebook.
+    Args:
+        url: Place of a dataset, or of a folder of splits, each of which is fetched into ``folder/<split>``:
+            ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``, without user and query;
+            credentials are found in the environment.
+        folder: A new or empty folder, or one that the same call began or finished.
+        shards: Numbers of the shards to fetch; None is all. The manifest is published once all are there.
+        at_once: Number of files to download at the same time.
+        retries: Number of times to retry a failed request.
+        timeout_s: Seconds without a byte after which a request fails.
+        progress: Receives the progress, in bytes; None shows a bar in a notebook.
 
-    Raises UsageError (PlanMismatch for a folder with anything else); NothingThere where there is no dataset,
-    ManifestDamaged and UnknownVersion; RemoteDamaged or RemoteMissing for a file that is not as the manifest
-    lists it, after several downloads; OperationError (RemoteFailed, OutputBusy, NoSpace); OSError.
+    Returns:
+        What was fetched and kept, one entry per dataset.
+
+    Raises:
+        UsageError: An argument is not valid; PlanMismatch for a folder with anything else.
+        NothingThere: There is no dataset at the URL.
+        ManifestDamaged, UnknownVersion: The manifest cannot be read.
+        RemoteDamaged, RemoteMissing: A file differs from the manifest after several downloads.
+        OperationError: RemoteFailed, OutputBusy or NoSpace.
+        OSError: A file cannot be written.
     """
     if at_once < 1:
         raise UsageError("at_once must be at least 1")

@@ -187,24 +187,32 @@ def publish(
     timeout_s: float = TIMEOUT_S,
     progress: Progress | None = None,
 ) -> list[PublishedDataset]:
-    """Copy a finished dataset to object storage, each byte verified. After a kill, the same call goes on.
+    """Copy a finished dataset to object storage, each byte verified. After a kill, the same call continues.
 
     A file is uploaded only if its SHA-256 is that in the manifest, and it is proven to be in the store: its
-    ETag there is the MD5 of the local file; where a store's ETags are no MD5, it is read back. What is there
-    and right is kept. The manifest comes last, only if there is none, after all files were
-    looked at once more. So a place never holds parts of two datasets: of two that are uploaded to one
-    place, one gets an error.
+    ETag there is the MD5 of the local file, or, where a store's ETags are not MD5s, it is read back. What is
+    there and right is kept. The manifest comes last, only if there is none, after all files were checked once
+    more. So a place never holds parts of two datasets: of two that are uploaded to one place, one gets an
+    error. Needs obstore.
 
-    ``folder`` is a dataset, or a folder of splits, of which each is published in ``url/<split>``. ``url`` is
-    a new or empty place, or one where the same call began or finished: ``s3://``, ``gs://``, ``az://`` or
-    ``file://``. It has no user and no query; credentials are found in the environment. ``at_once`` is the
-    number of files that are uploaded at the same time, ``retries`` how often a request that failed is sent
-    again, and ``timeout_s`` after how many seconds without an answer it has failed. ``progress`` receives
-    the progress, in bytes; None shows a bar in a notebook.
+    Args:
+        folder: A dataset, or a folder of splits, each of which is published in ``url/<split>``.
+        url: A new or empty place, or one where the same call began or finished: ``s3://``, ``gs://``,
+            ``az://`` or ``file://``, without user and query; credentials are found in the environment.
+        at_once: Number of files to upload at the same time.
+        retries: Number of times to retry a failed request.
+        timeout_s: Seconds without an answer after which a request fails.
+        progress: Receives the progress, in bytes; None shows a bar in a notebook.
 
-    Raises UsageError (PlanMismatch for a place with another dataset); ManifestDamaged and ShardDamaged for a
-    local dataset that is not finished or not intact; RemoteDamaged for what is not right in the store, after
-    several uploads; OperationError (RemoteFailed, RemoteDenied); OSError. Needs obstore.
+    Returns:
+        What was uploaded and kept, one entry per dataset.
+
+    Raises:
+        UsageError: An argument is not valid; PlanMismatch for a place with another dataset.
+        ManifestDamaged, ShardDamaged: The local dataset is not finished or not intact.
+        RemoteDamaged: A file in the store is not right after several uploads.
+        OperationError: RemoteFailed or RemoteDenied.
+        OSError: A file cannot be read.
     """
     if at_once < 1:
         raise UsageError("at_once must be at least 1")

@@ -73,27 +73,33 @@ def repair(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Bring back what ``verify(level="full")`` finds damaged or missing; return a new verification.
+    """Restore what ``verify(level="full")`` finds damaged or missing, and verify again.
 
-    Its ``rebuilt`` are the files that were replaced.
-
-    ``dataset`` is the folder of the dataset. ``source`` is the path that it was converted from, or the URL of
-    an intact copy, or of a folder of splits with one: ``s3://``, ``gs://``, ``az://``, ``https://``,
-    ``http://`` or ``file://``. ``root`` is the folder that the paths of a list of images begin at; None is
-    the list's own. ``workers``, ``executor`` and ``progress`` are as in
-    :func:`~shardprep.formats.conversion.convert.convert`.
-
-    A file is replaced only by one with the SHA-256 in the manifest, so the root stays the same, and files
-    that are intact are left alone. Files that do not belong to the dataset are reported and left alone.
+    A file is replaced only by one with the SHA-256 in the manifest, so the root stays the same; intact files
+    are left alone. Files that do not belong to the dataset are reported and left alone.
 
     From a path, the damaged files are rebuilt. For a damaged table the whole source is read, because its rows
-    come from all records. Those of columns that :func:`~shardprep.formats.conversion.join.join` added
-    are reported and left alone: joining them again rebuilds them. From a URL, the damaged files are fetched,
-    those of joined columns, too; what was received before a kill is kept.
+    come from all records. Files of columns that :func:`~shardprep.formats.conversion.join.join` added are
+    reported and left alone: join them again to rebuild them. From a URL, the damaged files are fetched, those
+    of joined columns, too; what was received before a kill is kept.
 
-    Raises ManifestDamaged if the manifest is damaged, PlanMismatch if the source, or the copy, is a different
-    one, and what :func:`~shardprep.formats.conversion.convert.convert` or
-    :func:`~shardprep.formats.transfer.fetch.fetch` raises.
+    Args:
+        dataset: Folder of the dataset.
+        source: Path that it was converted from, or URL of an intact copy, or of a folder of splits with one:
+            ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``.
+        root: Folder that the paths of a list of images are relative to; None is the list's own.
+        workers: As for :func:`~shardprep.formats.conversion.convert.convert`.
+        executor: As for :func:`~shardprep.formats.conversion.convert.convert`.
+        progress: Receives the progress; None shows a bar in a notebook.
+
+    Returns:
+        The new verification; its ``rebuilt`` are the files that were replaced.
+
+    Raises:
+        ManifestDamaged: The manifest is damaged.
+        PlanMismatch: The source, or the copy, is a different one.
+        ShardprepError: What :func:`~shardprep.formats.conversion.convert.convert` or
+            :func:`~shardprep.formats.transfer.fetch.fetch` raises.
     """
     if not isinstance(source, Path) and "://" in (url := os.fspath(source)):
         if root is not None:

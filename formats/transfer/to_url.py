@@ -66,18 +66,31 @@ def convert_to_url(
     """Convert a source to shards in object storage. After a kill at any point, the same call finishes it.
 
     The result has the bytes, and the root, of a local conversion. Each shard is built in ``scratch``,
-    uploaded, proven to be in the store as :func:`~.publish.publish` does, and removed here: ``scratch`` has
-    room for one shard more than there are workers, and for the tables. The tables and, only if there is none,
-    the manifest come last. Of two different conversions to one place, one gets an error.
+    uploaded, proven to be in the store as :func:`~.publish.publish` does, and removed here. The tables and,
+    only if there is none, the manifest come last. Of two different conversions to one URL, one gets an error.
+    Needs obstore.
 
-    ``source`` is as in :func:`~.convert.convert`. ``url`` is the place of the dataset if ``split`` is given;
-    otherwise every split found is converted into ``url/<split>``. It is ``s3://``, ``gs://``, ``az://`` or
-    ``file://``. ``scratch`` is a folder here that keeps the state of the work until it ends, so the
-    call that goes on is given the same; None is one in the user's folder of caches, named by the URL.
-    ``plan_options``, ``options``, ``source_options``, ``workers`` and ``progress`` are those of
-    :func:`~.convert.convert`, ``retries`` and ``timeout_s`` those of :func:`~.publish.publish`.
+    Args:
+        source: As for :func:`~.convert.convert`.
+        url: Place of the dataset if ``split`` is given; else every split found is converted into
+            ``url/<split>``. ``s3://``, ``gs://``, ``az://`` or ``file://``.
+        scratch: Folder on this machine that keeps the state of the work until it ends, with room for the
+            tables and one shard more than there are workers; give the same to continue. None is one in the
+            user's cache folder, named by the URL.
+        split: "train", "val" or "test"; None converts all.
+        plan_options: As for :func:`~.convert.convert`.
+        options: As for :func:`~.convert.convert`.
+        source_options: As for :func:`~.convert.convert`.
+        workers: Number of processes, as for :func:`~.convert.convert`.
+        retries: Number of times to retry a failed request.
+        timeout_s: Seconds without an answer after which a request fails.
+        progress: Receives the progress; None shows a bar in a notebook.
 
-    Raises what these two raise. Needs obstore.
+    Returns:
+        What was converted, one entry per split.
+
+    Raises:
+        ShardprepError: What :func:`~.convert.convert` and :func:`~.publish.publish` raise.
     """
     progress, place = shown(progress), Location.parse(url)
     folder = default_scratch(place) if scratch is None else scratch

@@ -38,34 +38,46 @@ def verify(
 ) -> Report:
     """Check a dataset, and return every finding. Never changes the dataset, and does not crash on damage.
 
-    ``dataset`` is its folder, or its URL. ``workers`` is the number of parallel reads; None or 0 is one per
-    usable CPU. An ``executor`` of :mod:`concurrent.futures`, of this machine or of many, reads the shards of
-    a folder instead, and is left open: at most ``workers`` at a time, None or 0 is 256. The report is that of
-    this machine alone. ``progress`` receives the progress; None shows a bar in a notebook. Each ``level``
-    includes the one before:
+    Each level includes the one before:
 
     ``quick``: the manifest matches its ``root``; its files exist with their sizes, and there are no others.
 
-    ``full``: every SHA-256 matches. The index and the table of boxes fit the manifest: rows, shards, lengths
-    (``image_bytes``), labels, boxes' records. So do the columns' tables. So the dataset can be opened.
+    ``full``: every SHA-256 matches. The index, the table of boxes and the columns' tables fit the manifest:
+    rows, shards, lengths (``image_bytes``), labels, boxes' records. So the dataset can be opened.
 
     ``records``: every record matches its checksum and its row of the index, every value of a column its
-    checksum, its record's key and its row of the table, and all match ``content_root``.
-    Keys are unique; the order is the plan's; ``skipped`` and ``class_sorted`` are true, and so is ``partial``
-    for the official classes (for others it depends on the source). If images were skipped, the plan's order
-    and ``class_sorted`` cannot be checked. Each shard is read in a separate process.
+    checksum, its record's key and its row of the table, and all match ``content_root``. Keys are unique; the
+    order is the plan's; ``skipped`` and ``class_sorted`` are true, and so is ``partial`` for the official
+    classes (for others it depends on the source). If images were skipped, the plan's order and
+    ``class_sorted`` cannot be checked. Each shard is read in a separate process.
 
     ``decode``: every image decodes, and every value of a column is one of its kind.
 
-    The files at a URL pass through the cache in the folder ``cache``, of at most ``cache_limit`` bytes (a
-    number, or a size as "200GiB"; None for what the disk has), which can be less than the dataset has. A
-    damaged copy in the cache is replaced. Files that do not belong to the dataset are not looked for at a
-    URL.
-
     No level compares with the source: ``source``, ``writer``, the classes' words and the boxes' coordinates
-    are only protected by a pinned ``root``. Raises UnknownVersion, UsageError, OSError if the manifest cannot
-    be read, and OperationError if the system allows no further thread; with an ``executor`` ExecutorFailed,
-    and OtherMachine, which names a machine that sees another dataset, or none.
+    are only protected by a pinned ``root``. At a URL, files that do not belong to the dataset are not looked
+    for.
+
+    Args:
+        dataset: Folder or URL of the dataset.
+        level: "quick", "full", "records" or "decode".
+        workers: Number of parallel reads; None or 0 is one per usable CPU.
+        executor: An executor of :mod:`concurrent.futures`, of this machine or of many, that reads the shards
+            of a folder instead, and is left open. At most ``workers`` jobs are submitted at a time; None or 0
+            is 256. The report is that of this machine alone.
+        progress: Receives the progress; None shows a bar in a notebook.
+        cache: Folder that the files at a URL pass through; damaged copies in it are replaced.
+        cache_limit: Largest size of the cache, in bytes or as "200GiB"; it may be less than the dataset. None
+            is the free space of the disk.
+
+    Returns:
+        All findings, what could not be checked, and notes.
+
+    Raises:
+        UnknownVersion: The format is newer than this release.
+        UsageError: An argument is not valid.
+        OSError: The manifest cannot be read.
+        OperationError: The system allows no further thread. With an ``executor`` also ExecutorFailed, and
+            OtherMachine, which names a machine that sees another dataset, or none.
     """
     url = url_of(dataset)
     if url is None:

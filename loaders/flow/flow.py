@@ -179,22 +179,31 @@ class Flow(FlowSources):
         outputs: ArraySpec | Sequence[ArraySpec] | None = None,
         deadline: float | None = None,
     ) -> Flow:
-        """``function(item)`` for each item: in the consumer's thread, or in threads, or in worker processes.
+        """Call ``function`` for each item: in the consumer's thread, or in threads, or in worker processes.
 
-        ``threads`` and ``processes`` are how many; give at most one of them. Each item is mapped exactly once
-        per pass. Results come in the order of the items; with ``ordered=False`` as soon as they are made. An
-        exception of the function is raised after the results before it, with the item's number as a note. A
-        result of None raises UsageError; with ``drop_none`` such items are left out, and the length becomes
-        an upper bound. With ``random`` the call is ``function(item, rng)``: ``rng`` is a numpy Generator that
-        depends on ``seed``, the pass and the item, and is valid during the call only.
+        Each item is mapped exactly once per pass. An exception of the function is raised after the results
+        before it, with the item's number as a note.
 
-        Processes are the loader's workers: a worker that dies is replaced, and its items are mapped again.
-        ``deadline`` is the number of seconds after which an item counts as hung; None means no limit. A
+        Processes are the loader's workers: a worker that dies is replaced, and its items are mapped again. A
         worker has 120 s to start; with a ``deadline`` it has that time, but at least 30 s. Items and results
-        pass through shared memory, and arrays are not copied on the way back. ``outputs`` declares the arrays
-        that the function returns, one or a tuple: the workers then write the rows of a following ``batch`` in
-        place. Lambdas and closures need cloudpickle with processes. Raises UsageError for arguments that
-        contradict each other.
+        pass through shared memory, and arrays are not copied on the way back. Lambdas and closures need
+        cloudpickle with processes.
+
+        Args:
+            function: Called with an item; returns its result. None raises UsageError, unless ``drop_none``.
+            threads: Number of threads.
+            processes: Number of processes; give at most one of the two.
+            ordered: Whether results come in the order of the items, or as soon as they are made.
+            drop_none: Whether to leave out items whose result is None; the length becomes an upper bound.
+            random: Whether to call ``function(item, rng)``: ``rng`` is a numpy Generator that depends on
+                ``seed``, the pass and the item, and is valid during the call only.
+            seed: Seed of ``rng``.
+            outputs: The array that the function returns, or a tuple of them: the workers then write the rows
+                of a following ``batch`` in place.
+            deadline: Seconds after which an item counts as hung; None is no limit.
+
+        Raises:
+            UsageError: The arguments contradict each other.
         """
         threads, processes = (
             checked_int(threads, "threads", least=0),
@@ -235,12 +244,20 @@ class Flow(FlowSources):
         return self._with(Map(self.node, call, drop_none=drop_none, random=random, seed=seed))
 
     def transform(self, transform: Transform, *, threads: int = 0, processes: int = 0, seed: int = 0) -> Flow:
-        """A loader's ``transform``, such as TrainTransform(224), of each (image, label).
+        """Apply a loader's transform, such as TrainTransform(224), to each (image, label).
 
         An item becomes (what the transform returns, label). A dict in place of the image has ``image`` and
         the columns by their names. Items may be such dicts themselves, with ``key`` and ``label``, or
-        records. ``threads``, ``processes`` and ``seed`` are as in :meth:`map`. Raises UsageError in a pass
-        for other items.
+        records.
+
+        Args:
+            transform: The transform.
+            threads: Number of threads, as for :meth:`map`.
+            processes: Number of processes, as for :meth:`map`.
+            seed: Seed of the transform's random values.
+
+        Raises:
+            UsageError: In a pass: an item has another form.
         """
         function = Transforming(transform)
         outputs = function.outputs if processes else None
@@ -285,11 +302,16 @@ class Flow(FlowSources):
     def batch(self, size: int, *, remainder: Remainder = "keep", as_list: bool = False) -> Flow:
         """Combine each ``size`` items into one batch: arrays [size, ...], in tuples or dicts like the items.
 
-        ``remainder`` decides about the last items if they are fewer: ``"keep"`` makes a smaller batch,
-        ``"drop"`` leaves them out, ``"pad"`` fills the batch with zeros. ``"pad"`` adds a last component to
-        every batch (in dicts: ``"mask"``), bool [size], True for real rows. ``as_list`` makes a list of each
-        component's values instead of an array; they may have any form. Raises UsageError in a pass where
-        items of a batch differ in form, shape or dtype.
+        Args:
+            size: Items per batch.
+            remainder: For the last items, if they are fewer: "keep" makes a smaller batch, "drop" leaves them
+                out, "pad" fills the batch with zeros and adds a last component to every batch (in dicts:
+                "mask"), bool [size], True for real rows.
+            as_list: Whether to make a list of each component's values in place of an array; they may have any
+                form.
+
+        Raises:
+            UsageError: In a pass: items of a batch differ in form, shape or dtype.
         """
         return self._with(Batch.of(self.node, size, remainder=remainder, as_list=as_list))
 
@@ -344,12 +366,16 @@ class Flow(FlowSources):
         return self._with(Zip(self._nodes(others)))
 
     def mix(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
-        """Every item of this flow and of ``others``, interleaved at random; each flow's items stay in order.
+        """Interleave every item of this flow and of ``others`` at random; each flow's items stay in order.
 
-        ``weights``, one for each flow, are the probabilities of the next item's flow, up to a factor. Without
-        them the probability is the number of items that a flow has left, which needs exact lengths. Raises
-        UsageError for weights that are not positive, and for lengths that are not exact where there are no
-        weights.
+        Args:
+            others: The other flows.
+            weights: Probabilities of the next item's flow, up to a factor, one for each flow. None is the
+                number of items that a flow has left, which needs exact lengths.
+            seed: Seed of the choice.
+
+        Raises:
+            UsageError: Weights are not positive, or lengths not exact where there are no weights.
         """
         return self._with(Mix(self._nodes(others), as_weights(weights), seed))
 

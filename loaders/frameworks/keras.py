@@ -14,17 +14,23 @@ SCALARS = b"scalars"  # the name of TensorBoard's plugin for scalars
 
 
 class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """A Keras callback that logs after each epoch how full the ``inputs`` were during it.
+    """A Keras callback that logs after each epoch how full the inputs were during it.
 
     It adds ``<name>/level``, ``<name>/starved`` and ``<name>/blocked`` to ``logs``, and so to the history,
-    with the keyword names of the inputs. With ``writer``, from ``tf.summary.create_file_writer``, it writes
-    them as scalars, too, and beside them ``<name>/images_per_second`` (``batches_per_second`` where the
-    source is no Loader) and ``<name>/stage/<stage>``, the share of the time in which each stage works. That
-    does not need the ``tensorboard`` package.
+    with the keyword names of the inputs.
 
-    The scalars are those of an epoch, and their step is its number. With ``every`` they are those of so many
-    training steps, and their step is the optimizer's ``iterations``, as for scalars of the training itself;
-    it goes on where a checkpoint ended. Raises UsageError for ``every`` below 1, or without a writer.
+    Args:
+        writer: From ``tf.summary.create_file_writer``: also writes these as scalars, with
+            ``<name>/images_per_second`` (``batches_per_second`` where the source is not a Loader) and
+            ``<name>/stage/<stage>``, the share of the time in which each stage works. That does not need the
+            ``tensorboard`` package.
+        every: Training steps per scalar; its step is then the optimizer's ``iterations``, as for scalars of
+            the training itself, and continues where a checkpoint ended. None writes the scalars of each
+            epoch, whose step is its number.
+        inputs: The inputs, by names for the logs.
+
+    Raises:
+        UsageError: ``every`` is below 1, or given without a writer.
     """
 
     def __init__(self, *, writer: Any = None, every: int | None = None, **inputs: Input) -> None:

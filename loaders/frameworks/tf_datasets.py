@@ -129,11 +129,16 @@ def _is_plain_tuple(spec: Any) -> bool:
 
 
 class TensorInput(Input):
-    """The tensors that ``make()`` returns; it is called for each batch in eager code, once for each graph.
+    """Input of the tensors that ``make()`` returns, called for each batch in eager code, once for each graph.
 
-    ``length`` is the number of batches of an epoch; with None an epoch has no end. In a graph, a length costs
-    a call of Python per batch. ``signature`` describes what ``make`` returns; by default ``make`` is called
-    once to find it. Raises UsageError if ``make`` is no function, or ``length`` negative.
+    Args:
+        make: Function that returns the tensors of a batch.
+        length: Number of batches of an epoch; None has no end. In a graph, a length costs a call of Python
+            per batch.
+        signature: A ``tf.TensorSpec`` for each part; None calls ``make`` once to find it.
+
+    Raises:
+        UsageError: ``make`` is not a function, or ``length`` is negative.
     """
 
     def __init__(self, make: Callable[[], Any], *, length: int | None = None, signature: Any = None) -> None:
@@ -235,17 +240,24 @@ def _spec_of(make: Callable[[], Any]) -> Any:
 class ZMQInput(FedInput):
     """A ``tf.queue.FIFOQueue`` of the batches that :func:`.frames.send_batches` sends to ``endpoint``.
 
-    ``signature`` has a ``tf.TensorSpec`` for each part of a batch. It must be given, because waiting for a
-    first batch would hang where no sender comes. An epoch is over when each of ``senders`` senders has sent
-    its own epoch. ``capacity`` is a number of batches, or a size (``"512MiB"``) where the signature leaves no
-    dimension open; the default is 2 batches. ``endpoint``, ``bind`` and ``limit_bytes`` are as for
-    :class:`.frames.FrameReceiver`, which this input owns. There is no authentication: use an
-    ``endpoint`` on loopback or in a trusted network.
+    An epoch is over when each sender has sent its own epoch. It is used as :class:`QueueInput` is, in eager
+    mode and in v1 graphs. Batches are received into memory that TensorFlow uses without a copy. Closing the
+    input frees the endpoint and wakes waiting threads. There is no authentication: use an endpoint on
+    loopback or in a trusted network.
 
-    It is used as :class:`QueueInput` is, in eager mode and in v1 graphs. Batches are received into memory
-    that TensorFlow uses without a copy. Closing the input frees the endpoint and wakes waiting threads. Steps
-    raise :class:`.frames.SenderFailed` where a sender fails or is gone, and UsageError for batches
-    that do not match the signature. Raises UsageError for arguments that are none of these.
+    Args:
+        endpoint: As for :class:`.frames.FrameReceiver`, which this input owns.
+        signature: A ``tf.TensorSpec`` for each part of a batch. It must be given, because waiting for a first
+            batch would hang where no sender comes.
+        senders: Number of senders of an epoch.
+        capacity: Number of batches, or a size such as "512MiB" where the signature leaves no dimension open;
+            None is 2 batches.
+        bind: As for :class:`.frames.FrameReceiver`.
+        limit_bytes: As for :class:`.frames.FrameReceiver`.
+
+    Raises:
+        UsageError: An argument is not valid. In a step: a batch does not match the signature.
+        SenderFailed: In a step: a sender failed or is gone.
     """
 
     def __init__(

@@ -47,15 +47,21 @@ from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
 def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> Any:
     """Return a ``tf.data.Dataset`` of the source's batches, for ``model.fit`` and ``tf.data``'s own steps.
 
-    ``source`` and ``signature`` are as for :class:`.QueueInput`; the signature becomes ``element_spec``.
-    ``prefetch`` is the number of batches that are drawn ahead, 0 for none. Each iteration of the dataset is a
-    new epoch of the source, and ends the epoch before. The cardinality is set and asserted where every epoch
-    has the same known length. Batches are not copied where :mod:`.tensors` finds that safe. Steps that keep
-    batches (``cache``, ``shuffle``, ``list(dataset)``) keep a Loader's slots; the Loader copies from then on.
+    Each iteration of the dataset is a new epoch of the source, and ends the epoch before. The cardinality is
+    set and asserted where every epoch has the same known length. Batches are not copied where :mod:`.tensors`
+    finds that safe. Steps that keep batches (``cache``, ``shuffle``, ``list(dataset)``) keep a Loader's
+    slots; the Loader copies from then on.
 
     A source's error is raised as TensorFlow's, with its text; ``with original_errors():`` raises the
-    original. For ``tf.distribute`` the dataset is not sharded: each worker's loader has its own rank. Raises
-    UsageError where the signature is neither given nor known.
+    original. For ``tf.distribute`` the dataset is not sharded: each worker's loader has its own rank.
+
+    Args:
+        source: As for :class:`.QueueInput`.
+        signature: As for :class:`.QueueInput`; it becomes ``element_spec``.
+        prefetch: Number of batches to draw ahead, 0 for none.
+
+    Raises:
+        UsageError: The signature is neither given nor known.
     """
     passes = Passes(source)
     element_spec = signature_of(passes, signature)
@@ -398,16 +404,21 @@ def _placeholders_for(specs: list[Any]) -> list[Any]:
 class QueueInput(FedInput):
     """A ``tf.queue.FIFOQueue`` that a thread fills from ``source``, so that steps do not wait for Python.
 
-    ``source`` is a Loader, another input, any iterable of arrays or of tuples or dicts of arrays, or a
-    function that returns such an iterable for each epoch. ``signature`` has a ``tf.TensorSpec`` for each
-    part; by default it is the source's, or that of its first batch. ``capacity`` is a number of batches or a
-    size (``"512MiB"``); the default is 2 batches. Raises UsageError for arguments that are none of these.
-
     Made in eager mode, an input can be iterated, and dequeued from in eager code and in ``tf.function``. The
     next epoch begins on request; once a graph dequeues, it begins as soon as the one before is over. Made in
     a v1 graph, the input is dequeued from in that graph, after ``start(session)``. Batches of a Loader, and
     of a source with ``batches_never_change = True``, are not copied. Other sources may reuse their arrays, so
     they are copied.
+
+    Args:
+        source: A Loader, another input, any iterable of arrays or of tuples or dicts of arrays, or a function
+            that returns such an iterable for each epoch.
+        signature: A ``tf.TensorSpec`` for each part of a batch; None is the source's, or that of its first
+            batch.
+        capacity: Number of batches, or a size such as "512MiB"; None is 2 batches.
+
+    Raises:
+        UsageError: An argument is not valid.
     """
 
     def __init__(self, source: Source, *, signature: Any = None, capacity: int | str | None = None) -> None:
@@ -418,11 +429,19 @@ class QueueInput(FedInput):
 
 
 class BatchQueueInput(QueueInput):
-    """A :class:`QueueInput` over ``records``, a source of single records, in batches of ``batch_size``.
+    """A :class:`QueueInput` over a source of single records, which it batches.
 
-    Each batch is assembled once, in memory that TensorFlow uses without a copy. ``remainder="drop"`` leaves
-    out a last batch that is not full, ``"keep"`` delivers it. ``signature`` and ``capacity`` are those of
-    batches, as for :class:`QueueInput`. Records of one batch that differ in form raise UsageError.
+    Each batch is assembled once, in memory that TensorFlow uses without a copy.
+
+    Args:
+        records: A source of single records, as for :class:`QueueInput`.
+        batch_size: Records per batch.
+        remainder: "keep" delivers a last batch that is not full, "drop" leaves it out.
+        signature: Of the batches, as for :class:`QueueInput`.
+        capacity: Of the queue, as for :class:`QueueInput`.
+
+    Raises:
+        UsageError: An argument is not valid. While iterating: records of one batch differ in form.
     """
 
     def __init__(
@@ -452,16 +471,24 @@ def fed_queue(
 class StagingInput(FedInput):
     """A staging area of ``depth`` batches on each device, which a thread fills from ``source``.
 
-    ``source`` is another input, which is closed together with this one, or any source of :class:`QueueInput`.
-    ``signature`` is as for :class:`QueueInput`. ``device`` defaults to the first GPU, or the CPU. With
-    ``strategy``, each batch is the global batch: every replica gets its part of the rows, on its own device;
-    if the rows do not divide evenly, the first replicas get one row more. Iterating then yields values for
-    ``strategy.run(step, args=batch)``, and in a graph ``dequeue`` belongs in the replica's function.
+    With ``strategy``, each batch is the global batch: every replica gets its part of the rows, on its own
+    device; if the rows do not divide evenly, the first replicas get one row more. Iterating then yields
+    values for ``strategy.run(step, args=batch)``, and in a graph ``dequeue`` belongs in the replica's
+    function.
 
     A Loader's default ``slots`` suffice for depth 1 over a queue of 2. Each further batch needs one slot
     more, otherwise batches are copied. All batches of an epoch are delivered. Batches on the device are not
     copied. Made in a v1 graph, it wraps an input of that graph, on one device, and starts that input, too.
-    Raises UsageError for a ``depth`` below 1, and for ``device`` together with ``strategy``.
+
+    Args:
+        source: Another input, which is closed together with this one, or any source of :class:`QueueInput`.
+        device: Name of the device; None is the first GPU, or the CPU.
+        strategy: A ``tf.distribute.Strategy`` in place of ``device``.
+        depth: Number of batches on each device, at least 1.
+        signature: As for :class:`QueueInput`.
+
+    Raises:
+        UsageError: An argument is not valid.
     """
 
     def __init__(

@@ -220,20 +220,29 @@ NONE_LEFT: Records = np.empty(0, np.int64)
 
 
 class FakeData(EpochLoader):
-    """Iterable of ``batches`` tuples of images and labels, which takes a :class:`Loader`'s place.
+    """Iterable over made-up batches of images and labels that takes a :class:`Loader`'s place.
 
-    Images are uint8 [B, H, W, 3] of noise, at a multiple of 64 bytes, where B is ``batch_size`` and ``size``
-    is (H, W). With ``encoded`` they are a list of B memoryviews of JPEG files: crops of photographs, 110 KB
-    on average, of 45 KB to 205 KB (5 to 95 %), about 480x400, regardless of ``size``. Labels are int64 [B], 0
-    to ``classes`` - 1. All are read-only. Each batch is delayed by ``seconds`` per record, in a sleep, which
-    uses no CPU and takes as long on a busy machine.
+    Images are uint8 [B, H, W, 3] of noise, at a multiple of 64 bytes, and labels int64 [B], 0 to ``classes``
+    - 1. All are read-only. The batches are views of few records that are made beforehand from ``seed``, two
+    batches of pixels or 50 files, which repeat. Equal arguments make equal batches in every epoch. An epoch
+    has B * ``batches`` records, which :meth:`receipt` counts and :attr:`dataset` has by number.
 
-    The batches are views of few records that are made beforehand from ``seed``, two batches of pixels or 50
-    files, which repeat. Equal arguments make equal batches in every epoch. An epoch has B * ``batches``
-    records, which :meth:`receipt` counts and :attr:`dataset` has by number. Each process has all of them:
-    there are no ranks. Several iterators may run at once, in any threads; state and receipt are of the one
-    that was begun last. Picklable, in few bytes, without the state. Raises UsageError for arguments out of
-    range.
+    Each process has all of the batches: there are no ranks. Several iterators may run at once, in any
+    threads; state and receipt are of the one that was begun last. Picklable, in few bytes, without the state.
+
+    Args:
+        batches: Number of batches per epoch.
+        batch_size: Records per batch, B.
+        size: (H, W) of the images.
+        encoded: Whether images are a list of B memoryviews of JPEG files instead: crops of photographs, 110
+            KB on average, of 45 KB to 205 KB (5 to 95 %), about 480x400, regardless of ``size``.
+        seconds: Delay of each batch per record, in a sleep, which uses no CPU and takes as long on a busy
+            machine.
+        seed: Seed of the records, 0 to 2**64 - 1.
+        classes: Number of classes.
+
+    Raises:
+        UsageError: An argument is out of range.
     """
 
     def __init__(

@@ -120,43 +120,58 @@ Loaded = tuple[Any, ...]
 class Loader(Owned, ReplayableLoader):
     """Iterable over a dataset's batches, one epoch per iteration: ``for images, labels in loader``.
 
-    A batch of B = ``batch_size`` records of the dataset at ``path`` is a tuple: one array [B, …] per output
-    of ``transform``, labels int64 [B], numbered as ``labels`` says, and, if ``with_numbers``, record numbers
-    int64 [B]. :class:`.Transform` says what a transform's outputs are where it declares none; without a
-    transform it is a list of memoryviews of the encoded images. Batches never change, and are equal, bit for
-    bit, for any number of workers. ``shuffle`` (None: stored order) and ``seed`` determine the order. Each
-    record comes once per epoch over all ranks, as :meth:`receipt` proves, except, if ``drop_last``, those
-    after the last full batch of all ranks.
-
-    ``records`` (a boolean mask over the dataset, or record numbers) and ``classes`` (class names, or labels)
-    choose a subset, by default all: order, steps, receipts and states are then of that subset alone. Stored
-    order stays, and labels stay the dataset's. Both given choose the records that are in both.
-
-    At ``path`` may be a collection. ``weights``, a number for each part's name, divide an epoch, of as many
-    places as there are records, exactly among the parts: one may repeat records, with other random values, or
-    go on in the next epoch where it stopped. Receipts and states count places; nothing is read ahead.
-
-    ``columns`` are names of the dataset's columns, and "image", in the order of a batch; None is all. Others
-    are not read. "boxes" and "box_labels" of a table of boxes are in a batch only if they are named; a
-    transform has them. Without a transform, a batch of a dataset with columns begins with a dict: arrays of
-    numbers and labels (int64), lists of text, JSON and bytes; arrays of free sizes are stacked where shapes
+    A batch of B = ``batch_size`` records is a tuple: one array [B, …] per output of ``transform``, labels
+    int64 [B], and, with ``with_numbers``, record numbers int64 [B]. Without a transform the images are a list
+    of memoryviews of the encoded files, and a dataset with columns adds a dict in front: arrays of numbers
+    and labels (int64), lists of text, JSON and bytes; arrays of free sizes are stacked where their shapes
     agree.
 
-    ``workers`` are processes (``"auto"``: one per usable CPU; 0: the calling thread). ``rank`` and
-    ``world_size`` default to what an initialised framework or the launcher says. ``on_bad_record="skip"``
-    leaves out records that are damaged, do not decode, or crash three workers (by SIGSEGV, for example; with
-    ``workers=0`` that ends this process). A record may take ``deadline`` seconds before its worker is killed;
-    a worker may take as long to start, but at least 30 s, and 120 s without a deadline. ``slots`` batches fit
-    the shared memory. ``read_ahead`` bytes are read early, in the order of storage; 0 for none.
+    Batches never change, and are equal, bit for bit, for any number of workers. Each record comes once per
+    epoch over all ranks, as :meth:`receipt` proves, except, with ``drop_last``, those after the last full
+    batch of all ranks.
 
-    ``path`` may be the URL of a dataset, as :func:`.fetch` takes it. Its shards are downloaded ahead into the
-    folder ``cache`` on a local disk, which all processes of this machine share, and in which all files
-    together have at most ``cache_limit`` bytes (a number, or a size as "200GiB"; None for what the disk has).
-    Those go first that are used last in this epoch and the next. Batches, states and identity are those of a
-    local copy. Raises CacheTooSmall, which names the least limit, before anything is read.
+    Not copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop
+    it.
 
-    Raises ShardprepError, also for epochs without a batch; errors of a transform unchanged, with the key. Not
-    copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop it.
+    Args:
+        path: Folder of a dataset or of a collection, or the URL of a dataset, as :func:`.fetch` takes it.
+        batch_size: Records per batch of one rank.
+        transform: Makes the arrays of a record; :class:`.Transform` says what they are where it declares
+            none. None delivers the encoded images.
+        shuffle: :class:`.LocalShuffle`, :class:`.GlobalShuffle`, or None for stored order.
+        seed: Seed of the order and of the transform's random values, 0 to 2**64 - 1.
+        workers: Number of processes; "auto" is one per usable CPU, 0 works in the calling thread.
+        rank: Number of this process among ``world_size``. None is what an initialised framework or the
+            launcher says.
+        world_size: Number of ranks that share an epoch; None as for ``rank``.
+        drop_last: Whether to leave out records after the last full batch of all ranks.
+        labels: Label space: "sorted_wnid0", "ilsvrc2012_id" or "sorted_wnid1_bg", as for
+            :func:`.open_dataset`.
+        records: A subset: a boolean mask over the dataset, or record numbers. Order, steps, receipts and
+            states are then of the subset alone; stored order and labels stay the dataset's.
+        classes: A subset: class names or labels. Together with ``records``, those in both.
+        weights: A number for each part of a collection, by name. They divide an epoch exactly among the
+            parts: a part may repeat records, with new random values, or continue in the next epoch where it
+            stopped. Receipts and states count places; nothing is read ahead.
+        columns: Names of columns, and "image", in the order of a batch; others are not read. None is all of
+            them, except "boxes" and "box_labels", which a transform has and a batch has only if named.
+        on_bad_record: "raise", or "skip" to leave out records that are damaged, do not decode, or crash three
+            workers (by SIGSEGV, for example; with ``workers=0`` that ends this process).
+        with_numbers: Whether a batch ends with the record numbers.
+        slots: Number of batches that fit the shared memory.
+        deadline: Seconds a record may take before its worker is killed; None is unlimited. A worker may take
+            as long to start, but at least 30 s, and 120 s without a deadline.
+        read_ahead: Bytes to read early, in the order of storage; 0 for none.
+        cache: For a URL: folder on a local disk that all processes of this machine share. Shards are
+            downloaded into it ahead of their use, and the shard needed latest in this epoch and the next is
+            evicted first.
+        cache_limit: Largest size of the cache, in bytes or as "200GiB"; None is the free space of the disk.
+
+    Raises:
+        UsageError: An argument is not valid, or an epoch has no batch.
+        CacheTooSmall: The cache cannot hold the shards needed at once; it names the least limit.
+        ShardprepError: A record is damaged or does not decode; see :mod:`shardprep.formats.errors`. Errors of
+            a transform are raised unchanged, with the key.
     """
 
     dataset: Dataset | Collection

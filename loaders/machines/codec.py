@@ -238,12 +238,19 @@ def unpack_batch(
 ) -> Any:
     """Return the batch of a DATA frame. Its arrays are copied once, into memory aligned to 64 bytes.
 
-    ``head`` is what :func:`read_head` returned, ``parts`` are the buffers after the header. ``limit_bytes``
-    bounds the sum of their sizes. ``memory`` allocates: it maps a size in bytes to a uint8 array [size].
+    Lengths, shapes and dtypes are checked before anything is allocated, checksums as the bytes are copied.
 
-    Named tuples are returned as tuples. Lengths, shapes
-    and dtypes are checked before anything is allocated, checksums as the bytes are copied. Raises
-    FrameDamaged where a check fails.
+    Args:
+        head: What :func:`read_head` returned.
+        parts: The buffers after the header.
+        limit_bytes: Bound of the sum of their sizes.
+        memory: Allocates: maps a size in bytes to a uint8 array [size].
+
+    Returns:
+        The batch; named tuples become tuples.
+
+    Raises:
+        FrameDamaged: A check fails.
     """
     buffers = [np.frombuffer(part, np.uint8) for part in parts]
     size = sum(buffer.size for buffer in buffers)

@@ -135,26 +135,33 @@ class SenderFailed(OperationError):
 
 
 class FrameReceiver(Owned):
-    """The batches that :func:`send_batches` sends to ``endpoint`` (``tcp://ADDRESS:PORT`` or ``ipc://PATH``).
+    """Iterable over the batches that :func:`send_batches` sends to ``endpoint``; each iteration is one epoch.
 
-    Each iteration is one epoch. It admits ``senders`` senders, each name once, and ends when each has sent
-    its batches; further senders wait for the next epoch. The batches of one sender arrive in its order,
-    exactly once. Where a sender reports an error, dies within its epoch or loses a batch, SenderFailed is
-    raised; the next iteration admits senders again. Leaving an iteration early stops its senders.
+    It admits ``senders`` senders, each name once, and ends when each has sent its batches; further senders
+    wait for the next epoch. The batches of one sender arrive in its order, exactly once. Where a sender
+    reports an error, dies within its epoch or loses a batch, SenderFailed is raised; the next iteration
+    admits senders again. Leaving an iteration early stops its senders.
 
-    A batch is an array, a list of bytes, or a tuple or dict of these; arrays are aligned to 64 bytes. At most
-    ``high_water_mark`` batches of a sender are in flight, each of at most ``limit_bytes`` (a number, or a
-    text such as ``"256MiB"``). Frames that are damaged, or from a peer that was not admitted, are dropped and
-    counted in ``rejected``.
+    A batch is an array, a list of bytes, or a tuple or dict of these; arrays are aligned to 64 bytes. Frames
+    that are damaged, or from a peer that was not admitted, are dropped and counted in ``rejected``. There is
+    no authentication and no encryption: any program that reaches an endpoint can send batches. Use loopback
+    or a trusted network.
 
-    With ``bind``, the default, the receiver listens; port ``*`` chooses a free one, which is in the attribute
-    ``endpoint``. Given a list of endpoints it listens at all of them; they are in ``endpoints``. Otherwise it
-    connects to one sender that listens. There is no authentication and no encryption: any program that
-    reaches an endpoint can send batches. Use loopback or a trusted network.
+    A context manager. ``close()`` is idempotent and may be called from any thread; a thread that waits for a
+    batch then raises UsageError. One thread at a time may draw. Neither copyable nor picklable.
 
-    A context manager. ``close()`` is idempotent, may be called from any thread, and a thread that waits for a
-    batch then raises UsageError. One thread at a time may draw. Neither copyable nor picklable. Raises
-    UsageError for arguments that are not valid, OperationError where the endpoint cannot be used.
+    Args:
+        endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the
+            attribute ``endpoint``. Given a list, the receiver listens at all of them; they are in
+            ``endpoints``.
+        senders: Number of senders of an epoch.
+        bind: Whether the receiver listens; False connects to one sender that listens.
+        limit_bytes: Largest size of a batch, in bytes or as "256MiB".
+        high_water_mark: Number of batches of a sender in flight.
+
+    Raises:
+        UsageError: An argument is not valid.
+        OperationError: The endpoint cannot be used.
     """
 
     instead = "an endpoint has one receiver: make it where it is needed"
@@ -478,23 +485,29 @@ def send_batches(
     name: str | None = None,
     timeout: float | None = None,
 ) -> int:
-    """Send one epoch to the FrameReceiver at ``endpoint`` (``tcp://ADDRESS:PORT`` or ``ipc://PATH``).
+    """Send one epoch to the FrameReceiver at ``endpoint``.
 
-    ``batches`` is a Loader, an iterable, or a function that returns one. A batch is an array, a list of
-    bytes, or a tuple or dict of these. The iteration begins when the receiver admits this sender, and the
-    next batch is drawn when the last one is sent and its memory is free again. Large arrays are not copied.
+    A batch is an array, a list of bytes, or a tuple or dict of these. The iteration begins when the receiver
+    admits this sender, and the next batch is drawn when the last one is sent and its memory is free again.
+    Large arrays are not copied. There is no authentication and no encryption: use it on loopback or on a
+    trusted network. Ctrl-C ends it.
 
-    With ``bind`` the sender listens and one receiver connects; by default the receiver listens. ``name`` has
-    1 to 256 characters; None means a name made of host and process. A receiver admits each name once per
-    epoch, so threads of one process need different names. ``timeout`` is in seconds: how long to wait for
-    admission; None waits for ever.
+    Args:
+        batches: A Loader, an iterable, or a function that returns one.
+        endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``.
+        bind: Whether the sender listens and one receiver connects; by default the receiver listens.
+        name: 1 to 256 characters; None is made of host and process. A receiver admits each name once per
+            epoch, so threads of one process need different names.
+        timeout: Seconds to wait for admission; None waits for ever.
 
-    Returns the number of batches sent once the receiver has acknowledged them: fewer than all where the
-    receiver left the epoch early. Raises OperationError after ``timeout``, ReceiverGone where the receiver
-    was closed or died, UsageError for a batch that cannot be sent or is above the receiver's limit, and what
-    ``batches`` raises; the receiver gets a report of the last two. Ctrl-C ends it.
+    Returns:
+        Number of batches that the receiver acknowledged: fewer than all where it left the epoch early.
 
-    There is no authentication and no encryption: use it on loopback or on a trusted network.
+    Raises:
+        OperationError: No receiver admitted this sender within ``timeout``.
+        ReceiverGone: The receiver was closed or died.
+        UsageError: A batch cannot be sent or is above the receiver's limit. The receiver gets a report of
+            this, and of what ``batches`` raises.
     """
     if name is not None and not 0 < len(name) <= MAX_NAME:
         raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(name)}")

@@ -394,35 +394,43 @@ LEASE_TIMEOUT_S = 60.0
 
 
 class RemoteSource(FrameworkHint, Owned):
-    """The batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
+    """Iterable over the batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
 
-    Each iteration is one pass, beginning with pass 0. It yields the batches of the Loader or Flow in the
-    order of the steps, each exactly once and bit for bit, however many senders there are, and whichever of
-    them die, stop or start during the pass. Arrays own their memory, aligned to 64 bytes; those of a list lie
-    in one piece. Encoded images become bytes. Without a sender the iteration waits; :meth:`stats` shows it,
-    and the log has it once. With ``ordered=False`` batches come as they arrive, still exactly once.
+    Each iteration is one pass, beginning with pass 0. It yields the batches in the order of the steps, each
+    exactly once and bit for bit, however many senders there are, and whichever of them die, stop or start
+    during the pass. Arrays own their memory, aligned to 64 bytes; those of a list lie in one piece. Encoded
+    images become bytes. Without a sender the iteration waits; :meth:`stats` shows it, and the log has it
+    once.
 
-    The first sender determines the batches; a sender with other terms is refused. All senders, the first
-    included, must have the values in ``expected``: ``{"seed": 2, "batch size": 256}``, for example, or the
-    ``{"identity": ...}`` given to the senders. So a sender that is left from an earlier run is refused, too.
-
-    ``endpoint`` is ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the
-    attribute ``endpoint``. Given a list of these, the source listens at all of them; they are in
-    ``endpoints``. With ``keys`` only senders with allowed keys are admitted, and everything is
-    encrypted. Without, the endpoint must be on loopback, or ``insecure`` be true. Everything that peers send
+    The first sender determines the batches; a sender with other terms is refused. Everything that peers send
     is checked; what is not valid is dropped and counted.
 
-    At most ``ahead`` steps are leased to each sender, and no step further from the one due than ``ahead``
-    times the number of senders. So at most that many batches lie in memory, each of at most ``limit_bytes``
-    (a number, or a text such as ``"256MiB"``). Steps of a sender that sends nothing for ``lease_seconds`` of
-    waiting are leased to another one. SenderFailed is raised where a step cannot be made by three senders, or
-    by all.
-
     A context manager. :meth:`close`, and leaving the context without an exception, end the senders; after an
-    exception they wait for the next receiver. Closing is idempotent, may be done in any thread, and a thread
+    exception they wait for the next receiver. Closing is idempotent and may be done in any thread; a thread
     that waits for a batch then raises UsageError. One thread at a time may draw, and there is one iterator at
-    a time: the next one begins the next pass and ends the one before. Neither copyable nor picklable. Raises
-    UsageError for arguments that are not valid, OperationError where the endpoint or the keys cannot be used.
+    a time: the next one begins the next pass and ends the one before. Neither copyable nor picklable.
+
+    Args:
+        endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the
+            attribute ``endpoint``. Given a list, the source listens at all of them; they are in
+            ``endpoints``.
+        keys: Keys of this receiver and of the senders it admits; everything is then encrypted. None needs an
+            endpoint on loopback, or ``insecure``.
+        insecure: Whether to listen on a network without keys.
+        ordered: Whether batches come in the order of the steps; False delivers them as they arrive, still
+            exactly once.
+        limit_bytes: Largest size of a batch, in bytes or as "256MiB".
+        ahead: Number of steps leased to each sender. No step is further from the one due than ``ahead`` times
+            the number of senders, so at most that many batches lie in memory.
+        lease_seconds: Seconds of waiting after which the steps of a silent sender are leased to another one.
+        expected: Values that all senders must have, such as ``{"seed": 2, "batch size": 256}``, or the
+            ``{"identity": ...}`` given to the senders. A sender left from an earlier run is then refused,
+            too.
+
+    Raises:
+        UsageError: An argument is not valid.
+        OperationError: The endpoint or the keys cannot be used.
+        SenderFailed: A step cannot be made by three senders, or by all.
     """
 
     instead = "an endpoint has one receiver: make it where it is needed"

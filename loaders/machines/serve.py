@@ -446,27 +446,36 @@ def serve(
     patience: float = RECEIVER_TIMEOUT_S,
     report: Callable[[SenderStats], None] | None = None,
 ) -> SenderStats:
-    """Make and send batches for the RemoteSource at ``endpoint`` until it is closed; return what was done.
+    """Make and send batches for the RemoteSource at ``endpoint`` until it is closed.
 
-    ``source`` is a Loader of one rank in all, a FakeData, or a Flow that makes each pass from its number
-    alone. Any number of machines may serve one receiver. Each step of a pass is made by one of them, so all
-    need the same dataset, seed, batch size and transform, or the same flow; a sender with another one is
-    refused. By default the parts of the source are compared. Where that is too strict or too lax (for
-    functions of a Flow with different code), give all senders the same text as ``identity``.
+    Any number of machines may serve one receiver. Each step of a pass is made by one of them, so all need the
+    same dataset, seed, batch size and transform, or the same flow; a sender with another one is refused.
+    Where the receiver is away or restarts, this waits for it, and then makes the steps that it leases. Ctrl-C
+    ends it and returns the leases. The source stays open.
 
-    ``endpoint`` is ``tcp://ADDRESS:PORT`` or ``ipc://PATH``. Without ``keys`` it must be on loopback, or
-    ``insecure`` be true: then any program on the network can read and change everything. ``name`` has 1 to
-    256 characters and stands in the receiver's stats; None is a name made of host and process.
+    Args:
+        source: A Loader of one rank in all, a FakeData, or a Flow that makes each pass from its number alone.
+        endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH`` of the receiver.
+        keys: Keys of this sender and of the receiver. None needs an endpoint on loopback, or ``insecure``.
+        insecure: Whether to connect over a network without keys: any program on it can then read and change
+            everything.
+        name: 1 to 256 characters for the receiver's stats; None is made of host and process.
+        identity: A text that all senders must share, in place of comparing the parts of the source, where
+            that is too strict or too lax (for functions of a Flow with different code).
+        ahead: Number of steps leased to this sender at a time; a Loader needs at least three more than its
+            slots to be kept busy.
+        patience: Seconds to wait for a receiver.
+        report: Called with the stats about every half second and after each batch, in this thread.
 
-    At most ``ahead`` steps are leased to this sender at a time; a Loader needs at least three more than its
-    slots to be kept busy. Where the receiver is away or restarts, this waits up to ``patience`` seconds for
-    it, and then makes the steps that it leases. ``report`` is called with the stats about every half second
-    and after each batch, in this thread.
+    Returns:
+        What was sent.
 
-    Raises OperationError where no receiver was there for ``patience`` seconds; NotAdmitted, WrongReceiver,
-    and Refused with the receiver's reason; UsageError for what cannot be sent; and what the source raises,
-    after a report to the receiver, which then leases the steps to others. Ctrl-C ends it and returns the
-    leases. The source stays open.
+    Raises:
+        OperationError: No receiver was there for ``patience`` seconds.
+        NotAdmitted, WrongReceiver: The keys do not fit.
+        Refused: The receiver refuses this sender, with its reason.
+        UsageError: An argument is not valid, or a batch cannot be sent. What the source raises is raised
+            after a report to the receiver, which then leases the steps to others.
     """
     check_endpoint(endpoint, keys, insecure=insecure)
     if ahead < 1 or patience < 0 or (name is not None and not 0 < len(name) <= MAX_NAME):

@@ -159,9 +159,19 @@ def measure(
 ) -> LoaderSpeed:
     """Draw epochs from a new loader for ``seconds`` after its first batch, and close it.
 
-    ``make`` makes the loader. At least one batch is measured after the first; there is a verdict after five
-    full ones. ``trace`` names a file for a Chrome trace; None for none. ``watched`` shows a bar on a terminal
-    or in a notebook. Raises what the loader raises, and OSError where the trace cannot be written.
+    At least one batch is measured after the first; there is a verdict after five full ones.
+
+    Args:
+        make: Makes the loader.
+        seconds: Time to measure.
+        trace: File for a Chrome trace; None for none.
+        watched: Whether to show a bar on a terminal or in a notebook.
+
+    Returns:
+        The rates, the times of the stages and the verdict.
+
+    Raises:
+        OSError: The trace cannot be written. What the loader raises is raised unchanged.
     """
     others, began = worker_pids(), time.perf_counter()
     with make() as loader:

@@ -84,17 +84,29 @@ def measure_disk(
 ) -> DiskProfile:
     """Measure the disk of a path, without special rights.
 
-    ``path`` is a file, a dataset (its shards are read, in stored order), or another folder (a file without a
-    name is written there: for 15 % of the time, up to 1 GiB or a quarter of the free space). Reads are
-    sequential in blocks of 64 KiB to 4 MiB, in the loader's pattern, and of ``record_bytes`` (default: the
-    dataset's mean, or 110,000) at random places by 1 to 16 processes; cold, which drops these files, and no
-    others, from the page cache, and warm. If the disk is writable, many small files are compared with one of
-    the same bytes, and writing with fsync is timed. The steps are repeated in turn until ``seconds`` are
-    over; each is done at least once. Places and order differ from run to run. ``progress(title, share)`` is
-    called before each step with its name and the share of the time that is over; it must not raise.
+    Reads are sequential in blocks of 64 KiB to 4 MiB, in the loader's pattern, and of ``record_bytes`` at
+    random places by 1 to 16 processes; cold, which drops these files, and no others, from the page cache, and
+    warm. If the disk is writable, many small files are compared with one of the same bytes, and writing with
+    fsync is timed. The steps are repeated in turn until ``seconds`` are over; each is done at least once.
+    Places and order differ from run to run.
 
     Nothing is left behind; only SIGKILL, or a signal that Python does not handle, may leave a folder
-    ``.prep-bench-disk-*``. Thread-safe. Raises UsageError, ManifestDamaged, NoSpace, OSError.
+    ``.prep-bench-disk-*``. Thread-safe.
+
+    Args:
+        path: A file, a dataset (its shards are read, in stored order), or another folder (a file without a
+            name is written there: for 15 % of the time, up to 1 GiB or a quarter of the free space).
+        seconds: Total time to measure.
+        record_bytes: Size of the random reads; None is the dataset's mean, or 110,000.
+        progress: ``progress(title, share)`` is called before each step with its name and the share of the
+            time that is over; it must not raise.
+
+    Returns:
+        The profile of the disk.
+
+    Raises:
+        UsageError, ManifestDamaged: The path cannot be measured.
+        NoSpace, OSError: The disk fails.
     """
     if seconds < 0:
         raise UsageError(f"cannot measure for {seconds:g} seconds")

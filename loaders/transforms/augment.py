@@ -61,11 +61,18 @@ def _centre_crop(width: int, height: int, *, ratio: tuple[float, float]) -> Crop
 
 @dataclass(frozen=True, slots=True)
 class ColorJitter:
-    """Random changes of ``brightness``, then ``contrast``, then ``saturation``.
+    """Random changes of brightness, then contrast, then saturation.
 
     For each strength x a factor is drawn from [max(0, 1 - x), 1 + x]. The three are one affine map of a
-    pixel's R, G, B: values are clipped once, at the end, where other libraries clip after each step. Raises
-    UsageError for a strength that is negative or not finite.
+    pixel's R, G, B: values are clipped once, at the end, where other libraries clip after each step.
+
+    Args:
+        brightness: Strength of the change of brightness.
+        contrast: Strength of the change of contrast.
+        saturation: Strength of the change of saturation.
+
+    Raises:
+        UsageError: A strength is negative or not finite.
     """
 
     brightness: float = 0.4

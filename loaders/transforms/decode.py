@@ -52,21 +52,27 @@ def decode_rgb(
     orientation: Orientation = "ignore",
     key: str | None = None,
 ) -> Pixels:
-    """Decode an image to uint8 [height, width, 3] in RGB, also from gray, CMYK and transparent images.
+    """Decode an image to RGB, also from gray, CMYK and transparent images.
 
-    ``image`` is the encoded bytes, or the record that a transform is given; of an animated PNG its still
-    image is decoded. ``crop`` is (x, y, width, height) in pixels: then only this rectangle is returned. Of a
-    crop-ready record little more than it is decoded; for that, give the record and not its bytes. EXIF
-    ``orientation`` is ignored, as for ILSVRC12's boxes and most published models, or applied ("apply"),
-    before the crop. ``key`` is named in errors; a record's own is the default. The array is writable.
-    Thread-safe; the GIL is released while decoding.
+    Thread-safe; releases the GIL while decoding. An image that crashes OpenCV ends the process: a
+    :class:`.Loader` with workers survives that and names the record, one with ``workers=0`` does not.
 
-    Raises BadImage, with the record's ``key``, where the bytes do not decode, have more than MAX_PIXELS
-    pixels, or are an animated PNG that breaks the rules of animation, and UsageError for a crop that is not
-    within the image.
+    Args:
+        image: The encoded bytes, or the record that a transform is given. Of a crop-ready record little more
+            than ``crop`` is decoded; for that, give the record and not its bytes. Of an animated PNG the
+            still image is decoded.
+        crop: (x, y, width, height) in pixels of the rectangle to return; None is the whole image.
+        orientation: "ignore" EXIF orientation, as for ILSVRC12's boxes and most published models, or "apply"
+            it before the crop.
+        key: Key to name in errors; None is the record's own.
 
-    An image that crashes OpenCV ends the process: a :class:`.Loader` with workers survives that and names the
-    record, one without (``workers=0``) does not.
+    Returns:
+        A writable array, uint8 [height, width, 3].
+
+    Raises:
+        BadImage: The bytes do not decode, have more than MAX_PIXELS pixels, or are an animated PNG that
+            breaks the rules of animation.
+        UsageError: The crop is not within the image.
     """
     check_choice("orientation", orientation, ORIENTATIONS)
     source = EncodedImage(image, orientation=orientation, key=key)

@@ -121,20 +121,41 @@ class ImageTransform(TargetOptions, ABC):
 
 @dataclass(frozen=True)
 class TrainTransform(ImageTransform):
-    """The transform of training: a random crop resized to ``size``, with optional flips and colour changes.
+    """Random crop resized to ``size``, with optional flips and colour changes, for training.
 
-    ``scale`` is the range of the crop's share of the area, ``ratio`` that of its width by height, whatever
-    the ``size``, as in torchvision: for a size that is far from a square, give its own. If
-    ``flip``, half of the images are mirrored. ``color_jitter`` changes brightness, contrast and saturation;
-    ``lighting`` is the standard deviation of AlexNet's colour noise, usually 0.1; None for neither. All
-    changes of colour are made in one pass.
+    Deterministic in (seed, epoch, record). Thread-safe and picklable.
 
-    ``interpolation="auto"`` is area averaging for crops of at least four times the pixels of the result, else
-    bilinear. If both sides are large enough, such a crop begins and ends at multiples of 2, 4 or 8 pixels,
-    and a JPEG is decoded at that fraction of its size before it is averaged. Compared with antialiased
-    bilinear resizing of photographs, bilinear reaches 58 dB (median) enlarging, 47 shrinking by up to 1.5 and
-    39 by up to 2, in 76 to 90 µs; area averaging 53 and 46 in 376 to 606 µs; beyond 2, in 4 % of the crops,
-    it is 42 against 33 dB, and 41 to 44 dB if decoded at half size.
+    With ``interpolation="auto"``, crops of at least four times the pixels of the result are averaged by area,
+    others resized bilinearly. Where both sides are large enough, such a crop begins and ends at multiples of
+    2, 4 or 8 pixels, and a JPEG is decoded at that fraction of its size before it is averaged. Compared with
+    antialiased bilinear resizing of photographs, bilinear reaches 58 dB (median) enlarging, 47 shrinking by
+    up to 1.5 and 39 by up to 2, in 76 to 90 µs; area averaging 53 and 46 in 376 to 606 µs; beyond 2, in 4 %
+    of the crops, it is 42 against 33 dB, and 41 to 44 dB if decoded at half size.
+
+    Args:
+        size: Pixels per side of the result, or (height, width).
+        masks: Names of columns with masks, cut and resized (nearest) like the image.
+        boxes: Name of the column with boxes; None for none.
+        box_labels: Name of the column with the labels of ``boxes``; None for none.
+        max_boxes: Rows of the boxes array; further boxes are left out.
+        min_box: Least share of a box's area, 0 to 1, that must remain in the crop.
+        box_units: "fractions" of the result, or "pixels".
+        layout: "HWC" or "CHW", or a framework's name of it.
+        dtype: "uint8"; or "float32", "float16" or "bfloat16" for normalised pixels.
+        mean: Means of R, G, B in units of 0 to 1, subtracted where ``dtype`` is a float.
+        std: Standard deviations of R, G, B, divided by where ``dtype`` is a float.
+        interpolation: "auto", "linear", "area" or "cubic".
+        orientation: "ignore" or "apply" EXIF orientation.
+        scale: Range of the crop's share of the area.
+        ratio: Range of the crop's width by height, whatever the ``size``, as in torchvision: for a size far
+            from a square, give its own.
+        flip: Whether to mirror half of the images.
+        color_jitter: Changes of brightness, contrast and saturation; None for none. All changes of colour are
+            made in one pass.
+        lighting: Standard deviation of AlexNet's colour noise, usually 0.1; None for none.
+
+    Raises:
+        UsageError: A value is out of range.
     """
 
     _: KW_ONLY
@@ -207,17 +228,26 @@ class TrainTransform(ImageTransform):
 
 @dataclass(frozen=True)
 class EvalTransform(ImageTransform):
-    """The transform of evaluation: the shorter side resized to ``resize``, then the centre of ``size``.
+    """Shorter side resized to ``resize``, then the centre crop of ``size``, for evaluation.
 
-    ``resize`` is in pixels, at least the longer side of ``size``, so that every image has such a centre.
-    Nothing is random. ``rounding`` is that of a library: "torchvision" rounds the longer side down and the
-    centre's place to even; "tensorpack" rounds the longer side to the nearest and the centre's place down. If
-    one side of an image is more than 16 times the other (EXTREME_ASPECT), only the part that the centre needs
-    is resized: its pixels may differ by rounding from those of the whole image.
+    Nothing is random. Thread-safe and picklable. If one side of an image is more than 16 times the other
+    (EXTREME_ASPECT), only the part that the centre needs is resized: its pixels may differ by rounding from
+    those of the whole image.
 
-    ``interpolation="auto"`` is area averaging when shrinking, else bilinear. For photographs of 500 pixels it
-    reaches 53 dB (median) compared with antialiased bilinear resizing, in 0.9 ms; bilinear reaches 47 dB in
-    0.15 ms, so that ``"linear"`` makes an epoch of validation nearly twice as fast.
+    With ``interpolation="auto"``, shrinking averages by area and enlarging is bilinear. For photographs of
+    500 pixels it reaches 53 dB (median) compared with antialiased bilinear resizing, in 0.9 ms; bilinear
+    reaches 47 dB in 0.15 ms, so that ``"linear"`` makes an epoch of validation nearly twice as fast.
+
+    Args:
+        size: Pixels per side of the result, or (height, width).
+        masks, boxes, box_labels, max_boxes, min_box, box_units: As for :class:`TrainTransform`.
+        layout, dtype, mean, std, interpolation, orientation: As for :class:`TrainTransform`.
+        resize: Pixels of the shorter side, at least the longer side of ``size``.
+        rounding: "torchvision" rounds the longer side down and the centre's place to even; "tensorpack"
+            rounds the longer side to the nearest and the centre's place down.
+
+    Raises:
+        UsageError: A value is out of range.
     """
 
     _: KW_ONLY

@@ -192,7 +192,8 @@ def test_too_little_memory_is_no_damage(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LITTLE_MEMORY, kind, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert (done.stdout, done.stderr) == ("['ENOMEM', 'read']\n", "")
+    # The interpreter itself may say on stderr that it had too little memory for a warning.
+    assert (done.returncode, done.stdout) == (0, "['ENOMEM', 'read']\n")
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 10_000])
