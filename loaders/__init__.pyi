@@ -1,4 +1,5 @@
 from .batches.slots import SlotsHeld as SlotsHeld
+from .engine.dispatcher import SlowRecord as SlowRecord
 from .engine.engine import EngineStats as EngineStats
 from .engine.messages import WorkFailed as WorkFailed
 from .flow.flow import Flow as Flow

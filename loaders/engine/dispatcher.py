@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import signal
 import threading
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import UsageError, WorkerDied
+from shardprep.formats.errors import UsageError, WorkerDied, printable
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.formats.runtime.processes import POLL_INTERVAL_S, Channel, SpawnedProcess
 from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
@@ -42,13 +43,14 @@ class Worker(Owned):
     """The engine's side of a worker: ``ready`` once its work is open, ``overdue`` once killed by a time-out.
 
     ``place`` is its lease and row when the dispatcher last checked, unchanged since ``since``
-    (``monotonic``).
+    (``monotonic``); ``reported`` once a warning has named it.
     """
 
     index: int
     process: SpawnedProcess
     ready: bool = False
     overdue: bool = False
+    reported: bool = False
     place: tuple[int, int] = (0, 0)
     since: float = field(default_factory=monotonic)
 
@@ -98,6 +100,12 @@ def cause_of(code: int | None) -> str:
 MIN_START_TIMEOUT_S = 30.0  # a deadline is for one row; a start imports the libraries that all rows need
 MAX_FAILED_STARTS = 10  # workers killed before they are ready, while no other sends a message
 MAX_OVERDUE_STARTS = 2  # of one worker in a row
+SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
+
+
+class SlowRecord(UserWarning):
+    """A worker has spent more than a minute on one record."""
+
 
 _ADVICE = (
     "see what the workers wrote to stderr. If the work is defined in the main script, put everything else in "
@@ -288,6 +296,7 @@ class Dispatcher(Owned):
         *,
         deadline: float | None,
         start_timeout: float | None = None,
+        locate: Callable[[Any], str] = str,
     ) -> None:
         self.bell = Bell()
         self.run = EngineRun(0, stopped=True)
@@ -302,10 +311,12 @@ class Dispatcher(Owned):
         self._ring = ring
         self._status_table = status_table
         self._deadline = deadline
+        self._locate = locate
         self._served = self.run
         self._starts = Starts(timeout=start_timeout, deadline=deadline)
         self._workers: dict[int, Worker] = {}
-        self._must_poll = False
+        self._is_polling = False
+        self._next_poll = 0.0
         self._thread = threading.Thread(target=self._serve, name="shardprep-dispatcher", daemon=True)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.bell, selectors.EVENT_READ)
@@ -346,27 +357,28 @@ class Dispatcher(Owned):
 
     def _receive_events(self) -> None:
         blocked, began = self._is_blocked(), monotonic()
-        events = self._selector.select(self._longest_wait(began) if self._must_poll else None)
+        events = self._selector.select(self._longest_wait(began) if self._is_polling else SLOW_ROW_S / 4)
         self.blocked += blocked * (monotonic() - began)
         for key, _ in events:
             if key.fileobj is self.bell:
                 self.bell.silence()
             else:
                 self._receive_from(key.data, has_exited=key.fileobj is key.data.process)
-        if self._must_poll:
+        if self._is_polling or monotonic() >= self._next_poll:
+            self._next_poll = monotonic() + SLOW_ROW_S / 4
             self._poll_workers()
         while self._ring.returned:
             self._leases.release(self._ring.returned.popleft())
 
-    def _longest_wait(self, now: float) -> float | None:
-        """Seconds until the workers must be checked; None where waiting for their messages is enough."""
-        waits = [] if self._deadline is None else [self._deadline / 4]
+    def _longest_wait(self, now: float) -> float:
+        """Seconds until the workers must be checked."""
+        waits = [SLOW_ROW_S / 4 if self._deadline is None else min(self._deadline, SLOW_ROW_S) / 4]
         for worker in self._workers.values():
             if worker.process.fileno() < 0:
                 waits.append(POLL_INTERVAL_S)
             if not worker.ready and not worker.overdue:
                 waits.append(max(0.0, worker.since + self._starts.timeout - now))
-        return min(waits, default=None)
+        return min(waits)
 
     def _is_blocked(self) -> bool:
         return bool(self._served.plans) and not self._leases.has_lease and not self._leases.has_slot
@@ -388,7 +400,7 @@ class Dispatcher(Owned):
         if answer is Answer.READY:
             worker.ready = True
             self._starts.succeeded(worker.index)
-            self._must_poll = self._needs_polling()
+            self._is_polling = self._needs_polling()
         elif answer is Answer.DONE:
             if (trace := self.trace) is not None:
                 trace.finished(worker.index, lease_id)
@@ -423,30 +435,43 @@ class Dispatcher(Owned):
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
         if worker.process.fileno() >= 0:
             self._selector.register(worker.process, selectors.EVENT_READ, worker)
-        self._must_poll = True
+        self._is_polling = True
 
     def _needs_polling(self) -> bool:
-        """Whether any worker can time out, or has no descriptor that reports its exit."""
+        """Whether any worker can time out soon, or has no descriptor that reports its exit."""
         workers = self._workers.values()
         return self._deadline is not None or any(not w.ready or w.process.fileno() < 0 for w in workers)
 
     def _poll_workers(self) -> None:
-        """Kill the workers that have timed out, and poll those without a descriptor for their exit."""
+        """Kill workers that have timed out, name slow rows, and poll workers without a descriptor."""
         for worker in list(self._workers.values()):
-            if worker.ready and self._deadline is not None:
-                self._kill_if_overdue(worker, self._deadline)
-            elif not worker.ready:
-                self._kill_if_overdue(worker, self._starts.timeout)
+            self._check_progress(worker, self._deadline if worker.ready else self._starts.timeout)
             if worker.process.fileno() < 0 and worker.process.has_exited():
                 self._receive_from(worker, has_exited=True)
 
-    def _kill_if_overdue(self, worker: Worker, limit: float) -> None:
+    def _check_progress(self, worker: Worker, limit: float | None) -> None:
         now, place = monotonic(), self._status_table.place(worker.index)
         if worker.ready and (place != worker.place or not self._leases.held(worker.index)):
-            worker.place, worker.since = place, now
-        elif now - worker.since >= limit and not worker.overdue:
+            worker.place, worker.since, worker.reported = place, now, False
+        elif limit is not None and now - worker.since >= limit and not worker.overdue:
             worker.overdue = True
             worker.process.kill()
+        elif worker.ready and now - worker.since >= SLOW_ROW_S and not worker.reported:
+            worker.reported = True
+            if (item := self._leases.item(worker.index, *place)) is not None:
+                self._warn_of(item, now - worker.since)
+
+    def _warn_of(self, item: Any, seconds: float) -> None:
+        until = (
+            "pass deadline= to replace a worker that hangs"
+            if self._deadline is None
+            else f"its worker is replaced after {self._deadline:g} s"
+        )
+        warnings.warn(
+            f"a worker has spent {seconds:.0f} s on {printable(self._locate(item))}; {until}",
+            SlowRecord,
+            stacklevel=2,
+        )
 
     def _switch_run(self) -> None:
         """Switch to the consumer's current run; a run that was stopped has no work."""

@@ -273,17 +273,28 @@ def _number(item: Any) -> str:
 class Engine(Owned):
     """Workers that fill batches of ``work``, of the form ``layout``, in shared slots.
 
-    ``workers`` processes fill ``slots`` slots; with 0 workers the calling thread fills batches. A lease has
-    at most ``chunk`` rows. ``deadline`` is how many seconds one row may take before its worker is killed;
-    None is no limit. Set it well above the slowest row if work can hang. ``start_timeout`` is how many
-    seconds a worker may take to open the work; None is 120, or, with a deadline, that but at least 30. Unless
-    ``ordered``, batches come as they are finished. ``describe`` names an item in errors. ``crashes``
-    says whether a row that crashes its workers is an error. ``owner`` is the object that errors name. Raises
-    OperationError when there is too little memory, or no room for a process or thread; UsageError when the
-    work cannot be pickled. The first batch raises what opening the work raises.
-
     After a close, when the engine is dropped, or when this process ends or is killed, no process, file or
     memory is left. One thread at a time may run it, any thread may close it; a forked copy does nothing.
+
+    Args:
+        work: The work; the first batch raises what opening it raises.
+        layout: Form of the batches.
+        workers: Number of processes that fill batches; with 0 the calling thread does.
+        slots: Number of slots.
+        chunk: Most rows of a lease.
+        deadline: Seconds one row may take before its worker is killed; None is no limit, and a row of more
+            than SLOW_ROW_S is then only named in a :class:`.SlowRecord` warning.
+        start_timeout: Seconds a worker may take to open the work; None is 120, or, with a deadline, that but
+            at least 30.
+        ordered: Whether batches come in the order of the plans, or as they are finished.
+        describe: Names an item in errors.
+        locate: Names an item in the warning of a slow row; None is ``describe``.
+        crashes: Whether a row that crashes its workers is an error.
+        owner: The object that errors name.
+
+    Raises:
+        OperationError: There is too little memory, or no room for a process or thread.
+        UsageError: The work cannot be pickled.
     """
 
     def __init__(
@@ -298,6 +309,7 @@ class Engine(Owned):
         start_timeout: float | None = None,
         ordered: bool = True,
         describe: Callable[[Any], str] = _number,
+        locate: Callable[[Any], str] | None = None,
         crashes: CrashPolicy = CrashPolicy(),  # noqa: B008 - it is frozen
         owner: str = "engine",
     ) -> None:
@@ -325,21 +337,21 @@ class Engine(Owned):
                 ordered=ordered,
                 reason_to_skip=crashes.reason_to_skip,
             )
-            self._launch(leases, workers, deadline=deadline, start_timeout=start_timeout)
-
-    def _launch(
-        self, leases: Leases, workers: int, *, deadline: float | None, start_timeout: float | None
-    ) -> None:
-        sent = self._sent = SentWork(self._work)
-        ring = SlotRing(self._layout, self._slots)
-        begin = partial(start, ring=ring, status_table=self._status_table, work=sent)
-        dispatcher = Dispatcher(
-            begin, leases, ring, self._status_table, deadline=deadline, start_timeout=start_timeout
-        )
-        # multiprocessing's Finalize, because it runs before multiprocessing terminates its remaining children
-        Finalize(self, dispatcher.close, exitpriority=10)
-        dispatcher.launch(workers)
-        self._ring, self._dispatcher = ring, dispatcher
+            sent = self._sent = SentWork(self._work)
+            ring = SlotRing(self._layout, self._slots)
+            dispatcher = Dispatcher(
+                partial(start, ring=ring, status_table=self._status_table, work=sent),
+                leases,
+                ring,
+                self._status_table,
+                deadline=deadline,
+                start_timeout=start_timeout,
+                locate=locate or describe,
+            )
+            # Finalize of multiprocessing, because it runs before multiprocessing ends its remaining children
+            Finalize(self, dispatcher.close, exitpriority=10)
+            dispatcher.launch(workers)
+            self._ring, self._dispatcher = ring, dispatcher
 
     def run(self, plans: Iterable[Plan]) -> Iterator[EngineBatch]:
         """Yield one batch per plan (an array of items, at most a slot's rows), in the plans' order.

@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -138,6 +139,11 @@ class Leases:
     def held(self, worker: int) -> int:
         """Number of leases that the worker holds."""
         return len(self._held[worker])
+
+    def item(self, worker: int, lease_id: int, row: int) -> Any:
+        """Return the item at ``row`` of a lease that the worker holds; None for any other."""
+        lease = self._held[worker].get(lease_id)
+        return lease.items[row] if lease and row < len(lease.items) else None
 
     def take(self, worker: int) -> Lease | None:
         """Give the worker the most urgent lease that no worker holds, unless it holds enough.

@@ -33,6 +33,7 @@ from shardprep.loaders.loader.options import (
     described,
     key_of,
     layout_of,
+    located,
     mean_bytes,
     place_of,
     plan_of,
@@ -261,6 +262,7 @@ class Loader(Owned, ReplayableLoader):
                 slots=slots,
                 deadline=deadline,
                 describe=described,
+                locate=located,
                 owner="Loader",
                 crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
             )

@@ -339,6 +339,11 @@ def described(item: Any) -> str:
     return str(item["key"], errors="replace")
 
 
+def located(item: Any) -> str:
+    """The key, number and shard of an item that is given to a worker."""
+    return f"{described(item)} (record {item['number']}, shard {item['shard']})"
+
+
 class WantedColumns(NamedTuple):
     """The columns that are read, in order; ``names`` also has "image" where that is read.
 

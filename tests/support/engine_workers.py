@@ -74,6 +74,11 @@ def nap(item: int) -> None:
     time.sleep(0.0005)
 
 
+def wait_for(file: Path, item: int) -> None:
+    while not file.exists():
+        time.sleep(0.01)
+
+
 def sleep_for_ever(item: int) -> None:
     time.sleep(3600)
 

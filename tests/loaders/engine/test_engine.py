@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,8 @@ import pytest
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.batches.slots import SlotsHeld
-from shardprep.loaders.engine.dispatcher import CrashPolicy
+from shardprep.loaders.engine import dispatcher
+from shardprep.loaders.engine.dispatcher import CrashPolicy, SlowRecord
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, Items, RowTask, WorkFailed
 from support import engine_workers
@@ -260,6 +263,29 @@ def test_a_row_that_ends_every_worker_is_named_after_the_batches_before_it(
             next(run)
 
     assert caught.value.key == "record 25"
+
+
+@pytest.mark.parametrize(("deadline", "advice"), [(None, "pass deadline= to"), (60, "replaced after 60 s")])
+def test_a_row_that_takes_long_is_named_in_one_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deadline: float | None, advice: str
+) -> None:
+    monkeypatch.setattr(dispatcher, "SLOW_ROW_S", 0.2)
+    go_on = tmp_path / "go on"
+    work = Writing({25: partial(engine_workers.wait_for, go_on)})
+    with Engine(
+        work, layout(10), workers=2, deadline=deadline, describe=str, locate="record {}".format
+    ) as engine:
+        run = engine.run(plans_of(50, 10))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert [next(run).number, next(run).number] == [0, 1]
+            until(lambda: bool(caught))
+            go_on.touch()
+            assert [batch.number for batch in run] == [2, 3, 4]
+
+    assert [one.category for one in caught] == [SlowRecord]
+    assert "on record 25; " in str(caught[0].message)
+    assert advice in str(caught[0].message)
 
 
 @pytest.mark.torture
