@@ -27,15 +27,16 @@ THIS, OTHER = "this", "other"
 class ShownRecord:
     """A record as a page names it.
 
-    ``dataset`` is "this", or "other" of a comparison; ``record`` its number, ``key`` and ``label`` its own,
-    and ``class_name`` that of the label, None without one. ``width``, ``height`` (pixels) and ``bytes`` are
-    the image's. ``note`` says more, such as why it is damaged."""
+    ``dataset`` is "this", or "other" of a comparison; ``record`` its number, ``key`` and ``label`` its own.
+    ``class_name`` and ``class_words`` are those of the label, None without. ``width``, ``height`` (pixels)
+    and ``bytes`` are the image's. ``note`` says more, such as why it is damaged."""
 
     dataset: str
     record: int
     key: str
     label: int
     class_name: str | None
+    class_words: str | None
     width: int
     height: int
     bytes: int
@@ -94,12 +95,14 @@ class RecordNames:
         dataset = self.datasets[0 if which == THIS else 1]
         row = dataset.index[record]
         label = int(row["label"])
+        its_class = dataset.manifest.labels.classes[label] if label >= 0 else None
         return ShownRecord(
             dataset=which,
             record=record,
             key=row["key"].decode("utf-8", "replace"),
             label=label,
-            class_name=dataset.manifest.labels.classes[label].name if label >= 0 else None,
+            class_name=its_class.name if its_class else None,
+            class_words=its_class.words if its_class else None,
             width=int(row["width"]),
             height=int(row["height"]),
             bytes=int(row["length"]),

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
+from importlib.metadata import version
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,14 +23,16 @@ from shardprep.formats.runtime.sizes import count_of, size as size_text
 MOST_IN_NAME = 80  # characters of a name in a page; the rest is in its tooltip, as far as that is bounded
 
 
-def shown_name(text: object, most: int = MOST_IN_NAME) -> Markup:
-    """Return a name from a file as HTML: printable, bounded, isolated from the direction of the text around.
+def shown_name(text: object, most: int = MOST_IN_NAME, *, breaks: bool = False) -> Markup:
+    """Return a name from a file as HTML: printable, bounded, isolated from the text direction around it.
+
+    With ``breaks`` its lines break after a slash.
 
     A longer name has up to 1,000 characters in its tooltip.
     """
     whole, short = printable(str(text)), printable(str(text), most)
     tip = Markup(' title="{}"').format(whole) if whole != short else ""
-    return Markup("<bdi{}>{}</bdi>").format(tip, short)
+    return Markup("<bdi{}>{}</bdi>").format(tip, Markup("/<wbr>").join(short.split("/")) if breaks else short)
 
 
 def shown_number(value: float) -> str:
@@ -338,7 +341,8 @@ def page(template: str, *, title: str, **values: Any) -> str:
     )
     css = Markup(style)  # noqa: S704 - the package's own file
     template_of = _environment().get_template(f"{template}.html")
-    return template_of.render(title=title, style=css, policy=policy, **values)
+    made_by = f"shardprep {version('shardprep')}"
+    return template_of.render(title=title, style=css, policy=policy, made_by=made_by, **values)
 
 
 @cache

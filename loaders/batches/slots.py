@@ -203,8 +203,8 @@ class SlotRing(Inheritable):
             return True
         if not (self.copied or self.layout.sparse):
             warnings.warn(
-                f"{len(self._held)} batches are held, the most that {self.slots} slots allow: further batches are "
-                "copied until some are dropped. To hold more, raise `slots`.",
+                f"{len(self._held)} batches are held, the most that {self.slots} slots allow, so further "
+                "batches are copied until some are dropped. To hold more, raise `slots`.",
                 SlotsHeld,
                 stacklevel=2,
             )

@@ -35,8 +35,8 @@ def unmasked(part: Any) -> npt.NDArray[Any]:
     """Return a part of a record as an array. Raises UsageError for a masked one, whose mask would be lost."""
     if is_masked(part):
         raise UsageError(
-            "a masked array would lose its mask in a batch: give its filled(value), and np.ma.getmaskarray() of it "
-            "as another part"
+            "a masked array would lose its mask in a batch: give filled(value), and np.ma.getmaskarray() as "
+            "another part"
         )
     return np.asarray(part)
 

@@ -201,7 +201,7 @@ class Mix(Combined):
             )
         if self.weights is None and not all(node.length.is_exact for node in self.nodes):
             lengths = ", ".join(str(node.length) for node in self.nodes)
-            raise UsageError(f"mix() needs weights where lengths are not exact; these are: {lengths}")
+            raise UsageError(f"mix() needs weights where lengths are not exact; the lengths are {lengths}")
 
     def run(self, now: PassContext) -> Iterator[Any]:
         left, cost = self._left(), self.weights is None

@@ -55,7 +55,7 @@ class ItemFetch:
         manifest = dataset.manifest
         form = ItemForm.of_manifest(manifest.source)
         if form is None or form.columns != manifest.schema.names:
-            raise ManifestDamaged("says of its items what its columns do not have", path=dataset.path)
+            raise ManifestDamaged("describes its items by columns that it does not have", path=dataset.path)
         columns = manifest.columns.entries if manifest.columns else ()
         labels = (*_labels(form, dataset.classes), -1)
         files = FileSource.of(dataset)
@@ -178,7 +178,8 @@ class FromDataset(Fetched):
         if columns is None and _has_items(dataset):
             if with_keys or label_space != SPACES[0]:
                 raise UsageError(
-                    "has items of the form they were saved in: leave out with_keys and labels, or name the columns",
+                    "has items in the form they were saved in: leave out with_keys and labels, or name the "
+                    "columns",
                     path=path,
                 )
             cls = SavedItems

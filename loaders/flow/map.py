@@ -179,15 +179,13 @@ def _record_of(item: Any) -> Record:
         if isinstance(image, dict):
             return _record_of_values(image | {"label": label})
         return Record("", int(label), image)
-    raise UsageError(
-        f"a transform is for items of (image, label), or for dicts, not for a {type(item).__name__}"
-    )
+    raise UsageError(f"a transform needs items of (image, label), or dicts, not a {type(item).__name__}")
 
 
 def _record_of_values(values: dict[str, Any]) -> Record:
     label = values.get("label", UNLABELLED)
     if isinstance(label, str):
-        raise UsageError("a transform needs labels as numbers: from_dataset(path, columns=...) has them")
+        raise UsageError("a transform needs labels as numbers, which from_dataset(path, columns=...) gives")
     columns = {name: value for name, value in values.items() if name not in RESERVED}
     record = Record(values.get("key", ""), int(label), values.get("image", b""))
     return ColumnRecord.of(record, columns) if columns else record
@@ -231,7 +229,7 @@ class Select(PerItem):
             _check(component)
         names = {component for component in self.components if isinstance(component, str)}
         if not self.components or (names and len(names) < len(self.components)):
-            raise UsageError(f"select takes numbers, or names, of which each once, not {self.components}")
+            raise UsageError(f"select takes numbers or names, each once, not {self.components}")
 
     @property
     def label(self) -> str:

@@ -58,7 +58,7 @@ class Length:
     def items(self) -> int:
         """The exact number of items. Raises UsageError where it is not known."""
         if not self.is_exact:
-            raise UsageError(f"the length of this flow is {self}, and an exact one is needed here")
+            raise UsageError(f"the length of this flow is {self}, but an exact one is needed here")
         return int(self.count)
 
     def filtered(self) -> Length:
@@ -169,7 +169,7 @@ class Node(ABC):
 
         ``numbers`` may be drawn some items ahead of the yielded item. Raises UsageError unless ``can_pick``.
         """
-        raise UsageError(f"items of {type(self).__name__} cannot be had by number, in any order")
+        raise UsageError(f"items of {type(self).__name__} cannot be picked by number")
 
     @property
     def never_change(self) -> bool:

@@ -347,7 +347,7 @@ class Function:
     def __post_init__(self) -> None:
         if not callable(self.call):
             raise UsageError(
-                f"a {type(self.call).__name__} cannot be called: give a function, not what it returns"
+                f"a {type(self.call).__name__} cannot be called: give a function, not its result"
             )
 
     def __call__(self, *arguments: Any) -> Any:

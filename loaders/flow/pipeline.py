@@ -83,8 +83,8 @@ def check_place(node: Node, place: FlowPlace) -> None:
     """Raise UsageError where a pass cannot begin at this place."""
     if place.items and not node.can_pick:
         raise UsageError(
-            f"{_first_without_numbers(node).label} has no items by number, so that this flow goes on at the beginning "
-            "of a pass only: take its state between two passes"
+            f"{_first_without_numbers(node).label} has no items by number, so this flow can only continue at "
+            "the beginning of a pass: take its state between two passes"
         )
     if place.items and place.items > node.length.items:
         raise UsageError(f"not the state of this flow: a pass has {node.length}, and not {place.items} items")
@@ -112,7 +112,7 @@ def _check_structure(node: Node, structure: object) -> None:
     for here, there in zip_longest(structure_of(node), structure):
         if here != there:
             raise UsageError(
-                f"the state is of another flow: it has {_quoted(there)} where this one has {_quoted(here)}"
+                f"the state is from another flow: it has {_quoted(there)} where this one has {_quoted(here)}"
             )
 
 

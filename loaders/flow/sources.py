@@ -38,8 +38,8 @@ def from_iterable(items: Iterable[Any]) -> Node:
     """Return the source for these items. Raises UsageError for an iterator or an object without items."""
     if isinstance(items, Iterator):
         raise UsageError(
-            f"a {type(items).__name__} is an iterator, which has only one pass: give Flow.from_callable a function "
-            "that returns a new one (a generator function works), or Flow.from_iterable a list"
+            f"a {type(items).__name__} is an iterator, which has only one pass: give Flow.from_callable a "
+            "function that returns a new one (such as a generator function), or Flow.from_iterable a list"
         )
     if isinstance(items, str | bytes | bytearray | Mapping):
         raise UsageError(f"a {type(items).__name__} is one item, not several; give a list of items")
@@ -182,8 +182,8 @@ class _LastIterator:
     def replace(self, items: Iterable[Any], name: str) -> None:
         if items is self._items:
             raise UsageError(
-                f"{name} returned the same iterator as in the pass before, and an iterator has only one pass: "
-                "return a new one each time"
+                f"{name} returned the same iterator as in the pass before, but an iterator has only one "
+                "pass: return a new one each time"
             )
         self._items = items if isinstance(items, Iterator) else None
 
@@ -290,7 +290,7 @@ class FromFiles(Fetched):
         loose = [file.path for file in walk.files() if file.path.lower().endswith(endings)]
         if loose and labels is None:
             raise UsageError(
-                "lies in no class folder; move it into one, or give labels=", path=top / loose[0]
+                "is not in a class folder; move it into one, or give labels=", path=top / loose[0]
             )
         classes = walk.folders()
         found = (f"{name}/{file.path}" for name in classes for file in walk.files_below(name))
@@ -337,16 +337,14 @@ class FromFiles(Fetched):
 def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, ...]:
     """Return the given labels of files. Raises UsageError unless there is one for each."""
     if not isinstance(labels, Sized):
-        raise UsageError(f"labels= has a label for each file, and not {labels!r}")
+        raise UsageError(f"labels= must have a label for each file, not {labels!r}")
     if isinstance(labels, Mapping):
         if missing := [path for path in paths if path not in labels]:
             raise UsageError(
                 f"{len(missing):,} files have no label in labels=, such as {missing[0]}", path=folder
             )
         if more := labels.keys() - set(paths):
-            raise UsageError(
-                f"{len(more):,} files of labels= are not there, such as {min(more)}", path=folder
-            )
+            raise UsageError(f"{len(more):,} files of labels= do not exist, such as {min(more)}", path=folder)
         labels = [labels[path] for path in paths]
     if len(labels) != len(paths):
         raise UsageError(f"has {len(paths):,} files, and labels= has {len(labels):,}", path=folder)

@@ -36,12 +36,12 @@ from shardprep.loaders.loader.stats import (
 )
 
 HAND_OVER = "hand-over"
-STEP_ADVICE = "your step is slower than the data; there is nothing to gain in the flow"
+STEP_ADVICE = "your step is slower than the data; a faster flow would gain nothing"
 HAND_OVER_ADVICE = f"the steps between items take the time; make batches larger{OR_PREFETCH}"
-MAIN_ADVICE = f"it runs in the thread that draws items; give a map threads= or processes={OR_PREFETCH}"
+MAIN_ADVICE = f"it runs in the thread that draws items; give map() threads= or processes={OR_PREFETCH}"
 POOL_ADVICE = "more threads help where the function waits or releases the interpreter's lock, else processes="
-THREAD_ADVICE = "the steps before prefetch() share its one thread; give a map threads= or processes="
-PROCESS_ADVICE = "the steps before in_process() share its one process; a map with processes= uses several"
+THREAD_ADVICE = "the steps before prefetch() share one thread; give map() threads= or processes="
+PROCESS_ADVICE = "the steps before in_process() share one process; map() with processes= uses several"
 
 MAIN: NodePlace = (), -1
 COUNTS = ("passes", "items", "rows", "timed", "elapsed", "warming", "drawing")
@@ -218,7 +218,7 @@ class FlowStats(ShownStats):
         return f"<FlowStats: {self.rows:,} {self.unit} in {self.passes:,} passes{limit}>"
 
     def __str__(self) -> str:
-        return str(self.verdict or "nothing is known before a pass's second item; make batches smaller")
+        return str(self.verdict or "nothing is known before the second item of a pass; make batches smaller")
 
 
 def _seconds(loads: Iterable[StageLoad]) -> float:

@@ -67,7 +67,7 @@ class Batch(Step):
         """Return the step. Raises UsageError."""
         _check(remainder, get_args(Remainder))
         if as_list and remainder == "pad":
-            raise UsageError("lists are not padded: leave out as_list, or keep or drop the remainder")
+            raise UsageError("lists cannot be padded: leave out as_list, or keep or drop the remainder")
         return cls(source, checked_int(size, "a batch size", least=1), remainder, as_list)
 
     @property

@@ -43,14 +43,15 @@ def _leaves(signature: Any, batch: Any) -> Iterator[Any]:
     if isinstance(signature, Mapping):
         if not isinstance(batch, Mapping) or batch.keys() != signature.keys():
             raise UsageError(
-                f"a batch should be a dict of {sorted(signature)}, and is {_form(batch)}; fix it or the signature"
+                f"a batch should be a dict of {sorted(signature)}, but is {_form(batch)}; fix it or the "
+                "signature"
             )
         for name, part in signature.items():
             yield from _leaves(part, batch[name])
     elif isinstance(signature, tuple | list):
         if not isinstance(batch, tuple | list) or len(batch) != len(signature):
             raise UsageError(
-                f"a batch should have {len(signature)} parts, and is {_form(batch)}; fix it or the signature"
+                f"a batch should have {len(signature)} parts, but is {_form(batch)}; fix it or the signature"
             )
         for part, value in zip(signature, batch, strict=True):
             yield from _leaves(part, value)
@@ -115,8 +116,8 @@ def _refuse_lists(part: Any, name: str | None = None) -> None:
     elif isinstance(part, JsonValues) or (isinstance(part, list) and not _is_rows(part)):
         if name is not None:
             raise UsageError(
-                f"{name!r} is a list of {type(part[0]).__name__} that is no tensor: leave it out with the "
-                "Loader's columns=, or make arrays of one shape of it in a transform"
+                f"{name!r} is a list of {type(part[0]).__name__}, which cannot be a tensor: leave it out "
+                "with the Loader's columns=, or turn it into arrays of one shape in a transform"
             )
         raise UsageError(
             "results of the transform differ in shape or dtype, or are no arrays: pad or crop them to one shape"
@@ -161,7 +162,9 @@ def _spec_of(part: Any) -> Any:
         return tf.TensorSpec([None], tf.string)
     array = np.asarray(part)
     if array.dtype.hasobject or array.dtype.fields is not None:
-        raise UsageError(f"a part of the first batch is {type(part).__name__}, no array; give a signature")
+        raise UsageError(
+            f"a part of the first batch is {type(part).__name__}, not an array; give a signature"
+        )
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], tf.as_dtype(array.dtype))
 
 
@@ -268,7 +271,7 @@ def _as_array(part: Any, spec: Any) -> npt.NDArray[Any]:
         return np.asarray(part)
     except ValueError as error:
         raise UsageError(
-            f"a batch has {type(part).__name__} that is no array ({error}) where its signature says "
+            f"a batch has {type(part).__name__} that is not an array ({error}) where its signature says "
             f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
         ) from error
 
@@ -305,7 +308,7 @@ def _as_wide(array: npt.NDArray[Any], spec: Any) -> npt.NDArray[Any]:
     wide = array.astype(dtype)
     if not np.array_equal(wide, array) and not (array.dtype.kind == dtype.kind == "f"):
         raise UsageError(
-            f"a batch has numbers that are no {dtype.name}, which its signature says; fix it or the signature"
+            f"a batch has numbers that are not {dtype.name}, as its signature says; fix it or the signature"
         )
     return wide
 

@@ -179,7 +179,7 @@ class TensorInput(Input):
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("this input has no end; give it a length")
+            raise TypeError("this input is endless; give it a length")
         return self._length
 
     @property

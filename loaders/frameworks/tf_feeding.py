@@ -226,7 +226,7 @@ class Feeder(Owned):
     def _check_seen(self) -> None:
         if self.unseen:
             raise UsageError(
-                "batches that a graph dequeues are not seen; iterate the input in Python to know its state"
+                "batches dequeued by a graph are not counted; iterate the input in Python to know its state"
             )
 
     def _request_pass(self) -> None:

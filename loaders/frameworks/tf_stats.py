@@ -23,7 +23,7 @@ from shardprep.loaders.loader.stats import (
 )
 
 STARVED_SHARE = 0.5  # share of batches put into an empty queue, above which a graph's steps count as starved
-SOURCE_ADVICE = "the source is slow; what takes its time is unknown here"
+SOURCE_ADVICE = "the source is slow; where it spends its time is unknown here"
 STAGES = {"StagingInput": "staging"}
 QUEUE = "TensorFlow queue"
 COUNTS = (
@@ -83,7 +83,7 @@ def _limit_of(stats: InputStats, images: float) -> tuple[str, float, str]:
     in_graph = stats.source is not None and stats.source.unseen  # then this thread handles no batches
     if stats.fetching <= stats.converting and not in_graph:
         working = rate_of(stats.converting / _drawn(stats) / images)
-        return stage_of(stats), working, "its thread is busy copying; give it arrays that start on 64 bytes"
+        return stage_of(stats), working, "its thread is busy copying; give it arrays aligned to 64 bytes"
     if stats.source is not None:
         return _limit_of(stats.source, images)
     if stats.loader is not None and (found := stats.loader.of_workers()) is not None:

@@ -437,7 +437,7 @@ class ShardFeed(LocalShards, Owned):
         has = f"the disk has room for {room:,} bytes" if is_full else f"cache_limit is {room:,} bytes"
         advice = "make room on it, choose another disk" if is_full else f"give at least cache_limit={least}"
         return CacheTooSmall(
-            f"{has}, and the batches in this order need {least:,} at once; {advice}, or {self._instead()}",
+            f"{has}, but the batches in this order need {least:,} at once; {advice}, or {self._instead()}",
             path=self._cache.folder.path,
             needed=least,
         )

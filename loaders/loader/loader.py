@@ -177,8 +177,8 @@ class Loader(Owned, ReplayableLoader):
 
     dataset: Dataset | Collection
     instead = (
-        "pass the path and the options to where the Loader is needed, and make it there; for PyTorch, write "
-        "DataLoader(to_torch(it), batch_size=None) without num_workers"
+        "pass the path and the options, and make a Loader where it is needed; for PyTorch, write "
+        "DataLoader(to_torch(loader), batch_size=None) without num_workers"
     )
 
     def __init__(

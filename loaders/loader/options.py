@@ -82,7 +82,7 @@ class Subset:
         if classes is not None:
             mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
         if not mask.any():
-            raise UsageError("records= and classes= choose no record of the dataset")
+            raise UsageError("records= and classes= select no record of the dataset")
         return cls(dataset, None if mask.all() else np.flatnonzero(mask), weights)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""A step that was made again, its pictures, and where two runs part."""
+"""A step that was made again, its pictures, and where two runs diverge."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Pictu
     first = batch[0]
     if isinstance(first, dict):
         if IMAGE not in first:
-            raise UsageError("the batch has no images, of which a sheet could be made")
+            raise UsageError("the batch has no images to make a sheet of")
         first = first[IMAGE]
     return [_picture(image, transform) for image in first]
 

@@ -56,7 +56,9 @@ class ChosenRecords:
     def given(self) -> Records:
         """Return the record numbers, int64. Raises UsageError where they are not listed."""
         if self.numbers is None:
-            raise UsageError(f"the run chose {self.count} records, which its card does not list; give them")
+            raise UsageError(
+                f"the run used a subset of {self.count} records that its card does not list; give the subset"
+            )
         return np.array(self.numbers, np.int64)
 
     def to_json(self) -> dict[str, Any]:
@@ -519,7 +521,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-TRANSFORM_ADVICE = 'go on with this one by load_state_dict(state, transform="changed")'
+TRANSFORM_ADVICE = 'continue with this one by load_state_dict(state, transform="changed")'
 Resumed = Literal["same", "changed"]
 """What a state is loaded for: the transform that it was taken with, or any."""
 
@@ -549,11 +551,12 @@ def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transfo
         found = [_difference(*each) for each in zip_longest(there, here)]  # type: ignore[call-overload]
     except (TypeError, KeyError, ValueError) as error:
         raise UsageError(
-            f"the state's transform is none of this version's ({error}); {TRANSFORM_ADVICE}"
+            f"the state's transform does not exist in this version ({error}); {TRANSFORM_ADVICE}"
         ) from error
     for one, other in filter(None, found):
         raise UsageError(
-            f"the state is of another transform: it has {one} where this one has {other}; use the same one, or {TRANSFORM_ADVICE}"
+            f"the state is from another transform: it has {one} where this one has {other}; use the same "
+            f"one, or {TRANSFORM_ADVICE}"
         )
 
 
@@ -576,7 +579,7 @@ def _transform_digest(transform: Transform, *without: type) -> str | None:
 
 
 LARGEST_STATE = 16 << 20  # bytes; the skipped records make it long
-CARD_ADVICE = "a state is loader.state_dict(), written as JSON"
+CARD_ADVICE = "a state is loader.state_dict() written as JSON"
 
 
 @dataclass(frozen=True)
@@ -619,7 +622,9 @@ class RecordedRun:
             place = StatePlace(*(natural(value[name]) for name in ("epoch", "start", "place")))
             card = RunCard.from_json(value["card"])
         except (KeyError, TypeError, ValueError) as error:
-            reason = "has no card, as those of older releases" if _is_state(value) else "is no loader's state"
+            reason = (
+                "has no card, as those of older releases" if _is_state(value) else "is not a loader's state"
+            )
             raise DataError(f"{reason}; {CARD_ADVICE}", path=file) from error
         except (DataError, UnknownVersion) as error:
             raise type(error)(f"its card {error.message}", path=file) from error

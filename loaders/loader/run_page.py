@@ -187,7 +187,7 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
     chart = line_chart(
         runs, title=f"Rate by {option}", x=option, y="images/s", dotted=True, mark=(knee, "enough")
     )
-    return {"text": f"{text}{less}; a greater number adds little or nothing.", "chart": chart}
+    return {"text": f"{text}{less}; more adds little or nothing.", "chart": chart}
 
 
 def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part | None:
@@ -210,7 +210,7 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
         ]
     if len(rows) < 2:
         return None
-    chart = bars(rows, title="Encoded images that are read", axis="bytes per second", show=_rate)
+    chart = bars(rows, title="Encoded images read", axis="bytes per second", show=_rate)
     return {"text": text_in(against["sentence"]) if against else "", "chart": chart}
 
 
@@ -246,14 +246,12 @@ def course_charts(run: RunValues) -> list[Markup]:
     queue = [part.ready for part in parts]
     return [
         line_chart(list(zip(times, rates, strict=True)), title="Rate", x=SECONDS, y=f"{run.unit}/s"),
-        line_chart(
-            list(zip(times, queue, strict=True)), title="Queue", x=SECONDS, y="batches that are ready"
-        ),
+        line_chart(list(zip(times, queue, strict=True)), title="Queue", x=SECONDS, y="batches ready"),
         line_chart(
             list(zip(times, waits, strict=True)),
-            title="Waiting of the step",
+            title="Time the step waits",
             x=SECONDS,
-            y="share of the time",
+            y="share of time",
             show_y=shown_share,
         ),
     ]

@@ -83,7 +83,7 @@ class ContactSheet:
         """The records of the step with their pictures; None for one that was skipped."""
         if len(self.replayed.records) > MOST:
             raise UsageError(
-                f"a sheet has at most {MOST} pictures, and the step {len(self.replayed.records)}"
+                f"a sheet has at most {MOST} pictures, but the step has {len(self.replayed.records)}"
             )
         pictures = iter(pictures_of(self.replayed.batch, self.transform))
         return [

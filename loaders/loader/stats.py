@@ -28,11 +28,11 @@ STORAGE = "storage"
 
 Place = Literal["worker", "main", "thread"]
 
-OR_PREFETCH = ", or, where your step draws them itself, add prefetch()"  # an input's thread draws for it
-STEP_ADVICE = "your step is slower than the data; there is nothing to gain in the loader"
+OR_PREFETCH = ", or add prefetch() if your step draws them itself"  # an input's thread draws for it
+STEP_ADVICE = "your step is slower than the data; a faster loader would gain nothing"
 _MAIN_ADVICE = {
     True: STEP_ADVICE,
-    False: "the main process is busy handing batches over; make batches larger",
+    False: "the main process is busy passing batches on; make batches larger",
 }
 
 
@@ -159,7 +159,7 @@ class PipelineTimes:
     def advice(self, slowest: StageLoad, rate: float) -> str:
         """Return what helps where this stage of the workers limits, at that rate."""
         if not self.workers:
-            return "all of it runs in the thread that draws batches; set workers to 1 or more"
+            return "everything runs in the thread that draws batches; set workers to 1 or more"
         asleep = self.filling - self.cpu - self.queued
         if asleep > max(self.cpu, self.queued):
             if slowest.name == "read":
@@ -176,8 +176,8 @@ class PipelineTimes:
         enough = self._workers_for_all_cpus()
         if self.workers >= enough:
             return (
-                f"all {self.cpus} CPUs are in use, more workers do not help; "
-                f"more or faster CPUs do, or senders on other machines{self._smaller_part(slowest)}"
+                f"all {self.cpus} CPUs are in use, so more workers do not help; more or faster CPUs do, or "
+                f"senders on other machines{self._smaller_part(slowest)}"
             )
         return (
             f"more workers help: {enough} instead of {self.workers} would reach "
@@ -188,7 +188,7 @@ class PipelineTimes:
         """Say what lessens the work of decoding, where it can be."""
         if slowest.name != "decode" or self.crop_ready is None or self.crop_ready >= MOST_CROP_READY:
             return ""
-        return "; of JPEGs in shards made with prep convert --crop-ready only a training crop is decoded"
+        return "; in shards made with prep convert --crop-ready only the training crop of a JPEG is decoded"
 
     def _workers_for_all_cpus(self) -> int:
         """Number of workers that use all CPUs; more than CPUs if a worker computes only part of the time."""

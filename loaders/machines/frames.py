@@ -433,7 +433,8 @@ class ReceiverLink(Owned, ABC):
             with suppress(FrameDamaged):
                 self._handle(message, read_head(message.parts[0]))
         raise OperationError(
-            f"{self._endpoint}: what listens there sends more messages than a receiver does; is the address right?"
+            f"{self._endpoint}: the peer there sends more messages than a receiver would; is the address "
+            "right?"
         )
 
     def _await(self, holds: Callable[[], bool], timeout_s: float = math.inf) -> bool:

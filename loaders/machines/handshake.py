@@ -172,7 +172,7 @@ class ReceiverAuth(Owned):
             except ShardprepError as error:
                 if self._names:
                     error.message += (
-                        "; until then the old allow-list is used (close the receiver to refuse all)"
+                        "; until then the old allow-list applies (close the receiver to refuse all)"
                     )
                 raise
             self._names = {fingerprint(public): name for public, name in allowed.items()}
@@ -350,7 +350,7 @@ class SenderAuth:
             self._count_refusal(value)
         elif event == zmq.EVENT_DISCONNECTED:
             if not self.is_made and not self._is_explained:
-                raise self._wrong_receiver("what listens there is not a receiver; is the address right?")
+                raise self._wrong_receiver("the peer there is not a receiver; is the address right?")
             self.is_made = False
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:

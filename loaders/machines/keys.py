@@ -67,7 +67,7 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
     secret_file, public_file = (_beside(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
     for file in (secret_file, public_file):
         if not overwrite and os.path.lexists(file):
-            raise UsageError("is there already; choose another name, or overwrite it (--force)", path=file)
+            raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
     public, secret = zmq.curve_keypair()
     halves = [f'    public-key = "{public.decode()}"', f'    secret-key = "{secret.decode()}"']
     _write(secret_file, PRIVATE_NOTE, halves, mode=0o600, overwrite=overwrite)
@@ -106,7 +106,7 @@ def load_public(path: AnyPath) -> bytes:
     if "secret" in keys:
         raise UsageError(
             f"has a secret key, which must not leave its machine; put the file that ends in {PUBLIC_SUFFIX} "
-            "here, and make new keys if this one was copied to another machine",
+            "here instead, and make new keys if this one was copied to another machine",
             path=file,
         )
     if "public" not in keys:

@@ -267,7 +267,7 @@ class Reception(Owned):
         if self.senders.is_dropped(message.peer):
             return
         if message.parts and not self._auth.admits(message.user):
-            self._drop(message.peer, "its key is not in the allow-list any more")
+            self._drop(message.peer, "its key is no longer in the allow-list")
             return
         try:
             head = read_head(message.parts[0] if message.parts else b"")
@@ -280,11 +280,11 @@ class Reception(Owned):
         except FrameDamaged as error:
             self._rejected += 1
             if self.senders.count_bad(message.peer):
-                self._drop(message.peer, f"{MAX_BAD_FRAMES} frames of it were bad; the last one: {error}")
+                self._drop(message.peer, f"it sent {MAX_BAD_FRAMES} bad frames; the last one: {error}")
 
     def _handle_hello(self, message: Message, head: Head) -> None:
         if head.number != VERSION:
-            self._drop(message.peer, f"it uses version {head.number} of the protocol, and not {VERSION}")
+            self._drop(message.peer, f"it uses version {head.number} of the protocol, not {VERSION}")
             return
         hello = Hello.read(head)
         if message.peer in self.senders.present:

@@ -283,7 +283,7 @@ class Served(Owned, ABC):
 def served(source: EpochLoader | Flow, identity: str | None) -> Served:
     """Return the source as Served. Raises UsageError for a source that cannot be served."""
     if identity == "":
-        raise UsageError("identity='' would be equal for all sources; leave it out, or give a text")
+        raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
     if isinstance(source, EpochLoader):
         return ServedLoader(source, identity)
     if isinstance(source, Flow) and source.parts > 1:
@@ -303,7 +303,7 @@ class ServedLoader(Served):
         own = loader.identity if identity is None else {"identity": identity}
         state = loader.state_dict()
         if state["world_size"] != 1:
-            raise UsageError("only a Loader of the whole dataset can be served: give it rank=0, world_size=1")
+            raise UsageError("only a Loader of the whole dataset can be served; give it rank=0, world_size=1")
         self._loader = loader
         self.max_in_flight = min(MAX_IN_FLIGHT, loader.most_held - 1)
         facts = own | {"dataset": state["dataset"]}

@@ -306,8 +306,9 @@ class LoaderSpeed:
         if not self.is_too_short:
             return str(self.stats)
         return (
-            f"Too short to tell what limits: {self.images:,} images in {self.seconds:.1f} s are fewer than "
-            f"{MIN_FULL_BATCHES} batches of {self.batch_size:,}; measure longer, or make batches smaller."
+            f"The run is too short to tell what limits it: {self.images:,} images in {self.seconds:.1f} s "
+            f"are fewer than {MIN_FULL_BATCHES} batches of {self.batch_size:,}; measure longer, or make "
+            "batches smaller."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -369,7 +370,7 @@ class AgainstDisk:
             return f"The loader delivers {delivered}; the rate of cold reads from this disk is not known."
         reads = f"this disk reads {self.cold / 1e6:,.0f} MB/s cold"
         if not self.limit:
-            return f"The loader delivers {delivered}, what limits it is not known; {reads}."
+            return f"The loader delivers {delivered}; what limits it is not known; {reads}."
         if self.limit != "read":
             enough = "which is enough" if self.cold > self.delivered else "which would limit a cold epoch"
             return f"Not disk-bound: the loader delivers {delivered}; {reads}, {enough}."
@@ -443,7 +444,7 @@ def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
     """Return the probe, without what it would say if one of the runs behind it was too short."""
     if not any(speed.is_too_short for speed in speeds):
         return run
-    return replace(run, sentence="too short a run, which says nothing: measure longer", confirms=None)
+    return replace(run, sentence="the run is too short to tell: measure longer", confirms=None)
 
 
 @dataclass(frozen=True)
@@ -460,7 +461,7 @@ class _Measured:
         """Expected: faster than the loader, unless messages and memory limit."""
         faster = rate > FASTER * self.speed.images_per_second
         costs = "so that does not take the time" if faster else "so that takes the time"
-        sentence = f"handing over batches without work {rate:,.0f} images/s, {costs}"
+        sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
         return Probe("hand-over", rate, sentence, faster != (self.limit in TRANSPORT_STAGES))
 
     def encoded(self, rate: float) -> Probe:
@@ -480,7 +481,7 @@ class _Measured:
         """Expected: faster from the page cache if reading limits and the shards were not in it before."""
         was, cached, rate = first.page_cache.before, second.page_cache.before, second.images_per_second
         if cached is None or cached < IN_MEMORY:
-            why = "which says nothing about the storage: the shards are not all in memory"
+            why = "which says nothing about the storage, because not all shards are in memory"
         elif was is not None and was > IN_MEMORY:
             why = "from memory as before: the storage was not read"
         elif rate > FASTER * first.images_per_second:

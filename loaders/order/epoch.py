@@ -169,9 +169,9 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
     differing = [name for name, value in plan.identity().items() if state.get(name) != value]
     if differing:
-        hint = " (records= and classes= count, too)" if "dataset" in differing else ""
+        hint = " (records= and classes= count as well)" if "dataset" in differing else ""
         raise UsageError(
-            f"the state is of a loader with another {' and '.join(differing)}; use the same{hint}"
+            f"the state is from a loader with another {' and '.join(differing)}; use the same{hint}"
         )
     numbers: dict[str, Any] = {name: state.get(name) for name in ("epoch", "place", "rank", "world_size")}
     for name, value in numbers.items():

@@ -310,15 +310,15 @@ class EpochSplit:
         if self._owned * world_size != self._sharing * partitions:
             sizes = [str(n) for n in range(1, partitions) if partitions % n == 0]
             raise UsageError(
-                f"{partitions} partitions are not equally many for each of {world_size} ranks; use a world_size "
-                f"of {', '.join(sizes)} or a multiple of {partitions}, or other partitions"
+                f"{partitions} partitions cannot be shared equally by {world_size} ranks; use a world_size "
+                f"of {', '.join(sizes)} or a multiple of {partitions}, or another number of partitions"
             )
         if batch_size % self._owned:
             below = batch_size // self._owned * self._owned
             sizes = [str(size) for size in (below, below + self._owned) if size]
             raise UsageError(
-                f"a batch_size of {batch_size} has no equal shares of the {self._owned} partitions of each of "
-                f"{world_size} ranks; use {' or '.join(sizes)}"
+                f"a batch_size of {batch_size} cannot be shared equally by the {self._owned} partitions of "
+                f"each of {world_size} ranks; use {' or '.join(sizes)}"
             )
         if 0 < whole.records < partitions:
             raise UsageError(

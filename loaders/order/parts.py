@@ -261,7 +261,7 @@ class WeightedParts:
         for name, count, own in zip(names, places, records, strict=True):
             if not count or not own:
                 raise UsageError(
-                    f"weights give no place of an epoch to {name}, which has {own} chosen records"
+                    f"the weights leave no place in an epoch for {name}, which has {own} chosen records"
                 )
         return cls(tuple(records), places)
 

@@ -91,8 +91,8 @@ def warn_of_sorted_classes(
     local = f", or a LocalShuffle of at least {least} records" if least else ""
     _warn(
         dataset,
-        f"{place} is stored class after class: through a window of {window} records a batch of "
-        f"{mixing.batch_size} has about {mixing.per_batch(window):.0f} of {mixing.classes} classes, and "
+        f"{place} is sorted by class: with a window of {window} records a batch of {mixing.batch_size} has "
+        f"about {mixing.per_batch(window):.0f} of {mixing.classes} classes, and "
         f"{mixing.per_batch(mixing.records):.0f} with a GlobalShuffle(). Use that{local}, or {instead}",
     )
 
@@ -104,9 +104,9 @@ def warn_of_few_classes(
     if dataset not in _warned:
         _warn(
             dataset,
-            f"{place} is stored with records of a class side by side: through a window of {window} records a batch "
-            f"of {batch_size} has about {found:.0f} classes, and {expected:.0f} with a GlobalShuffle(). Use that, a "
-            f"larger window, or {instead}; print(loader.shuffle_quality()) says more",
+            f"{place} has records of a class side by side: with a window of {window} records a batch of "
+            f"{batch_size} has about {found:.0f} classes, and {expected:.0f} with a GlobalShuffle(). Use "
+            f"that, a larger window, or {instead}; print(loader.shuffle_quality()) says more",
         )
 
 

@@ -136,7 +136,7 @@ def mask_of(value: Any, name: str, *, key: str) -> Mask:
     if isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype == np.uint8:
         return value
     form = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise BadTarget(f"{name} is {form}, which is no mask: {INSTEAD}", key=key)
+    raise BadTarget(f"{name} is {form}, which is not a mask: {INSTEAD}", key=key)
 
 
 def resized_mask(mask: Mask, across: Span, down: Span, out: Mask) -> None:
@@ -146,10 +146,10 @@ def resized_mask(mask: Mask, across: Span, down: Span, out: Mask) -> None:
 
 def _decoded(data: bytes, name: str, key: str) -> Mask:
     if not data.startswith(PNG_SIGNATURE):
-        raise BadTarget(f"{name} is an image that is no PNG: {INSTEAD}", key=key)
+        raise BadTarget(f"{name} is an image that is not a PNG: {INSTEAD}", key=key)
     samples = as_gray(data, key=key)
     if samples is None:
-        raise BadTarget(f"{name} is a PNG of colours, not of numbers: {INSTEAD}", key=key)
+        raise BadTarget(f"{name} is a colour PNG, not one of numbers: {INSTEAD}", key=key)
     gray, bits = samples
     if bits > 8:
         raise BadTarget(f"{name} is a PNG of {bits} bits: {INSTEAD}", key=key)
@@ -226,7 +226,7 @@ def turn_of(image: Encoded, *, key: str | None = None) -> Turn:
     shown = decode(image, cv2.IMREAD_COLOR_RGB, key=key)
     stored = decode(image, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION, key=key)
     if not np.array_equal(turn.pixels(stored), shown):
-        raise BadImage("is turned, and its header does not say how; use orientation='ignore'", key=key)
+        raise BadImage("is rotated, but its header does not say how; use orientation='ignore'", key=key)
     return turn
 
 

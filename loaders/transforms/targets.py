@@ -127,5 +127,5 @@ def _check_size(mask: Array, name: str, across: Span, down: Span, *, key: str) -
     if mask.shape != (down.side, across.side):
         height, width = mask.shape
         raise BadTarget(
-            f"{name} has {width}x{height} pixels, and the image {across.side}x{down.side}", key=key
+            f"{name} has {width}x{height} pixels, but the image has {across.side}x{down.side}", key=key
         )

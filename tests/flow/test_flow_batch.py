@@ -42,7 +42,7 @@ def test_items_of_different_forms_are_an_error_with_the_batchs_number(
 
 def test_a_masked_array_is_refused_and_kept_in_lists() -> None:
     items = Flow.from_iterable([np.ma.array([1, 2], mask=[False, True])])
-    with pytest.raises(UsageError, match=r"lose its mask .*: give its filled"):
+    with pytest.raises(UsageError, match=r"lose its mask .*: give filled"):
         list(items.batch(1))
 
     assert np.ma.getmaskarray(next(iter(items.batch(1, as_list=True)))[0]).tolist() == [False, True]

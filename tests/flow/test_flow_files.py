@@ -62,11 +62,11 @@ def test_a_folder_without_classes_takes_labels_by_name_or_in_order(folder: Path)
         ({"2.jpg": 1}, "3 files have no label in labels=, such as 10.JPEG"),
         (
             dict.fromkeys(["10.JPEG", "2.jpg", "Z.jpg", "a.jpg", "c.jpg"], 1),
-            "1 files of labels= are not there, such as c",
+            "1 files of labels= do not exist, such as c",
         ),
         ([1, 2, 3], "has 4 files, and labels= has 3"),
         ([1, 2, 3, "4"], "a label must be a whole number"),
-        (5, "labels= has a label for each file"),
+        (5, "labels= must have a label for each file"),
     ],
     ids=str,
 )

@@ -245,7 +245,7 @@ def test_a_function_that_returns_no_items_is_an_error(returned: Any) -> None:
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(UsageError, match="not what it returns"):
+    with pytest.raises(UsageError, match="not its result"):
         Flow.from_callable(three())  # type: ignore[arg-type]
 
 

@@ -119,7 +119,7 @@ def test_the_state_of_another_flow_is_refused_and_changes_nothing(other: str) ->
     next(iter(flow))
     before = flow.state_dict()
 
-    with pytest.raises(UsageError, match=r"the state is of another flow: it has .* where this one has"):
+    with pytest.raises(UsageError, match=r"the state is from another flow: it has .* where this one has"):
         flow.load_state_dict(state)
 
     assert flow.state_dict() == before

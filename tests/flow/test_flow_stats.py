@@ -39,7 +39,7 @@ def drawn(flow: Flow, step: float = 0.0) -> FlowStats:
 
 
 BOTTLENECKS: dict[str, tuple[Callable[[], Flow], str, str]] = {
-    "a map": (lambda: numbers().map(slow), "map(slow)", "give a map threads= or processes="),
+    "a map": (lambda: numbers().map(slow), "map(slow)", "give map() threads= or processes="),
     "a map in threads": (lambda: numbers().map(slow, threads=2), "map(slow)", "more threads help"),
     "a map of a component": (
         lambda: numbers().batch(1, as_list=True).map_component(slow, 0),
@@ -56,7 +56,7 @@ BOTTLENECKS: dict[str, tuple[Callable[[], Flow], str, str]] = {
     "a generator in a thread": (
         lambda: Flow.from_callable(slowly).prefetch(2).batch(2),
         "from_callable(slowly)",
-        "share its one thread",
+        "share one thread",
     ),
     "a slow source": (lambda: Flow.fake(40, size=(8, 8), seconds=SLOW_S), "fake", "threads="),
     "a map picked by number": (lambda: numbers().map(slow).shuffle(40), "map(slow)", "threads="),
@@ -78,7 +78,7 @@ def test_a_slow_consumer_is_named() -> None:
 
     assert verdict is not None
     assert verdict.limit == STEP
-    assert "nothing to gain in the flow" in str(verdict)
+    assert "a faster flow would gain nothing" in str(verdict)
 
 
 @pytest.mark.torture
@@ -99,7 +99,7 @@ def test_a_step_in_another_process_is_named() -> None:
     verdict = drawn(Flow.from_callable(slowly).in_process()).verdict
 
     assert verdict is not None
-    assert (verdict.limit, "share its one process" in verdict.advice) == ("in_process()", True)
+    assert (verdict.limit, "share one process" in verdict.advice) == ("in_process()", True)
 
 
 def test_counts_are_exact_over_passes_that_ended_and_passes_that_were_left() -> None:

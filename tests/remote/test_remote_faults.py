@@ -336,7 +336,7 @@ def test_a_peer_with_too_many_bad_frames_gets_the_reason_and_is_ignored() -> Non
         room.hear(b"evil", bad_frame())
 
     (told,) = [head for head in room.said[b"evil"] if head.kind is FrameKind.STOP]
-    assert "8 frames of it were bad" in told.description["text"]
+    assert "it sent 8 bad frames" in told.description["text"]
     assert room.stats.refused == ((str(b"evil"), told.description["text"]),)
     for frame in (*room.good_frames(lease), hello().pack(), bad_frame()):
         room.hear(b"evil", frame)
@@ -440,7 +440,7 @@ def test_other_versions_and_datasets_are_refused_with_a_reason() -> None:
     room.hear(b"longer", hello(terms=replace(TERMS, steps=STEPS + 1)).pack())
 
     reasons = [reason for _, reason in room.stats.refused]
-    assert reasons[0] == "it uses version 2 of the protocol, and not 1"
+    assert reasons[0] == "it uses version 2 of the protocol, not 1"
     assert "dataset is 'sha256:2' instead of 'sha256:1'" in reasons[1]
     assert "steps is '41' instead of '40'" in reasons[2]
     assert [room.said[peer][-1].description["text"] for peer in (b"future", b"other", b"longer")] == reasons
@@ -570,7 +570,7 @@ def test_the_training_loop_goes_on_whatever_a_peer_sends() -> None:
             came += list(began)
             while (head := read_head(peer.recv_multipart()[0])).kind is not FrameKind.STOP:
                 pass
-            assert "were bad" in head.description["text"]
+            assert "bad frames" in head.description["text"]
         assert [int(number[0]) for _, number in came] == list(range(30))
         source.receipt().check(30)
         assert source.stats().rejected == MAX_BAD_FRAMES

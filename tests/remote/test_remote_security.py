@@ -148,7 +148,7 @@ def test_a_key_can_be_removed_while_its_sender_is_connected(receiver: Receiver, 
 def test_an_allow_list_that_cannot_be_read_again_stays_as_it_was(receiver: Receiver, keys: KeyFolder) -> None:
     keys.disallow("data1")
     (keys.allowed / "data2.key").write_text("damaged")
-    with pytest.raises(UsageError, match="the old allow-list is used"):
+    with pytest.raises(UsageError, match="the old allow-list applies"):
         receiver.auth.reload()
     gets_through(receiver, keys.sender("data1"))
 

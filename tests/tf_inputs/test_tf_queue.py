@@ -134,7 +134,7 @@ def test_a_graphs_state_and_a_sources_without_any_are_errors(make: Made, lmdb_sh
         state = each.state_dict()  # type: ignore[attr-defined]
         stepping(each)()
         for call in (each.state_dict, lambda: each.load_state_dict(state)):  # type: ignore[attr-defined]
-            with pytest.raises(UsageError, match="not seen"):
+            with pytest.raises(UsageError, match="not counted"):
                 call()
     with make(Numbered()) as each:
         with pytest.raises(UsageError, match="no state"):

@@ -263,7 +263,7 @@ def test_invalid_options_are_an_error_at_once(options: dict[str, Any], message: 
 
 def test_what_lies_on_several_devices_is_no_dataset() -> None:
     with StagingInput([np.zeros(4)], strategy=mirrored(2)) as each:
-        with pytest.raises(UsageError, match="no dataset"):
+        with pytest.raises(UsageError, match="cannot be a dataset"):
             each.to_dataset()
 
         @tf.function

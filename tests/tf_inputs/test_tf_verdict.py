@@ -63,7 +63,7 @@ def test_a_slow_step_is_named_in_every_run(name: str, runs: int, lmdb_shards: Pa
         stats = list(runs_of(INPUTS[name], loader, slow_step, runs))
 
     assert [s.verdict.limit for s in stats if s.verdict] == ["training step"] * runs
-    assert "nothing to gain" in str(stats[-1])
+    assert "would gain nothing" in str(stats[-1])
 
 
 @pytest.mark.torture
@@ -83,7 +83,7 @@ def slow_batches(batches: int = 12) -> Iterator[Any]:
         yield np.zeros((4, 8), np.uint8), np.full(4, number)
 
 
-UNKNOWN = "the source is slow; what takes its time is unknown here"
+UNKNOWN = "the source is slow; where it spends its time is unknown here"
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -133,7 +133,7 @@ def test_prefetch_is_advised_only_where_the_step_waits_for_a_generator(name: str
 
     assert stats.verdict
     assert stats.verdict.limit == "from_callable(slow_batches)"
-    assert "give a map threads= or processes=" in stats.verdict.advice
+    assert "give map() threads= or processes=" in stats.verdict.advice
     assert ("prefetch()" in stats.verdict.advice) == (name == "feed")
 
 

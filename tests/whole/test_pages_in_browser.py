@@ -27,7 +27,20 @@ HOSTILE = [
     "w" * 4000,
     "';alert(1)//{{ 7 * 7 }}",
 ]
-NAMED = {"key", "class_name", "name", "words", "note", "path", "shard", "split", "layout", "source", "kind"}
+NAMED = {
+    "key",
+    "class_name",
+    "class_words",
+    "name",
+    "words",
+    "note",
+    "path",
+    "shard",
+    "split",
+    "layout",
+    "source",
+    "kind",
+}
 
 
 @pytest.fixture(scope="module")

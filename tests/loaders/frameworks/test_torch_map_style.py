@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings(
 HERE: dict[str, Any] = {}
 FORKED = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60}
 SPAWNED = FORKED | {"multiprocessing_context": "spawn"}
-WHAT_TO_WRITE = r"DataLoader\(to_torch\(it\), batch_size=None\)"
+WHAT_TO_WRITE = r"DataLoader\(to_torch\(loader\), batch_size=None\)"
 
 
 def length_and_key(record: Record) -> tuple[int, str]:

@@ -63,7 +63,7 @@ def test_classes_that_lie_side_by_side_in_part_cause_a_warning(tmp_path: Path) -
     made(twice, shuffle=GlobalShuffle())
 
     with pytest.warns(
-        SortedByClass, match=r"side by side: through a window of 100 .* classes, and 17 with"
+        SortedByClass, match=r"side by side: with a window of 100 .* classes, and 17 with"
     ) as told:
         made(twice, shuffle=LocalShuffle(100), batch_size=40)
     made(twice, shuffle=LocalShuffle(100))

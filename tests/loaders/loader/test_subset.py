@@ -55,7 +55,7 @@ def test_a_state_of_another_subset_is_refused(lmdb_shards: Path) -> None:
     for records in (None, [1, 2, 4]):
         with (
             loader_on(lmdb_shards, records=records) as other,
-            pytest.raises(UsageError, match=r"another dataset.*\(records= and classes= count, too\)"),
+            pytest.raises(UsageError, match=r"another dataset.*\(records= and classes= count as well\)"),
         ):
             other.load_state_dict(state)
 
@@ -89,8 +89,8 @@ def test_classes_choose_by_name_and_by_label_and_labels_stay(lmdb_shards: Path) 
         ({"records": [3, 5, 3]}, "has 3 more than once"),
         ({"records": [0, RECORDS]}, f"has {RECORDS}; record numbers of this dataset are 0 to {RECORDS - 1}"),
         ({"records": [-1]}, "has -1; record numbers"),
-        ({"records": []}, "choose no record"),
-        ({"records": [False] * RECORDS}, "choose no record"),
+        ({"records": []}, "select no record"),
+        ({"records": [False] * RECORDS}, "select no record"),
         ({"records": [True] * 10}, f"a mask of 10 records; the dataset has {RECORDS}"),
         ({"records": [0.5, 1.0]}, "not an array of float64"),
         ({"records": [[1], [2]]}, r"of shape \(2, 1\)"),
@@ -98,14 +98,14 @@ def test_classes_choose_by_name_and_by_label_and_labels_stay(lmdb_shards: Path) 
         ({"records": {1, 2}}, "must be a boolean mask"),
         ({"records": 7}, "must be a boolean mask"),
         ({"records": np.ma.array([True] * RECORDS, mask=True)}, r"fill it, with mask.filled\(False\)"),
-        ({"classes": []}, "choose no record"),
+        ({"classes": []}, "select no record"),
         ({"classes": "n01440764"}, "must be a list of class names or labels"),
         ({"classes": 3}, "must be a list of class names or labels"),
         ({"classes": ["dog"]}, r"no class 'dog'; its classes are n\d+, .* labels \(sorted_wnid0\) 0 to 3"),
         ({"classes": [4]}, "no class 4"),
         ({"classes": [-1]}, "no class -1"),
         ({"classes": [[1]]}, r"no class \[1\]"),
-        ({"records": [0], "classes": []}, "choose no record"),
+        ({"records": [0], "classes": []}, "select no record"),
     ],
 )
 def test_a_choice_that_cannot_be_meant_is_an_error(

@@ -209,15 +209,15 @@ READING = {"read": 18.0, "decode": 1.0, "augment": 0.5}
 @pytest.mark.parametrize(
     ("changes", "limit", "says"),
     [
-        ({}, "decode", "all 2 CPUs are in use, more workers do not help"),
+        ({}, "decode", "all 2 CPUs are in use, so more workers do not help"),
         ({"cpus": 8}, "decode", "more workers help: 8 instead of 2 would reach about 400 images/s"),
         ({"cpu": 9.0, "queued": 10.0}, "decode", "wait for a CPU 53% of the time"),
         ({"stages": READING, "cpu": 2.0, "queued": 0.1}, "read", "the storage delivers 10 MB/s"),
-        ({"starved": 0.2}, STEP, "nothing to gain in the loader"),
+        ({"starved": 0.2}, STEP, "a faster loader would gain nothing"),
         ({"starved": 0.2, "handing": 9.0}, "hand-over", "make batches larger"),
         ({"starved": 3.0, "storage": 6.0}, "storage", "downloads 60% of the time; a faster link"),
         ({"starved": 7.0, "storage": 2.0}, "decode", "more workers do not help"),
-        ({"starved": 0.1, "storage": 0.5}, STEP, "nothing to gain in the loader"),
+        ({"starved": 0.1, "storage": 0.5}, STEP, "a faster loader would gain nothing"),
         ({"workers": 0, "filling": 9.5}, "decode", "set workers to 1 or more"),
         ({"cpu": 10.0, "queued": 1.0}, "decode", "more workers help: 3 instead of 2 would reach about 150"),
         ({"cpu": 4.0, "queued": 9.0}, "decode", "wait for a CPU 69% of the time"),

@@ -128,7 +128,7 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
         None,
         None,
     )
-    assert found.sentence.startswith("Too short to tell what limits: ")
+    assert found.sentence.startswith("The run is too short to tell what limits it: ")
     assert found.sentence.endswith("fewer than 5 batches of 22; measure longer, or make batches smaller.")
     assert found.disk is not None
     assert "what limits it is not known" in found.disk.sentence
@@ -145,7 +145,7 @@ def test_a_probe_that_is_too_short_says_nothing(dataset: Path) -> None:
 
     for run in found.runs:
         if run.name in ("encoded", "again"):
-            assert (run.confirms, "too short a run" in run.sentence) == (None, True)
+            assert (run.confirms, "the run is too short" in run.sentence) == (None, True)
 
 
 def test_without_workers_there_is_no_memory_of_theirs(dataset: Path) -> None:

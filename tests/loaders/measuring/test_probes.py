@@ -99,8 +99,8 @@ def test_handing_over_that_is_no_faster_is_what_limits() -> None:
     [
         (0.0, 1.0, "so the storage takes the time"),
         (1.0, 1.0, "the storage was not read"),
-        (0.0, 0.2, "not all in memory"),
-        (None, None, "not all in memory"),
+        (0.0, 0.2, "not all shards are in memory"),
+        (None, None, "not all shards are in memory"),
     ],
 )
 def test_the_page_cache_tells_what_the_second_reading_was(

@@ -27,7 +27,7 @@ def test_the_limit_is_marked_and_the_course_is_drawn() -> None:
     assert "decode" in marked
     assert "<strong>limits</strong>" in marked
     assert "lmdb/train</bdi>: 1,234 images/s" in page
-    assert all(f"<figcaption>{title}<" in page for title in ("Rate", "Queue", "Waiting of the step"))
+    assert all(f"<figcaption>{title}<" in page for title in ("Rate", "Queue", "Time the step waits"))
     assert "<td>4.5</td>" in page
     assert not any(title in page for title in ("Sweep", "Disk", "Timeline"))
 

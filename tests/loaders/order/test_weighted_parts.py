@@ -99,7 +99,7 @@ def test_any_places_have_what_they_have_among_all(
         ({"a": float("inf"), "b": 1}, "weight of a"),
         ({"a": True, "b": 1}, "weight of a"),
         ({"a": "1", "b": 1}, "weight of a"),
-        ({"a": 1e9, "b": 1}, "no place of an epoch to b, which has 20"),
+        ({"a": 1e9, "b": 1}, "no place in an epoch for b, which has 20"),
     ],
 )
 def test_other_weights_are_refused(weights: object, said: str) -> None:

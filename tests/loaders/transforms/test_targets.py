@@ -287,10 +287,10 @@ def test_the_numbers_of_a_png_are_read_and_not_its_colours(bits: int, palette: b
         (numbers_png(np.zeros((4, 6), np.uint16), bits=16, palette=False), "16 bits"),
         (np.zeros((4, 6), np.uint16), r"uint16\[4, 6\]"),
         (np.zeros((4, 6, 3), np.uint8), r"uint8\[4, 6, 3\]"),
-        (png(np.zeros((4, 6, 3), np.uint8)), "colours"),
-        (COFFEE, "no PNG"),
+        (png(np.zeros((4, 6, 3), np.uint8)), "colour PNG"),
+        (COFFEE, "not a PNG"),
         ("text", "str"),
-        (np.zeros((6, 4), np.uint8), "4x6 pixels, and the image 6x4"),
+        (np.zeros((6, 4), np.uint8), "4x6 pixels, but the image has 6x4"),
     ],
 )
 def test_what_is_no_mask_of_the_image_is_an_error_with_the_key(value: Any, says: str) -> None:
