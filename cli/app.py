@@ -66,6 +66,20 @@ def cli() -> None:
     """
 
 
+FIRST_STEPS = """\
+prep turns the archives of an image dataset into verified shards for training.
+
+To begin with:
+  prep demo                     show every step on a miniature dataset, in seconds
+  prep convert ARCHIVES SHARDS  convert archives or folders of images to shards
+  prep verify SHARDS            check that the shards are complete and intact
+  prep report SHARDS            write a page that shows what is in them
+  prep bench-loader SHARDS      measure how fast they load, and what limits them
+
+prep --help lists all commands; prep COMMAND --help explains one.
+"""
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run ``prep`` with these arguments and return the exit code. Every error becomes one line on stderr.
 
@@ -82,7 +96,8 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
+        is_bare = not arguments and sys.stdout.isatty()
+        click.echo(FIRST_STEPS if is_bare else error.format_message(), nl=not is_bare)
         return error.exit_code
     except (click.ClickException, ShardprepError, MemoryError) as error:
         return failed(error, as_json=as_json)

@@ -3,11 +3,12 @@
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
-from shardprep.cli.app import cli
+from shardprep.cli.app import cli, run
 from support.datasets import prep
 from support.sampling import torture_except
 
@@ -70,3 +71,15 @@ def test_a_summary_fits_into_80_columns(command: str) -> None:
 
     assert len(summary) + max(map(len, cli.commands)) + 4 <= 78
     assert summary.endswith(".")
+
+
+def test_prep_alone_on_a_terminal_shows_the_commands_to_begin_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    assert run([]) == 2
+
+    shown = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  prep ")]
+    assert shown == ["demo", "convert", "verify", "report", "bench-loader"]
+    assert set(shown) <= {name for names in GROUPS.values() for name in names}
