@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -43,7 +43,7 @@ MAX_SIDE = 4096  # of a result: then no intermediate image takes more than 805 M
 METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImageTransform(TargetOptions, ABC):
     """A transform to one RGB image named ``image``: ``size`` is its (height, width), or the side of a square.
 
@@ -72,6 +72,15 @@ class ImageTransform(TargetOptions, ABC):
         check_choice("orientation", self.orientation, ORIENTATIONS)
         self._check_targets()
         self.outputs  # noqa: B018 - an impossible layout, dtype, mean or std is an error here
+
+    def __repr__(self) -> str:
+        """Return the call that makes this transform, without the options that have their defaults."""
+        options = [
+            f"{each.name}={value!r}"
+            for each in fields(self)
+            if each.name != "size" and (value := getattr(self, each.name)) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join([repr(self.size), *options])})"
 
     @cached_property
     def outputs(self) -> tuple[ArraySpec, ...]:
@@ -119,7 +128,7 @@ class ImageTransform(TargetOptions, ABC):
         return next((by for by in REDUCTIONS if ratio >= by and least >= LEAST_RATIO * by), 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainTransform(ImageTransform):
     """Random crop resized to ``size``, with optional flips and colour changes, for training.
 
@@ -226,7 +235,7 @@ class TrainTransform(ImageTransform):
         return colours
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvalTransform(ImageTransform):
     """Shorter side resized to ``resize``, then the centre crop of ``size``, for evaluation.
 

@@ -526,3 +526,18 @@ def nearest_bfloat16(values):
     to_low, to_high = np.abs(np.float64(values) - low), np.abs(np.float64(high) - values)
     takes_low = (to_low < to_high) | ((to_low == to_high) & (below % 2 == 0))
     return np.where(takes_low, low, high)
+
+
+@pytest.mark.parametrize(
+    ("transform", "shown"),
+    [
+        (TrainTransform(), "TrainTransform(224)"),
+        (TrainTransform((64, 32), dtype="float32"), "TrainTransform((64, 32), dtype='float32')"),
+        (EvalTransform(64, resize=72), "EvalTransform(64, resize=72)"),
+    ],
+)
+def test_a_transform_shows_the_call_that_makes_it(
+    transform: TrainTransform | EvalTransform, shown: str
+) -> None:
+    assert repr(transform) == shown
+    assert eval(shown) == transform  # noqa: S307 - a text of this test
