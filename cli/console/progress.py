@@ -18,7 +18,7 @@ from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.runtime.sizes import count_of, size as size_of
 
 WINDOW_S = 60.0
-LEAST_S = 0.05  # over less than this there is no rate yet
+LEAST_S = 1.0  # of a rate: before, it would show how long processes take to start
 
 
 class Sample(NamedTuple):

@@ -92,7 +92,18 @@ def test_a_bar_in_a_wide_terminal_has_all_figures(archives: Path, tmp_path: Path
     shown = states(on_terminal(*words, columns=120))
 
     assert shown
-    assert re.search(r"\d images, \d+ images/s, \d+ MB/s, \d+:\d\d left$", shown[-1])
+    assert re.search(r"\d images(, \d+ images/s, \d+ MB/s)?, \d+:\d\d left$", shown[-1])
+
+
+def test_a_rate_is_shown_once_it_says_more_than_the_start(now: list[float]) -> None:
+    pace = Pace(1000, 1_000_000)
+
+    now[0] += 0.9
+    pace.at(13, 13_000)
+    assert pace.rates() == []
+    now[0] += 1.1
+    pace.at(200, 200_000)
+    assert pace.rates() == ["100 images/s", "0 MB/s"]
 
 
 @pytest.mark.torture
@@ -103,9 +114,17 @@ def test_lines_on_a_terminal_if_asked_for(archives: Path, tmp_path: Path) -> Non
     assert "source: official-tars" in written
 
 
-def test_what_fits_has_the_time_left_at_least() -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the monotonic clock."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_what_fits_has_the_time_left_at_least(now: list[float]) -> None:
     pace = Pace(1_281_167, 140_000_000_000)
-    time.sleep(0.06)
+    now[0] += 2
     pace.at(640_000, 70_000_000_000)
 
     texts = [fitting(pace, width) for width in (200, 45, 30, 1)]
@@ -136,9 +155,9 @@ def test_the_rate_and_the_time_left_are_unknown_at_first() -> None:
     assert (pace.share, pace.left()) == (1, "0:00")
 
 
-def test_a_task_without_records_is_one_of_bytes() -> None:
+def test_a_task_without_records_is_one_of_bytes(now: list[float]) -> None:
     pace = Pace(0, 4_000_000)
-    time.sleep(0.06)
+    now[0] += 2
     pace.at(0, 1_000_000)
 
     assert pace.share == 0.25
