@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.order.quality import ShuffleQuality
 
 
-SHOWN = ("loader's pattern", "random, 1 at a time", "random, 16 at a time", "small files")  # rows with a bar
+SHOWN = ("loader's pattern", "random, 1 at once", "random, 16 at once", "small files")  # rows with a bar
 SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # with the smallest value allowed
 BAR = 40  # characters
 
@@ -141,7 +141,7 @@ def print_profile(profile: DiskProfile) -> None:
     )
     rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
     rows += [(f"sequential, {r.block_name}", r) for r in profile.sequential]
-    rows += [(f"random, {r.queue_depth} at a time", r) for r in profile.random]
+    rows += [(f"random, {r.queue_depth} at once", r) for r in profile.random]
     if small := profile.small_files:
         rows += [(f"{small.count} small files", small.files), ("the same in a shard", small.shard)]
     say()

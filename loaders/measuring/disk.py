@@ -129,7 +129,7 @@ def measure_disk(
         ]
         depths = [
             ColdAndWarm(
-                files, way, Scattered(sizes, target.record_bytes, depth=depth), f"random, {depth} at a time"
+                files, way, Scattered(sizes, target.record_bytes, depth=depth), f"random, {depth} at once"
             )
             for depth in DEPTHS
         ]

@@ -257,7 +257,7 @@ def bars(profile: DiskProfile) -> list[Bar]:
     """Return the bars of sequential, random and small-file reads that were measured, cold before warm."""
     rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
     rows += [(f"sequential, {r.block_name}", r) for r in profile.sequential]
-    rows += [(f"random, {r.queue_depth} at a time", r) for r in profile.random]
+    rows += [(f"random, {r.queue_depth} at once", r) for r in profile.random]
     if profile.small_files:
         rows += [("small files", profile.small_files.files)]
     return [

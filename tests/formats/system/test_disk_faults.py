@@ -40,7 +40,7 @@ def test_a_disk_without_inodes_is_reported_and_a_run_with_more_finishes(
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120)
 
     assert done.stdout.split() == ["first", "3", "second", "0"], done.stderr
-    assert "no inodes" in done.stderr
+    assert "no free inodes" in done.stderr
     assert "full" not in done.stderr
     converted(archives, tmp_path / "whole", split="val", container=container)
     assert tree(kept) == tree(tmp_path / "whole")

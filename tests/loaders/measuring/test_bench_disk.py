@@ -269,7 +269,7 @@ def test_a_folder_in_memory_has_no_cold_figures_and_says_why() -> None:
     text = prep("bench-disk", shared, "--seconds", 0.1, check=True).stdout
     profile = measure_disk(shared, seconds=0)
 
-    assert "could not be had: tmpfs keeps its files in memory" in text
+    assert "could not be measured: tmpfs keeps its files in memory" in text
     assert "images/s warm (cold could not be measured)" in text
     assert profile.missing.cold == "tmpfs keeps its files in memory"
     assert profile.images_per_second["cold"] is None

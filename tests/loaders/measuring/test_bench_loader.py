@@ -133,7 +133,7 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     assert found.disk is not None
     assert "what limits it is not known" in found.disk.sentence
     assert "too short" in lines[1]
-    assert "Too short to tell which is fastest" in lines[2]
+    assert "too short to tell which is fastest" in lines[2]
 
 
 @pytest.mark.torture
