@@ -15,7 +15,16 @@ html_copy_source = False
 myst_heading_anchors = 4  # headings are link targets, as on a forge
 
 # The frameworks need not be installed for their modules to be described.
-autodoc_mock_imports = ["PIL", "albumentations", "jax", "keras", "tensorflow", "torch", "torchvision"]
+autodoc_mock_imports = [
+    "PIL",
+    "albumentations",
+    "jax",
+    "keras",
+    "prometheus_client",
+    "tensorflow",
+    "torch",
+    "torchvision",
+]
 autodoc_default_options = {"members": True, "show-inheritance": True, "special-members": "__getitem__"}
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"

@@ -33,6 +33,7 @@ PACKAGES = (shardprep.cli, shardprep.formats, shardprep.loaders)
 NEEDS = {
     "shardprep.loaders.torch_data": "torch",
     "shardprep.loaders.jax_data": "jax",
+    "shardprep.loaders.prometheus": "prometheus_client",
     "shardprep.loaders.transforms.torchvision": "support.torchvision_ops",
     "shardprep.loaders.transforms.albumentations": "albumentations",
 }

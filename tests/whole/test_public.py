@@ -26,6 +26,7 @@ DOCUMENTED = {
     "shardprep.loaders.measuring.disk": [
         "BlockReads", "DepthReads", "DiskProfile", "Measurement", "Missing", "Reads", "SmallFileReads", "measure_disk",
     ],
+    "shardprep.loaders.prometheus": ["StatsCollector"],
     "shardprep.loaders.remote": [
         "NotAdmitted", "PlaintextWire", "ReceiverKeys", "Refused", "RemoteSource", "RemoteStats", "SenderKeys",
         "SenderReport", "SenderStats", "WrongReceiver", "serve",
@@ -41,7 +42,8 @@ DOCUMENTED = {
 }  # fmt: skip
 """The public names of each documented module; a change here is a change for users."""
 
-INSTALLED = [name for name in DOCUMENTED if name != "shardprep.loaders.tf_inputs" or find_spec("tensorflow")]
+NEEDS = {"shardprep.loaders.tf_inputs": "tensorflow", "shardprep.loaders.prometheus": "prometheus_client"}
+INSTALLED = [name for name in DOCUMENTED if find_spec(NEEDS.get(name, "shardprep"))]
 
 
 def run(program: str) -> str:

@@ -1,0 +1,97 @@
+"""Stats of loaders, flows and inputs as metrics of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from shardprep.formats.errors import MissingExtra, UsageError
+from shardprep.loaders.loader.stats import ShownStats
+
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise MissingExtra.of("shardprep.loaders.prometheus", "prometheus-client", "prometheus") from error
+
+__all__ = ["StatsCollector"]
+
+COUNTERS = {
+    "rows": "Records delivered.",
+    "batches": "Batches delivered.",
+    "items": "Items delivered.",
+    "elapsed": "Seconds since the first batch, while iterating.",
+    "starved": "Seconds in which the training step waited for a batch.",
+    "blocked": "Seconds in which workers waited for a free slot.",
+    "copied": "Batches copied because too many were held.",
+    "restarts": "Workers replaced.",
+}
+"""The counts of any source, with their help; a source has those that its stats have."""
+
+STAGES = {
+    "utilisation": ("stage_busy_ratio", "Share of time in which the processes or threads of a stage work."),
+    "seconds": ("stage_seconds_per_record", "Seconds a stage takes for one record."),
+    "limit": ("stage_records_per_second", "Records per second that a stage alone could make."),
+}
+
+
+class Source(Protocol):
+    """A Loader, a Flow or FakeData."""
+
+    def stats(self) -> ShownStats: ...
+
+
+class StatsCollector(Collector):
+    """Collector for a registry of ``prometheus_client``; reads the stats whenever Prometheus asks.
+
+    Thread-safe. Metrics are named ``shardprep_…``, with the label ``source``, and ``stage`` and ``place`` for
+    those of a stage. Reading takes some microseconds, and a source that is closed shows its last counts.
+
+    Args:
+        sources: Loaders, flows or FakeData, by the names for the label ``source``; for an input of TensorFlow
+            give what it draws from. Register one collector with all sources.
+
+    Raises:
+        UsageError: A source has no stages.
+    """
+
+    def __init__(self, **sources: Source) -> None:
+        for name, source in sources.items():
+            if "loads" not in source.stats().to_dict():
+                raise UsageError(
+                    f"{name}: {type(source).__name__} has no stages; give the source it draws from"
+                )
+        self._sources: Mapping[str, Source] = dict(sources)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all sources."""
+        found = {name: source.stats().to_dict() for name, source in self._sources.items()}
+        for key, text in COUNTERS.items():
+            counter = CounterMetricFamily(f"shardprep_{_unit(key)}", text, labels=["source"])
+            for name, stats in found.items():
+                if key in stats:
+                    counter.add_metric([name], stats[key])
+            if counter.samples:
+                yield counter
+        for key, (metric, text) in STAGES.items():
+            gauge = GaugeMetricFamily(f"shardprep_{metric}", text, labels=["source", "stage", "place"])
+            for name, stats in found.items():
+                for stage in stats["loads"]:
+                    gauge.add_metric([name, stage["name"], stage["place"]], _finite(stage[key]))
+            yield gauge
+        limits = GaugeMetricFamily(
+            "shardprep_limit", "1 for the stage that limits.", labels=["source", "stage"]
+        )
+        for name, stats in found.items():
+            if stats["verdict"]:
+                limits.add_metric([name, stats["verdict"]["limit"]], 1)
+        yield limits
+
+
+def _unit(key: str) -> str:
+    return f"{key}_seconds" if key in ("elapsed", "starved", "blocked") else key
+
+
+def _finite(value: Any) -> float:
+    """Return a number; a limit without a bound is None or infinite."""
+    return float("inf") if value is None else float(value)
