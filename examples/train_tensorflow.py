@@ -16,8 +16,7 @@ from pathlib import Path
 import tensorflow as tf
 from sample_dataset import dataset_at
 
-from shardprep import EvalTransform, Loader, LocalShuffle, TrainTransform
-from shardprep.loaders.tf_inputs import QueueInput, StagingInput
+from shardprep import EvalTransform, Loader, LocalShuffle, QueueInput, StagingInput, TrainTransform
 
 SIZE = 64
 

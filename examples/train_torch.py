@@ -23,8 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from shardprep import EvalTransform, Loader, LocalShuffle, Receipt, TrainTransform
-from shardprep.loaders.torch_data import to_torch
+from shardprep import EvalTransform, Loader, LocalShuffle, Receipt, TrainTransform, to_torch
 
 SIZE = 64
 

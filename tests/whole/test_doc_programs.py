@@ -44,10 +44,12 @@ Ending = tuple[int, str]
 def missing(block: Block) -> list[str]:
     """The frameworks that a block imports, and that are not installed: the tests do not bring them."""
     names = re.findall(
-        r"^(?:from|import) (?:shardprep\.loaders\.)?(torchvision|torch|jax|albumentations|lightning)",
+        r"^(?:from|import) (?:shardprep\.loaders\.)?"
+        r"(torchvision|torch|jax|albumentations|lightning|accelerate|transformers)",
         block.text,
         re.M,
     )
+    names += re.findall(r"^from shardprep import .*\bto_(torch|jax)\b", block.text, re.M)
     return [name for name in names if not is_importable(name)]
 
 
@@ -85,7 +87,9 @@ def run(folder: Path, block: Block, environ: dict[str, str]) -> Ending:
         )
     except subprocess.TimeoutExpired as error:
         return -1, str(error)
-    reports = done.returncode == 0 and "\nimport lightning" in f"\n{block.text}"  # on stderr, what it runs on
+    reports = done.returncode == 0 and re.search(
+        "^(import lightning|from transformers)", block.text, re.M
+    )  # on stderr
     said = "" if reports else PROGRESS.sub("", without_tensorflow_log(done.stderr))
     return done.returncode, said
 
