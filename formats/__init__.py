@@ -1,4 +1,4 @@
-"""What is on disk: sources, records, shards, manifest, conversion, verification."""
+"""Data on disk: sources, records, shards, manifest, conversion, verification."""
 
 import lazy_loader
 

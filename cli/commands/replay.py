@@ -1,4 +1,4 @@
-"""``prep replay``: what a rank got at a step of a run, and where two runs diverge."""
+"""``prep replay``: show a rank's step of a run, and where two runs diverge."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""What commands share: options, messages and progress bars."""
+"""Options, messages and progress bars shared by all commands."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``prep`` writes: text, tables and JSON, and an error as one line on stderr."""
+"""Output of ``prep``: text, tables and JSON, and an error as one line on stderr."""
 
 from __future__ import annotations
 

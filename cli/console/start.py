@@ -1,4 +1,4 @@
-"""What ``prep`` needs before anything large is imported: interruptions, and failures of loading."""
+"""Interruptions and failures of loading, needed before anything large is imported."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def _skipped_in(output: Path, manifest: Manifest, prepared: Prepared) -> Skipped
 
 @dataclass(frozen=True)
 class ConvertedPart:
-    """What one part of a conversion has of one split.
+    """Shards of one split that one part of a conversion has built.
 
     ``path`` is the split's folder, ``part`` the part's number and the number of parts, and ``shards`` has
     the names of its shards, all finished. ``records`` and ``file_bytes`` are those of these shards, and

@@ -226,7 +226,7 @@ def _kept(path: Path, manifest: Manifest) -> str:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was asked for, and what of it is there already."""
+    """Columns of a join, and those that exist already."""
 
     path: Path
     manifest: Manifest
@@ -252,7 +252,7 @@ class _Asked:
 
     @cached_property
     def guard(self) -> dict[str, Any]:
-        """What must be equal when a join is resumed."""
+        """Values that must be equal when a join is resumed."""
         return {
             "joined to": self.manifest.root,
             "columns": [one.field.to_json() for one in self.to_build],

@@ -1,4 +1,4 @@
-"""What comes before the first shard: each split is listed and planned, and the output is checked."""
+"""Preparation of a conversion: list and plan each split, and check the output."""
 
 from __future__ import annotations
 

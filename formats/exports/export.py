@@ -143,7 +143,7 @@ MARKER = ".export.json"
 
 @dataclass(frozen=True)
 class _Marker:
-    """What a finished export says of itself: its plan, its units and the files about all of them."""
+    """Record of a finished export: its plan, its units and the files about all of them."""
 
     plan: Mapping[str, Any]
     classes: tuple[str, ...]
@@ -271,7 +271,7 @@ class _Export:
 
     @property
     def _guard(self) -> dict[str, Any]:
-        """What must be equal when an export is resumed, by names that users know."""
+        """Values that must be equal when an export is resumed, by names that users know."""
         return {
             "to": self.format.name,
             "shard_size": self.shard_size,

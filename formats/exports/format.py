@@ -69,7 +69,7 @@ def real_array(value: Any) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Exportable:
-    """What is known of a dataset before its records are read.
+    """Description of a dataset before its records are read.
 
     ``has_labels`` is whether any record has a label, and ``has_boxes`` whether there is a table of boxes.
     """
@@ -84,7 +84,7 @@ class Exportable:
 
 
 class Places(NamedTuple):
-    """Where a job writes: ``output``, ``work`` in it, of state, and ``run`` in that, of unfinished files."""
+    """Folders of a job: ``output``, ``work`` in it for state, and ``run`` in that for unfinished files."""
 
     output: Path
     work: Path

@@ -1,1 +1,1 @@
-"""What is in a dataset, examined and shown as a page."""
+"""Reports: the content of a dataset, examined and shown as a page."""

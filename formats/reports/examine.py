@@ -39,7 +39,7 @@ Pictures = Mapping[tuple[str, int], bytes]
 
 @dataclass(frozen=True)
 class Examination:
-    """What is in a dataset.
+    """Content of a dataset, examined.
 
     ``found`` is a JSON object with all that the page shows, but for the pictures of single images, which it
     names by record number. ``pictures`` are these as small JPEG files, by ("this" or "other", record number).
@@ -183,7 +183,7 @@ class ClassShares:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a dataset is beside another one.
+    """Comparison of a dataset with another one.
 
     ``path``, ``split``, ``records`` and ``root`` are the other's. ``common_classes`` is the number of classes
     that both have, ``missing_there`` and ``missing_here`` how many only one has, and ``unbalanced`` the

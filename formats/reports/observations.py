@@ -1,4 +1,4 @@
-"""What an examination observes: statistics of the index, oddities, and images of each class to look at."""
+"""Observations of a report: statistics of the index, oddities, and images of each class to look at."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class IndexStatistics:
-    """What the index says of the images.
+    """Statistics of the index of images.
 
     ``class_sizes``, ``width``, ``height`` (pixels), ``bytes`` and ``aspect`` (width / height) are histograms.
     ``sides`` are (width, height) and ``weights`` (pixels, bytes) of a seeded sample of at most MOST_POINTS
@@ -309,7 +309,7 @@ ODDITIES = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found of one dataset, and of the one it is compared with, numbered one after the other.
+    """Findings of one dataset, and of the one it is compared with, numbered one after the other.
 
     ``inside`` are the duplicates within the dataset and ``across`` those shared with the other;
     ``quarantine`` are (key, reason) of images that the conversion left out."""

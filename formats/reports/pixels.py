@@ -260,7 +260,7 @@ class Thumbnails(dict[int, bytes]):
 
 
 class Looked(Protocol):
-    """What is found of some images, and is merged with what is found of others."""
+    """Findings of some images, which merge with those of others."""
 
     def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None: ...
 

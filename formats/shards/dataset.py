@@ -135,7 +135,7 @@ class RecordSet(ABC):
 
     @property
     def location(self) -> str:
-        """Where it is: the path of its folder, or the URL that it was opened by."""
+        """Location of the dataset: the path of its folder, or the URL that it was opened by."""
         return os.fspath(self.path)
 
     @property

@@ -1,1 +1,1 @@
-"""What can be converted: official archives, folders, lists, record files, and a sample."""
+"""Sources that can be converted: official archives, folders, lists, record files, and a sample."""

@@ -1,4 +1,4 @@
-"""What lies beside ILSVRC12's images: files with labels, ground truth, and boxes in XML."""
+"""Files beside ILSVRC12's images: labels, ground truth, and boxes in XML."""
 
 from __future__ import annotations
 

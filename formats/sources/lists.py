@@ -160,7 +160,7 @@ class _SplitRows:
 
 
 class _ListContents:
-    """What a list has, for each split; ``problems`` are those of all its rows."""
+    """Rows of a list, for each split; ``problems`` are those of all its rows."""
 
     identity: Identity
     labels: LabelSpace

@@ -200,7 +200,7 @@ class SplitImages:
 
 
 class MetadataTables:
-    """What the tables of a folder list, for each split in ``places``.
+    """Rows of a folder's tables, for each split in ``places``.
 
     ``problems`` are those of rows and images; ``fields`` and ``labels`` are the same for all splits.
     """

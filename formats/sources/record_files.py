@@ -1,4 +1,4 @@
-"""What sources of record files have in common: splits, classes, usual names, and reading by offset.
+"""Shared base of record files: splits, classes, usual names, and reading by offset.
 
 Parquet, TFRecord and WebDataset build on it.
 """

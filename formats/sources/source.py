@@ -244,7 +244,7 @@ class Archive:
 
     @property
     def state(self) -> list[Any]:
-        """What must be equal when a conversion goes on, as JSON."""
+        """Values that must be equal when a conversion is resumed, as JSON."""
         return [self.name, self.size, self.mtime_ns, *([self.e_tag] if self.e_tag else [])]
 
     def to_json(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ UNLIMITED = 1 << 62
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """What a cache did for this object since it was opened.
+    """Counts of a cache's work for this object since it was opened.
 
     ``downloaded`` files with ``downloaded_bytes`` were downloaded here; ``received_bytes`` also count what is
     on its way, and what had to be asked for again. ``hits`` were there already when they
@@ -103,7 +103,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     @property
     def counts(self) -> CacheCounts:
-        """What was downloaded, found and waited for so far."""
+        """Files downloaded, found and waited for so far."""
         arrived = self._downloads
         return CacheCounts(
             arrived.files,

@@ -50,7 +50,7 @@ SPARE_BYTES = 1 << 20  # of the disk, for what the cache writes beside its files
 
 @dataclass
 class Taken:
-    """What became of missing files: ``parts`` with their room, and those that are ``coming`` by others."""
+    """Missing files and their fate: ``parts`` with their room, and those that are ``coming`` by others."""
 
     parts: list[ReservedPart] = field(default_factory=list)
     coming: list[FileEntry] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """That there was no room: the ``least`` limit that would have done now, and how the cache was.
+    """The cache is too small now: the ``least`` limit that would do, and the state of the cache.
 
     ``is_full`` says that the disk is, by what is not the cache's. ``state`` is another one as soon as any
     reader has moved on.
@@ -107,7 +107,7 @@ def room_on_disk(folder: CacheFolder) -> int:
 
 
 class _Account:
-    """What a cache has while no other process changes it."""
+    """Content of a cache while no other process changes it."""
 
     def __init__(self, folder: CacheFolder, limit: int) -> None:
         self._folder = folder

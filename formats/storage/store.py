@@ -291,7 +291,7 @@ def _advice(place: Location) -> str:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What a store says of a file: its size in bytes, and its ETag, which another content does not have.
+    """Metadata of a stored file: its size in bytes, and its ETag, which another content does not have.
 
     Where a server gives no ETag, the time of the last change is in its place.
     """

@@ -107,7 +107,7 @@ class PartFile(HashedFile):
 
 
 class RemoteDamaged(DataError):
-    """What a bucket or a server sends is not the file that the manifest lists."""
+    """A bucket or a server sends a file other than the one in the manifest."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ class LocalCopy:
 
     @property
     def guard(self) -> dict[str, Any]:
-        """What an unfinished copy must have been begun with."""
+        """Values that an unfinished copy must have been begun with."""
         return {"dataset": self.manifest.root}
 
     @property
@@ -189,7 +189,7 @@ def _check_splits(
 
 @dataclass(frozen=True)
 class _Fetching:
-    """What is the same for all datasets."""
+    """Options shared by all datasets."""
 
     transfers: TransferRun
     progress: Progress

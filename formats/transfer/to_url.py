@@ -201,7 +201,7 @@ TABLES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Storing:
-    """What is the same for every split. ``scratch`` has the folders in which splits are built, or is one."""
+    """Options shared by every split. ``scratch`` has the folders in which splits are built, or is one."""
 
     scratch: Path
     policy: RetryPolicy

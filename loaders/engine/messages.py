@@ -1,4 +1,4 @@
-"""What an engine and its workers tell each other: tasks, outcomes, errors and a table of states."""
+"""Messages between an engine and its workers: tasks, outcomes, errors and a table of states."""
 
 from __future__ import annotations
 

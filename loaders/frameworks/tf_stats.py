@@ -1,4 +1,4 @@
-"""What an input has counted, and what limits the step that draws from it."""
+"""Stats of an input, and what limits the step that draws from it."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class InputStats(ShownStats):
 
     @property
     def verdict(self) -> Verdict | None:
-        """What limits the rate: a Loader's stage, an input or the step; None before the second batch."""
+        """Limit of the rate: a Loader's stage, an input or the step; None before the second batch."""
         return verdict_of(self)
 
     def since(self, previous: Self) -> Self:

@@ -164,7 +164,7 @@ class EpochFeed(Owned):
 
 @dataclass(frozen=True)
 class ShardLevels:
-    """Where an epoch is: of its ``total`` shards ``begun`` are or were used, ``ahead`` more are there."""
+    """Position of an epoch: of its ``total`` shards ``begun`` are or were used, ``ahead`` more are there."""
 
     total: int = 0
     begun: int = 0
@@ -178,7 +178,7 @@ class ShardLevels:
 
 @dataclass(frozen=True)
 class StorageCounts:
-    """What came from a remote dataset since the loader was made; all 0 for a dataset on this machine.
+    """Counts of a remote dataset's files since the loader was made; all 0 for a dataset on this machine.
 
     ``downloaded`` files with ``downloaded_bytes`` were downloaded by this process; ``received_bytes`` also
     count what is on its way, and what had to be asked for again. ``hits`` were in the cache already, or came
@@ -235,7 +235,7 @@ class LocalShards:
 
     @property
     def counts(self) -> StorageCounts:
-        """What was downloaded, found in the cache, and waited for."""
+        """Files downloaded, found in the cache, and waited for."""
         return StorageCounts()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a Loader and whatever takes its place have in common: epochs, a state, and steps made again."""
+"""Shared base of Loader and FakeData: epochs, a state, and steps made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that was made again, its pictures, and where two runs diverge."""
+"""Steps made again, their pictures, and where two runs diverge."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ NONE = np.empty(0, np.int64)
 
 
 class RunOrder(NamedTuple):
-    """What a run delivers of a dataset: its ``card`` and ``plan``, and the records of the plan's places.
+    """Deliveries of a run: its ``card`` and ``plan``, and the records of the plan's places.
 
     ``numbers_at`` maps places of an epoch to record numbers; ``labels`` are the run's, by record number.
     """
@@ -196,7 +196,7 @@ class ReplayedRecord:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """What a rank got at a ``step`` of an ``epoch``.
+    """Batch of a rank at a ``step`` of an ``epoch``.
 
     ``batch`` is bit for bit the tuple that was delivered; its arrays are in memory of their own. ``records``
     are those of the step in their order, with the bad ones that were skipped.

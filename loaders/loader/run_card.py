@@ -302,7 +302,7 @@ ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
 
 class RowWork(Protocol):
-    """What a loader does with each record, as far as its batches depend on it."""
+    """Work of a loader on each record, as far as its batches depend on it."""
 
     @property
     def label_map(self) -> tuple[int, ...]: ...

@@ -43,7 +43,7 @@ class ShownStage:
 
 @dataclass(frozen=True)
 class CoursePart:
-    """What came in a part of the time, in seconds since the first batch."""
+    """Counts of a part of the time, in seconds since the first batch."""
 
     began: float
     batches: float
@@ -303,7 +303,7 @@ KINDS = ("stage", "consumer")
 
 
 class TracedSpan(NamedTuple):
-    """What a process did from ``began`` for ``lasted`` microseconds."""
+    """Work of a process from ``began`` for ``lasted`` microseconds."""
 
     track: int
     name: str

@@ -1,4 +1,4 @@
-"""What a RemoteSource and its senders tell each other, and count; see docs/reference/wire.md."""
+"""Messages and counts of a RemoteSource and its senders; see docs/reference/wire.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a running loader or flow: lines on a terminal, or a bar in a notebook."""
+"""Status of a running loader or flow: lines on a terminal, or a bar in a notebook."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class ShuffleQuality:
 
     @property
     def sentence(self) -> str:
-        """What was found, and what to do, as a sentence."""
+        """Verdict as a sentence: the finding, and what to do."""
         classes = (
             f"batches hold {self.classes.found:,.1f} classes where {self.classes.expected:,.1f} are expected"
         )

@@ -1,4 +1,4 @@
-"""What is done with an image: decode, crop, resize, flip, normalise."""
+"""Transforms of images: decode, crop, resize, flip, normalise."""
 
 import lazy_loader
 

@@ -64,7 +64,7 @@ class Albumentations:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What determines the results, for :attr:`.Loader.identity`."""
+        """Identity of the results, for :attr:`.Loader.identity`."""
         described = albumentations.to_dict(self.transform)
         described["__version__"] = LibraryVersion(described["__version__"])
         return described, self.orientation, self.outputs

@@ -1,4 +1,4 @@
-"""Where the parts of an image go: crops, turns, and what they leave of boxes and masks. Pure."""
+"""Geometry of crops and rotations, and what they leave of boxes and masks. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transform makes beside the image: masks and boxes of the same crop."""
+"""Targets of a transform beside the image: masks and boxes of the same crop."""
 
 from __future__ import annotations
 

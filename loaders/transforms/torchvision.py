@@ -69,6 +69,6 @@ class Torchvision:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What determines the results, for :attr:`.Loader.identity`."""
+        """Identity of the results, for :attr:`.Loader.identity`."""
         version = LibraryVersion(torchvision.__version__)
         return version, self.transform, self.image, self.orientation, self.outputs
