@@ -58,7 +58,7 @@ class InGroups(click.Group):
 )
 @click.version_option(version("shardprep"), prog_name="prep")
 def cli() -> None:
-    """From the official archives of an image dataset to verified shards to the training step.
+    """Turn image archives into verified shards, and feed them to training.
 
     Exit codes: 0 done; 1 the data is damaged or incomplete; 2 wrong usage; 3 could not check or do
     (I/O, permissions, space); 4 a format version that this release does not know; 130 or 143

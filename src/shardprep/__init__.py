@@ -1,4 +1,4 @@
-"""From the official archives of an image dataset to verified shards to the training step.
+"""Turn image archives into verified shards, and feed them to training.
 
 Offline: ``convert`` archives into shards, ``verify`` and ``repair`` them; ``open_dataset`` reads single
 records, and ``export`` writes them for other loaders. Online: a ``Loader`` gives batches of a dataset,
