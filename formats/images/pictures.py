@@ -120,7 +120,8 @@ class Gallery:
 
     def _repr_html_(self) -> str:
         shown = "".join(self._figure(each) for each in self.images)
-        style = "display: flex; flex-wrap: wrap; gap: 0.5em; align-items: flex-end"
+        columns = "repeat(auto-fill, minmax(10em, 1fr))"
+        style = f"display: grid; grid-template-columns: {columns}; gap: 0.5em; align-items: end"
         return f'<div>{html.escape(printable(self.title))}</div><div style="{style}">{shown}</div>'
 
     def _figure(self, each: ShownImage) -> str:
