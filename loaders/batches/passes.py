@@ -153,6 +153,6 @@ class FrameworkHint:
         ):
             raise UsageError(
                 f"a {type(self).__name__} is iterated, and has workers of its own: write "
-                "DataLoader(to_torch(it), batch_size=None), with to_torch from shardprep.loaders.torch_data, "
+                "DataLoader(to_torch(loader), batch_size=None), with to_torch from shardprep.loaders.torch_data, "
                 "or iterate it without a DataLoader"
             )
