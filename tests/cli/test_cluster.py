@@ -110,7 +110,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error(archives: Path, tmp_path: 
         failed = prep(*words(archives, "--cluster", address), cwd=tmp_path)
 
     assert (failed.returncode, failed.stdout) == (3, "")
-    assert failed.stderr.startswith(f"prep: no scheduler of Dask answers at {address}")
+    assert failed.stderr.startswith(f"prep: no Dask scheduler answers at {address}")
     assert failed.stderr.count("\n") == 1
 
 

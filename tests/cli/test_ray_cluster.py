@@ -135,7 +135,7 @@ def test_workers_of_ray_that_are_killed_again_and_again_change_nothing(
             if not done.returncode:
                 break
             assert done.returncode == 3, done.stderr
-            assert "WorkerCrashedError" in done.stderr
+            assert "WorkerCrashedError" in done.stderr or "no Ray cluster answers" in done.stderr
 
     converted(archives, tmp_path / "whole", shard_size=1)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
@@ -152,5 +152,5 @@ def test_a_cluster_of_ray_that_does_not_answer_is_an_error(archives: Path, tmp_p
             failed = prep(*words(archives, "--cluster", address), cwd=tmp_path, env=alone)
 
             assert (failed.returncode, failed.stdout) == (3, ""), failed.stderr
-            assert failed.stderr.startswith(f"prep: no cluster of Ray answers at {address}")
+            assert failed.stderr.startswith(f"prep: no Ray cluster answers at {address}")
             assert failed.stderr.count("\n") == 1

@@ -47,7 +47,7 @@ class RayCluster:
             env=self.environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # one signal ends all
+            start_new_session=True,  # by which its processes are known
         )
         until(lambda: _accepts(ports[1]), timeout_s=START_TIMEOUT_S)
 
@@ -62,9 +62,11 @@ class RayCluster:
         return [pid for pid, title in titles.items() if title.startswith("ray::") and "Agent" not in title]
 
     def end(self) -> None:
-        """Kill all processes, and remove their folder."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._head.pid, signal.SIGKILL)
+        """Stop all processes, kill them, and remove their folder: workers outlive their head."""
+        for kind in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in (*self.workers(), *self._processes()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, kind)
         self._head.wait()
         until(lambda: not self._processes())
         shutil.rmtree(self.folder, ignore_errors=True)

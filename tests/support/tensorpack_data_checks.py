@@ -116,21 +116,6 @@ def rows_are_read(ran: Ran) -> None:
     ran.names["file"].close()
 
 
-@of("mx.recordio.MXRecordIO")
-def records_of_mxnet_are_read(ran: Ran) -> None:
-    with open_dataset("lmdb/val") as val:
-        expected = [(bytes(record.image), record.label) for record in val]
-    assert list(ran.names["ds"]) == list(ran.names["ds"]) == expected
-    magic, data = ran.names["MAGIC"], bytes(range(10))
-    parts = [(1, data), (2, b""), (3, data[:4])]  # a record with two of these words in it
-    rows = [
-        magic + (kind << 29 | len(part)).to_bytes(4, "little") + part + bytes(-len(part) % 4)
-        for kind, part in [*parts, (0, data)]
-    ]
-    Path("parts.rec").write_bytes(b"".join(rows))
-    assert list(ran.names["records_in"]("parts.rec")) == [data + magic + magic + data[:4], data]
-
-
 # Each item
 
 
