@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -15,6 +16,7 @@ from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.info import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links
 from shardprep.formats.reports.pixels import PixelStatistics
+from shardprep.formats.runtime.sizes import round_step
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.files import Rows
 
@@ -136,6 +138,8 @@ class RecordNames:
 
 MOST_POINTS = 1000  # of a scatter plot
 BINS = 32
+OUTLIERS = 0.5  # percent of the values at either end
+RENARD = (1, 1.25, 1.6, 2, 2.5, 3.15, 4, 5, 6.3, 8)  # ISO 3: round numbers in equal ratios
 TINY = 32  # pixels of the shorter side
 
 
@@ -148,18 +152,26 @@ class Histogram:
 
     @classmethod
     def of(cls, values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> Histogram:
-        """Return the histogram of positive numbers; the edges of a logarithmic one have equal ratios.
+        """Return the histogram of positive numbers with round edges, in equal ratios if it is logarithmic.
 
-        Of values that are all the same it is one bar.
+        The first and the last bar hold the outliers, if there are some. Equal values are one bar.
         """
         if not len(values):
             return cls([0.0, 1.0], [0])
         low, high = float(values.min()), float(values.max())
         if low == high:
             return cls([round(low, 3)] * 2, [len(values)])
-        edges = np.geomspace(low, high, BINS + 1) if is_logarithmic else np.linspace(low, high, BINS + 1)
-        edges = np.maximum.accumulate(np.clip(edges, low, high))  # not so where they are rounded
-        edges[0], edges[-1] = low, high
+        first, last = (float(part) for part in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
+        if first == last:
+            first, last = low, high
+        if is_logarithmic and first * 10 < last:
+            decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)))
+            inner = np.array([digit * 10.0**decade for decade in decades for digit in RENARD])
+        else:
+            step = round_step(max((last - first) / BINS, 0 if values.dtype.kind == "f" else 1))
+            inner = np.arange(math.ceil(first / step), math.floor(last / step) + 1) * step
+        inner = inner[(inner > first) & (inner < last)]
+        edges = np.array([low, *inner, high])
         return cls([round(edge, 3) for edge in edges.tolist()], np.histogram(values, edges)[0].tolist())
 
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import os
+import shlex
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.sizes import count_of, size as size_text
+from shardprep.formats.runtime.sizes import count_of, round_step, size as size_text
 
 MOST_IN_NAME = 80  # characters of a name in a page; the rest is in its tooltip, as far as that is bounded
 
@@ -110,8 +115,7 @@ def histogram(
     most = max([*counts, 1])
     step = (WIDTH - LEFT - RIGHT) / max(len(counts), 1)
     drawn = [_bar(LEFT + number * step, step, count / most) for number, count in enumerate(counts) if count]
-    marked = sorted({round(part * len(counts) / 4) for part in range(5)})  # the ends, and some between
-    ticks = [(LEFT + at * step, show(edges[at])) for at in marked]
+    ticks = _spaced([(LEFT + at * step, edge, show(edge)) for at, edge in enumerate(edges)])
     rows = [
         (f"{show(low)} to {show(high)}" if low < high else show(low), f"{count:,}")
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
@@ -125,6 +129,22 @@ def histogram(
     return chart_figure(
         title, text, [*drawn, *ticks_across(ticks), *up, axis_name(axis)], (axis, counted), rows
     )
+
+
+def _spaced(ticks: Sequence[tuple[float, float, str]]) -> list[tuple[float, str]]:
+    """Return the ends of (place, value, text), and between them the roundest whose texts do not touch."""
+
+    def roundness(tick: tuple[float, float, str]) -> tuple[int, bool]:
+        digits = f"{tick[1]:.3e}".partition("e")[0].replace(".", "").rstrip("0")
+        return len(digits), not digits.endswith(("1", "2", "5"))
+
+    chosen: dict[tuple[float, float], tuple[float, str]] = {}
+    for place, _, text in (ticks[0], ticks[-1], *sorted(ticks[1:-1], key=roundness)):
+        width = 6.5 * len(text)
+        left = place - (width if _is_at_end(place) else width / 2)
+        if all(left > end + 8 or left + width + 8 < begin for begin, end in chosen):
+            chosen[left, left + width] = place, text
+    return sorted(chosen.values())
 
 
 def scatter(
@@ -222,11 +242,16 @@ def ticks_across(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
     line = Markup('<path class="line" d="M{} {}H{}"/>').format(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT)
     texts = [
         Markup('<text class="tick {}" x="{:.0f}" y="{}">{}</text>').format(
-            "end" if x > WIDTH - RIGHT - 25 else "middle", min(x, WIDTH - 4), HEIGHT - BOTTOM + 14, text
+            "end" if _is_at_end(x) else "middle", min(x, WIDTH - 4), HEIGHT - BOTTOM + 14, text
         )
         for x, text in ticks
     ]
     return [line, *texts]
+
+
+def _is_at_end(x: float) -> bool:
+    """Whether a text at this place ends there, as it would leave the chart."""
+    return x > WIDTH - RIGHT - 25
 
 
 def ticks_up(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
@@ -296,9 +321,7 @@ def _round_up(value: float) -> float:
 
 def _round_steps(most: float) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten, up to the most: at most five beside zero."""
-    least = most / (MOST_TICKS - 1)
-    power = 10.0 ** math.floor(math.log10(least))
-    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))
+    step = round_step(most / (MOST_TICKS - 1))
     return [number * step for number in range(int(most / step) + 1)]
 
 
@@ -332,7 +355,8 @@ def page(template: str, *, title: str, **values: Any) -> str:
 
     ``title`` names the page; ``values`` are what the template uses. The page is complete: its style is in it,
     and its content security policy allows this style, pictures as data, and nothing else: no script, no style
-    attribute, no request. Text of ``values`` is escaped and made printable. Equal values give equal pages.
+    attribute, no request. Text of ``values`` is escaped and made printable. The foot has the version, the day
+    (that of ``SOURCE_DATE_EPOCH``, if it is set) and the command; beside it, equal values give equal pages.
     """
     style = stylesheet()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -341,8 +365,16 @@ def page(template: str, *, title: str, **values: Any) -> str:
     )
     css = Markup(style)  # noqa: S704 - the package's own file
     template_of = _environment().get_template(f"{template}.html")
-    made_by = f"shardprep {version('shardprep')}"
+    day = time.strftime("%Y-%m-%d", time.gmtime(float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())))
+    made_by = [f"shardprep {version('shardprep')}", day, *_command()]
     return template_of.render(title=title, style=css, policy=policy, made_by=made_by, **values)
+
+
+def _command() -> list[str]:
+    """The command line, where the program is ``prep``."""
+    program = Path(sys.argv[0])
+    is_prep = program.name == "prep" or program.parts[-2:] == ("cli", "__main__.py")
+    return [shlex.join(["prep", *sys.argv[1:]])] if is_prep else []
 
 
 @cache

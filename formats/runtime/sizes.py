@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 
@@ -73,3 +74,13 @@ def records_of(number: int, *, has_images: bool, has_labels: bool) -> str:
     lacks = [name for name, there in (("images", has_images), ("labels", has_labels)) if not there]
     without = f" without {' or '.join(lacks)}" if lacks else ""
     return count_of(number, "image" if has_images else "record") + without
+
+
+def round_step(least: float) -> float:
+    """Return the least of 1, 2, 5 and 10 times a power of ten that is not below a positive number.
+
+    >>> round_step(3), round_step(0.5), round_step(70)
+    (5.0, 0.5, 100.0)
+    """
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))

@@ -194,4 +194,4 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     version, is_developed, _ = config["metadata"]["version"].partition(".dev")
     heading = re.findall("^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0]
 
-    assert heading == f"{version} (unreleased)" if is_developed else version
+    assert heading == (f"{version} (unreleased)" if is_developed else version)
