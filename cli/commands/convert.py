@@ -342,7 +342,7 @@ def _print_converted(done: Converted | ConvertedTo) -> None:
 
 
 def _ignored_text(ignored: Mapping[str, int]) -> str | None:
-    return ", ".join(f"{number} {name}" for name, number in sorted(ignored.items())) or None
+    return ", ".join(f"{name}: {number}" for name, number in sorted(ignored.items())) or None
 
 
 def show_part(built: Sequence[ConvertedPart], part: tuple[int, int], *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
 from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.shards.tables import checked_index
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
+from shardprep.formats.sources.lists import PATH_COLUMNS
 from shardprep.formats.sources.tables import MAX_ROW_BYTES, CellKind, Lines, TableForm, TableRow, encoded_cell
 
 
@@ -283,7 +284,7 @@ class DatasetValues(JoinedValues):
         return f"{self.folder}, record {self.places[number]}"
 
 
-KEY_NAMES = ("key", "file_name")
+KEY_NAMES = ("key", "file_name", *PATH_COLUMNS)
 
 
 def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> JoinedColumn:
@@ -309,7 +310,9 @@ def _place_of_key(form: TableForm) -> int:
     name = next((name for name in KEY_NAMES if name in form.names), None)
     if name is None:
         there = ", ".join(form.names)[:200]
-        raise ValueError(f"has neither a column key nor a column file_name; its columns are: {there}")
+        raise ValueError(
+            f"has no column of keys or paths (key, file_name, path, …); its columns are: {there}"
+        )
     return form.names.index(name)
 
 

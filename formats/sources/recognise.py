@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,7 @@ def _refuse_options(source: Source, options: SourceOptions, *, takes_columns: bo
     if options.columns and not takes_columns:
         refused.append("columns")
     if refused:
-        names = ", ".join(name.replace("_", " ") for name in refused)
-        raise UsageError(f"this source has no {names}: {source.description}")
+        raise _refusal(refused, source)
 
 
 RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
@@ -202,18 +201,25 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
     return _without_list_options(merged(found), options)
 
 
+def _refusal(options: Iterable[str], source: Source) -> UsageError:
+    """Return the error for options, by name, that a source does not have."""
+    names = {"columns": "--column", "pairs": "--pair"}
+    given = [names.get(option, f"--{option.replace('_', '-')}") for option in options]
+    advice = "; add columns later with prep join" if {*given} & {*names.values()} else ""
+    return UsageError(f"{', '.join(given)}: not for {source.description}{advice}")
+
+
 def _without_list_options(source: Source, options: SourceOptions) -> Source:
     """Return the source, which is no list. Raises UsageError if options of lists were given."""
     if options.for_lists:
-        names = ", ".join(name.replace("_", " ") for name in options.for_lists)
-        raise UsageError(f"{names}: only for a list of images; this is {source.description}")
+        raise _refusal(options.for_lists, source)
     return _without_columns(source, options)
 
 
 def _without_columns(source: Source, options: SourceOptions, taken: Sequence[str] = ()) -> Source:
     """Return the source. Raises UsageError if options of columns were given that it does not take."""
-    if names := ", ".join(name for name in options.for_columns if name not in taken):
-        raise UsageError(f"{names}: only for images with columns beside them; this is {source.description}")
+    if refused := [name for name in options.for_columns if name not in taken]:
+        raise _refusal(refused, source)
     if options.image_column is not None:
         raise UsageError(
             "--image-column needs record files (WebDataset, TFRecord, Parquet, LMDB), but this is "

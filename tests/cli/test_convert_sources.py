@@ -23,7 +23,7 @@ def test_what_was_left_out_of_the_source_is_said(photos: Path, tmp_path: Path) -
     done = prep_here("convert", photos, tmp_path / "out", "--workers", 0, "--quiet")
 
     assert done.returncode == 0
-    assert "  ignored       1 .DS_Store\n" in done.stdout
+    assert "  ignored       .DS_Store: 1\n" in done.stdout
 
 
 def test_a_fraction_is_taken_for_val(photos: Path, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_missing_or_surplus_partner_is_named(
         ({"a": "cut.npy"}, SourceDamaged, "does not have the size its header gives"),
         ({"a": "text.npy"}, SourceDamaged, "write it with numpy.save"),
         ({"b": "a.csv"}, SourceDamaged, "line 1: has no column 'b'"),
-        ({"age": "no_key.csv"}, SourceDamaged, "line 1: has neither a column key"),
+        ({"age": "no_key.csv"}, SourceDamaged, "line 1: has no column of keys or paths"),
         ({"age": "ragged.csv"}, SourceDamaged, "line 3: has 1 column"),
         ({"age:int": "words.csv"}, SourceDamaged, "the column age: "),
         ({"age:labels": "a.npy"}, UsageError, "needs classes|which is no labels"),

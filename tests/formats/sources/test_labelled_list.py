@@ -317,7 +317,7 @@ def test_a_link_is_refused_and_counted_or_followed(root: Path, tmp_path: Path) -
 def test_options_of_lists_are_refused_for_other_sources(tmp_path: Path) -> None:
     write(tmp_path / "cat/1.jpg", b"x")
 
-    with pytest.raises(UsageError, match="root, path column: only for a list of images"):
+    with pytest.raises(UsageError, match="--root, --path-column: not for class-folders"):
         recognise(tmp_path, options=SourceOptions(root=tmp_path, path_column="x"))
 
 

@@ -258,7 +258,7 @@ def test_a_table_that_cannot_be_used_is_an_error_with_its_line(
         ({"columns": ("mask:image=age",)}, "--pair"),
         ({"columns": ("a:int=age", "b:int=age")}, "chosen twice"),
         ({"columns": "age:int"}, "must be a list"),
-        ({"root": "."}, "has no root"),
+        ({"root": "."}, "--root: not for metadata"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], match: str, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_pairs_of_a_source_that_has_none_are_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "s/masks", NAMES)
     write(tmp_path / "s/metadata.csv", b"file_name\n")
 
-    with pytest.raises(UsageError, match="pairs: only for images with columns"):
+    with pytest.raises(UsageError, match=r"--pair: not for image-list: .* prep join"):
         recognise(tmp_path / "list.txt", options=MASKS)
     with pytest.raises(UsageError, match=r"several kinds: .*prep join"):
         recognise(tmp_path / "s", options=MASKS)
