@@ -154,8 +154,9 @@ class Loader(Owned, ReplayableLoader):
         weights: A number for each part of a collection, by name. They divide an epoch exactly among the
             parts: a part may repeat records, with new random values, or continue in the next epoch where it
             stopped. Receipts and states count places; nothing is read ahead.
-        columns: Names of columns, and "image", in the order of a batch; others are not read. None is all of
-            them, except "boxes" and "box_labels", which a transform has and a batch has only if named.
+        columns: Names of columns, and "image", in the order of a batch; others are not read, also not for a
+            transform. None is all of them, except "boxes" and "box_labels", which a transform has and a
+            batch has only if named.
         on_bad_record: "raise", or "skip" to leave out records that are damaged, do not decode, or crash three
             workers (by SIGSEGV, for example; with ``workers=0`` that ends this process).
         with_numbers: Whether a batch ends with the record numbers.

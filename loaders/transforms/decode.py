@@ -72,7 +72,7 @@ def decode_rgb(
     Raises:
         BadImage: The bytes do not decode, have more than MAX_PIXELS pixels, or are an animated PNG that
             breaks the rules of animation.
-        UsageError: The crop is not within the image.
+        UsageError: The crop is not within the image, or the record was read without its image.
     """
     check_choice("orientation", orientation, ORIENTATIONS)
     source = EncodedImage(image, orientation=orientation, key=key)
@@ -100,6 +100,12 @@ class EncodedImage:
         is_bytes = isinstance(image, bytes | bytearray | memoryview)
         self._image: Encoded = image if is_bytes else image.image  # type: ignore[union-attr,assignment]
         self.key = key if is_bytes or key is not None else image.key  # type: ignore[union-attr]
+        if not is_bytes and not self._image:
+            raise UsageError(
+                "the record has no image: where columns= is given, it must also name 'image' for a transform "
+                "that decodes it",
+                key=self.key,
+            )
         self._flags = cv2.IMREAD_COLOR_RGB
         if orientation == "ignore":
             self._flags |= cv2.IMREAD_IGNORE_ORIENTATION

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import UsageError
-from shardprep.loaders import Loader, LocalShuffle
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from support.column_datasets import EVERY_KIND, every_kind, write_columns
 from support.image_files import JPEG
 from support.sampling import torture_except
@@ -75,6 +75,16 @@ def test_a_transform_reads_the_columns_that_it_asks_for(dataset: Path, workers: 
 def test_the_image_is_left_out_if_it_is_not_chosen(dataset: Path) -> None:
     with Loader(dataset, batch_size=20, workers=0, transform=columns_of, columns=["age", "score"]) as loader:
         assert set(next(iter(loader))[1].tolist()) == {0}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_of_images_that_are_not_read_is_an_error(dataset: Path, workers: int) -> None:
+    options: Any = {"transform": TrainTransform(8), "columns": ["age"], "on_bad_record": "skip"}
+    with (
+        Loader(dataset, batch_size=20, workers=workers, **options) as loader,
+        pytest.raises(UsageError, match="must also name 'image'"),
+    ):
+        next(iter(loader))
 
 
 def test_records_without_images_are_delivered(tmp_path: Path) -> None:
