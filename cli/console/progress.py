@@ -98,6 +98,7 @@ Form = Literal["never", "plain", "bar"]
 
 FORMS = ("auto", "never", "plain", "bar")
 LINE_INTERVAL_S = 30.0
+SHARD_INTERVAL_S = 1.0
 LEAST_BAR = 8  # characters of the bar itself, which gives way to nothing but the time left
 BESIDE_BAR = len(": 100%|| ")
 
@@ -175,12 +176,12 @@ def fitting(pace: Pace, width: int) -> str:
 
 
 class PlainProgress:
-    """Lines for a log: what is noted, each finished shard, and the state every 30 seconds."""
+    """Lines for a log: what is noted, finished shards once a second, and the state every 30 seconds."""
 
     def __init__(self, interval_s: float = LINE_INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._title, self._pace = "", Pace(0, 0)
-        self._next = 0.0
+        self._next = self._printed = 0.0
         self._shards = ""
         self._shown = 0  # records or bytes, in the last line
 
@@ -203,16 +204,19 @@ class PlainProgress:
             self._print()
 
     def shards(self, done: int, total: int) -> None:
-        """Print a line, unless the shards were found finished, and were not built."""
+        """Print a line, unless one was just printed, or the shards were found finished."""
         self._shards = f"{done:,} of {count_of(total, 'shard')}"
-        if self._shown != self._pace.done or done == total:
+        is_due = self._shown != self._pace.done and time.monotonic() >= self._printed + SHARD_INTERVAL_S
+        if is_due or done == total:
             self._print()
 
     def _print(self) -> None:
         pace = self._pace
-        self._next = time.monotonic() + self._interval_s
+        self._printed = time.monotonic()
+        self._next = self._printed + self._interval_s
         self._shown = pace.done
-        state = [f"{pace.share:.0%}", self._shards, *pace.rates(), f"{pace.left()} left"]
+        left = pace.left()
+        state = [f"{pace.share:.0%}", self._shards, *pace.rates(), "" if left == "?" else f"{left} left"]
         stamped(f"{self._title}: {', '.join(part for part in state if part)}")
 
 

@@ -16,6 +16,7 @@ from shardprep.formats.errors import SourceIncomplete, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, user_path
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.metadata import ROW_COLUMNS, MetadataReader
@@ -129,7 +130,9 @@ class LabelledList(Source):
             reader=reader,
             archives=(archive_of(self.path),),
             expected=len(one.entries) + one.missing,
-            shortfall=f"{one.missing} files are missing, first {one.first_missing}" if one.missing else "",
+            shortfall=f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
+            if one.missing
+            else "",
             problems=contents.problems,
             ignored=dict(one.ignored),
             notes=left_out_note(rows.left_out),

@@ -14,7 +14,7 @@ from support.terminals import on_terminal, states
 
 LINE = re.compile(
     r"\d\d:\d\d:\d\d convert train: (?P<share>\d+)%, (?P<done>\d+) of (?P<total>\d+) shards?"
-    r"(, [\d,]+ images/s, [\d,]+ MB/s)?, (\d+:\d\d|\?) left"
+    r"(, [\d,]+ images/s, [\d,]+ MB/s)?(, \d+:\d\d left)?"
 )
 WITH_A_BAR = [
     "sample",
@@ -35,7 +35,9 @@ def convert(archives: Path, output: Path, *words: object) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_log_has_the_source_and_a_line_for_each_shard(archives: Path, tmp_path: Path) -> None:
+def test_a_log_has_the_source_and_a_line_for_shards_at_most_once_a_second(
+    archives: Path, tmp_path: Path
+) -> None:
     done = prep(*convert(archives, tmp_path / "out"), check=True)
 
     first, *lines = done.stderr.splitlines()
@@ -44,7 +46,8 @@ def test_a_log_has_the_source_and_a_line_for_each_shard(archives: Path, tmp_path
     assert all(found), done.stderr
     shards = [int(match["done"]) for match in found if match]
     assert shards == sorted(set(shards))
-    assert len(shards) > 1
+    times = [line[:8] for line in lines[:-1]]
+    assert len(times) == len(set(times))  # the last line, of all shards, may follow at once
     assert found[-1]
     assert (found[-1]["share"], found[-1]["done"]) == ("100", found[-1]["total"])
 

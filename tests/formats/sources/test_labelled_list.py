@@ -281,7 +281,7 @@ def test_missing_files_are_counted_and_the_first_is_named(root: Path, tmp_path: 
     options = SourceOptions(root=root)
 
     with pytest.raises(
-        SourceIncomplete, match=r"4 images, not 6 \(2 files are missing, .*gone/1.jpg in line 5\)"
+        SourceIncomplete, match=r"4 images, not 6 \(2 files missing, .*gone/1.jpg in line 5\)"
     ):
         convert(tmp_path / "list.txt", tmp_path / "out", source_options=options, workers=0)
 
@@ -292,7 +292,7 @@ def test_a_file_with_too_long_a_name_is_missing(root: Path, tmp_path: Path, foll
     write(tmp_path / "list.txt", as_text(ROWS | long).encode())
     options = SourceOptions(root=root, follow_symlinks=follow)
 
-    with pytest.raises(SourceIncomplete, match=r"4 images, not 6 \(2 files are missing"):
+    with pytest.raises(SourceIncomplete, match=r"4 images, not 6 \(2 files missing"):
         convert(tmp_path / "list.txt", tmp_path / "out", source_options=options, workers=0)
 
 
