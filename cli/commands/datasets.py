@@ -120,14 +120,20 @@ def summary_of_inspected(results: Mapping[str, Inspected]) -> str:
     return f"{', '.join(results)}: {images}, {total} on disk"
 
 
+def _range_of(ends: tuple[int, int], noun: str) -> str:
+    """Return a range of numbers with their noun."""
+    low, high = ends
+    return count_of(high, noun) if low == high else f"{low:,} to {count_of(high, noun)}"
+
+
 def print_inspected(found: Inspected) -> None:
     """Print the summary, and what else was asked for."""
     summary = found.summary
     is_labelled = summary.classes_present > 0
     records = records_of(summary.records, has_images=summary.has_images, has_labels=is_labelled)
     say(f"{summary.path}: {summary.split} split, {records}")
-    low, high = summary.per_class
-    classes = f"{summary.classes_present:,} of {summary.classes:,}, {low:,} to {high:,} images each"
+    least_and_most = _range_of(summary.per_class, "image")
+    classes = f"{summary.classes_present:,} of {summary.classes:,}, {least_and_most} each"
     checked = (f"{md5} of {name}" for name, md5 in summary.archive_md5.items())
     print_fields(
         {
@@ -201,8 +207,7 @@ def _column(column: ColumnSummary) -> str:
     if column.classes:
         parts.append(count_of(column.classes, "class"))
     if column.per_class:
-        low, high = column.per_class
-        parts.append(f"{low:,} to {high:,} records each")
+        parts.append(f"{_range_of(column.per_class, 'record')} each")
     if column.unlabelled:
         parts.append(f"{column.unlabelled:,} without")
     return ", ".join(parts)

@@ -280,8 +280,8 @@ def _tcp_problem(endpoint: str) -> str:
     if is_loopback:
         return ""
     return (
-        "other machines reach it, so it needs keys: make them on each machine with prep keygen and give them as "
-        "keys=; or stay on 127.0.0.1; or give insecure=True (--insecure-plaintext) where the network itself is secure"
+        "other machines reach it, so it needs keys (keys=, or --key and --receiver), which prep keygen makes on each "
+        "machine; without keys, use 127.0.0.1, or insecure=True (--insecure-plaintext) on a network that is secure"
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.loaders.machines.codec import (
     Buffer,
     FrameDamaged,
@@ -380,7 +381,7 @@ class RemoteStats:
     def __str__(self) -> str:
         """Return some lines, one for each sender."""
         lines = [
-            f"{self.batches:,} batches from {len(self.senders)} senders; waited {self.waited:.1f} s for them; "
+            f"{self.batches:,} batches from {count_of(len(self.senders), 'sender')}; waited {self.waited:.1f} s for them; "
             f"{self.repeated} repeated, {self.stale} stale, {self.rejected} rejected, "
             f"{self.leases_given_again} leases given again, {self.not_admitted} not admitted"
         ]
