@@ -16,7 +16,7 @@ from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.info import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links
 from shardprep.formats.reports.pixels import PixelStatistics
-from shardprep.formats.runtime.sizes import round_step
+from shardprep.formats.runtime.sizes import count_of, round_step
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.files import Rows
 
@@ -438,7 +438,7 @@ def _of_duplicates(found: Findings) -> Iterator[Observation]:
     near = inside.near[~_differ(labels, inside.near)]
     yield _pairs(
         found, "look alike", "Images that look alike", near, is_bad=False, leave_out=near["second"],
-        advice="Scaled, compressed again, or frames of one scene.",
+        advice="They may be scaled or compressed again, or frames of one scene.",
     )  # fmt: skip
 
 
@@ -470,10 +470,12 @@ def _pairs(
 def _measured(links: Links) -> str:
     """Say how many of the links are of equal bytes, and how much the hashes of the others differ."""
     exact = int(np.count_nonzero(links["distance"] == EQUAL_BYTES))
-    parts = [f"{exact:,} with equal bytes"] if exact else []
+    parts = [f"{count_of(exact, 'pair')} with equal bytes"] if exact else []
     if near := len(links) - exact:
-        parts.append(f"{near:,} whose hashes differ in at most {DISTANCE} of 64 bits")
-    return f"Pairs: {', '.join(parts)}."
+        parts.append(
+            f"{count_of(near, 'pair')} of perceptual hashes that differ in at most {DISTANCE} of 64 bits"
+        )
+    return f"{', '.join(parts)}."
 
 
 def _differ(labels: npt.NDArray[np.int64], links: Links) -> npt.NDArray[np.bool_]:

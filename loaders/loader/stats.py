@@ -176,8 +176,8 @@ class PipelineTimes:
         enough = self._workers_for_all_cpus()
         if self.workers >= enough:
             return (
-                f"all {self.cpus} CPUs are in use, so more workers do not help; more or faster CPUs do, or "
-                f"senders on other machines{self._smaller_part(slowest)}"
+                f"all {self.cpus} CPUs are in use, so more workers do not help; more or faster CPUs would, as "
+                f"would data machines{self._smaller_part(slowest)}"
             )
         return (
             f"more workers help: {enough} instead of {self.workers} would reach "

@@ -88,7 +88,9 @@ def test_all_record_numbers_are_in_the_json_and_without_them_nothing_is_found(tm
 def test_similar_images_with_two_labels_are_not_said_to_be_wrong(found: Examination) -> None:
     advice = observed(found, "suspects")["advice"]
 
-    assert advice.startswith("Pairs: 2 with equal bytes, 2 whose hashes differ in at most 4 of 64 bits.")
+    assert advice.startswith(
+        "2 pairs with equal bytes, 2 pairs of perceptual hashes that differ in at most 4 of 64 bits."
+    )
     assert "Similar images may belong to two classes: look at them." in advice
 
 
