@@ -76,9 +76,13 @@ def boxes_of(value: Any, name: str, *, key: str) -> Places:
         form = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
         raise BadTarget(f"{name} is {form}; boxes are float32 [n, 4]", key=key)
     boxes = value.astype(np.float64)
-    if not ((boxes >= -BEYOND) & (boxes <= 1 + BEYOND)).all() or not (boxes[:, :2] <= boxes[:, 2:]).all():
+    is_within = ((boxes >= -BEYOND) & (boxes <= 1 + BEYOND)).all(axis=1)
+    is_right = is_within & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
+    if not is_right.all():
+        first = ", ".join(f"{side:g}" for side in boxes[is_right.argmin()])
         raise BadTarget(
-            f"{name} has a box that is not x_min, y_min, x_max, y_max as fractions of the image, 0 to 1",
+            f"{name} has the box [{first}]; boxes are x_min, y_min, x_max, y_max as fractions of the image, 0 to 1: "
+            "divide pixels by its width and height",
             key=key,
         )
     return boxes.clip(0, 1)
