@@ -76,7 +76,7 @@ allow_partial_option: Option = click.option(
 @click.option(
     "--order", type=click.Choice(ORDERS), default="shuffled", help="Seeded permutation, or sorted by key."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of --order shuffled.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the permutation.")
 @workers_option
 @progress_option
 @on_bad_image_option

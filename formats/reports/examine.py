@@ -265,7 +265,7 @@ def report(
         pixels: How many images are read: "none", "sample" (at most 4,096 of each dataset are decoded, and the
             bytes of at most 8,192 more compared) or "all" (0.5 to 1.5 ms of CPU and 25 bytes of memory each).
         classes: Names of classes to show many images of; empty shows a few images of up to 24 classes.
-        record: Key of the record whose custody is shown, from its checksum to the root; None is the first.
+        record: Key of the record whose provenance is shown, from its checksum to the root; None is the first.
         seed: Chooses the sample and what is shown.
         workers: Number of processes that decode; None is one per usable CPU, 0 decodes in one other process.
         progress: Receives the progress; None shows a bar in a notebook.
