@@ -160,7 +160,7 @@ def scatter(
     marks = ticks_up([(up.share(t), show_y(t)) for t in up.ticks()])
     drawn = [Markup('<path class="dots" d="{}"/>').format(dots), *ticks_across(ticks), *marks, axis_name(x)]
     text = f"{len(points):,} images; {x} from {shown_number(across.low)} to {shown_number(across.high)}, "
-    text += f"{y} from {show_y(up.low)} to {show_y(up.high)}; both axes are logarithmic."
+    text += f"{y} from {show_y(up.low)} to {show_y(up.high)}; both axes are logarithmic, with outliers at their ends."
     rows = [(shown_number(a), show_y(b)) for a, b in points[:MOST_TABLE_ROWS]]
     return chart_figure(title, text, drawn, (x, y), rows)
 
@@ -185,21 +185,22 @@ def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Sh
 
 
 class _Log:
-    """A logarithmic scale that holds all values; those that are not positive stand at its beginning."""
+    """A logarithmic scale; outliers, of 200 values the least and the greatest, stand at its ends."""
 
     def __init__(self, values: Sequence[float]) -> None:
-        positive = [value for value in values if value > 0] or [1.0]
-        self.low, self.high = min(positive), max(positive)
+        positive = sorted(value for value in values if value > 0) or [1.0]
+        outliers = len(positive) // 200
+        self.low, self.high = positive[outliers], positive[-1 - outliers]
         self._low = math.log10(self.low) - 0.05
         self._span = math.log10(self.high) + 0.05 - self._low
 
     def share(self, value: float) -> float:
-        return (math.log10(max(value, self.low)) - self._low) / self._span
+        return (math.log10(min(max(value, self.low), self.high)) - self._low) / self._span
 
     def ticks(self) -> list[float]:
         """Return round values, about four."""
         decades = range(math.floor(self._low), math.ceil(self._low + self._span) + 1)
-        for parts in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)):
+        for parts in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)):
             found = [p * 10.0**d for d in decades for p in parts if self.low <= p * 10.0**d <= self.high]
             if len(found) >= 3:
                 return found[:: -(-len(found) // 5)]
