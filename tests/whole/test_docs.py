@@ -134,9 +134,10 @@ GUIDES = {"converting", "training", "flow", "tensorflow", "pytorch", "jax", "sev
 REFERENCES = {"format", "promises", "from-tensorpack", "tensorpack-lmdb", "frames", "wire", "benchmarks"}
 
 
-def test_the_table_of_the_documents_has_every_page_once() -> None:
+def test_the_tables_of_the_documents_have_every_page_once_but_decisions() -> None:
     listed = re.findall(r"^\| \[.*?\]\((.*?)\)", (ROOT / "docs" / "README.md").read_text(), re.M)
-    there = {str(page.relative_to(ROOT / "docs")) for page in DOCS} - {"README.md"}
+    pages = [page for page in DOCS if page.parent.name != "decisions"]
+    there = {str(page.relative_to(ROOT / "docs")) for page in pages} - {"README.md"}
     assert sorted(listed) == sorted(there | {"api.rst"})
     assert {Path(page).stem for page in there} >= GUIDES | REFERENCES
 
