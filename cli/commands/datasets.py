@@ -517,6 +517,6 @@ def export(dataset: Path, output: Path, to: str, form: Form, as_json: bool, **ch
         return
     for one in done:
         state = " (was complete, and is intact)" if one.already_complete else ""
-        files = count_of(len(one.files), "file" if to != "folders" else "group")
+        form_of_files = "class folders" if to == "folders" else f"{count_of(len(one.files), 'file')} of {to}"
         total = size(sum(file.size for file in one.files))
-        say(f"{one.path}: {count_of(one.records, 'image')}, {total} in {files} of {to}{state}")
+        say(f"{one.path}: {count_of(one.records, 'image')}, {total} in {form_of_files}{state}")
