@@ -269,7 +269,7 @@ class EvalTransform(ImageTransform):
             raise UsageError(f"rounding must be one of {get_args(Rounding)}, not {self.rounding!r}")
         if not is_count(self.resize, most=MAX_SIDE) or self.resize < max(self._sides):
             raise UsageError(
-                f"resize ({self.resize!r}) must be a number of pixels, not be smaller than size ({self.size}), nor above {MAX_SIDE}"
+                f"resize must be from {max(self._sides)} pixels (the size) to {MAX_SIDE}, not {self.resize!r}"
             )
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
