@@ -41,12 +41,15 @@ from shardprep.formats.verification.checks import quarantined
 class Converted:
     """One converted split.
 
-    ``path`` is its folder, ``manifest`` its :class:`Manifest`, and ``already_complete`` whether an earlier
-    call had finished it, so that it was verified only. ``skipped`` are the :class:`SkippedImages`: bad images
-    that were left out, by cause, and the classes of which none is left. ``ignored`` counts the files and
-    folders of file managers, and hidden ones, that were left out of the source, by name. ``notes`` are lines
-    about what else was left out of the source, and about images in columns that do not fit their records'.
-    ``has_labels`` is False where no record of the source has a label.
+    Attributes:
+        path: Its folder.
+        manifest: Its manifest.
+        already_complete: Whether an earlier call had finished it, so that it was verified only.
+        skipped: Bad images that were left out, by cause, and the classes of which none is left.
+        ignored: Number of files and folders of file managers, and hidden ones, that were left out of the
+            source, by name.
+        notes: Lines about what else was left out, and about images in columns that do not fit their records'.
+        has_labels: False where no record of the source has a label.
     """
 
     path: Path
@@ -256,11 +259,19 @@ def _skipped_in(output: Path, manifest: Manifest, prepared: Prepared) -> Skipped
 class ConvertedPart:
     """Shards of one split that one part of a conversion has built.
 
-    ``path`` is the split's folder, ``part`` the part's number and the number of parts, and ``shards`` has
-    the names of its shards, all finished. ``records`` and ``file_bytes`` are those of these shards, and
-    ``skipped`` the :class:`SkippedImages` of them. ``total`` is the number of the split's shards, of which
-    ``missing`` are not finished yet. ``already_complete`` says that the whole split was finished before, so
-    that nothing was read. ``has_images`` and ``has_labels`` are False where no record has one.
+    Attributes:
+        path: The split's folder.
+        split: "train", "val" or "test".
+        part: The part's number, from 1, and the number of parts.
+        shards: Names of the part's shards, all finished.
+        records: Number of records in these shards.
+        file_bytes: Bytes of these shards.
+        total: Number of the split's shards.
+        missing: Number of the split's shards that are not finished yet.
+        already_complete: Whether the whole split was finished before, so that nothing was read.
+        skipped: Bad images that these shards left out, by cause.
+        has_images: False where no record has an image.
+        has_labels: False where no record has a label.
     """
 
     path: Path

@@ -42,13 +42,23 @@ _DETAILS = re.compile(r"\(.*?\)|\d+")
 class PlannedSplit:
     """One split as it would be converted.
 
-    ``path`` is the folder of its dataset, ``layout`` the source's, ``container`` that of the shards;
-    ``images``, ``classes`` and ``image_bytes`` are what the source has, ``shards`` is the number of shards
-    and ``disk_bytes`` the most that all files can take. ``skipped``
-    counts bad images that would be left out, and ``ignored`` the files of file managers and hidden ones. A
-    split that is ``already_complete`` would only be verified. ``columns`` has the kinds of the columns beside
-    key, label and image, by name; ``notes`` are lines about what else is left out of the source.
-    ``has_images`` and ``has_labels`` are False where no record has one.
+    Attributes:
+        split: "train", "val" or "test".
+        path: Folder of its dataset.
+        layout: The source's layout.
+        images: Number of images in the source.
+        classes: Number of classes in the source.
+        image_bytes: Bytes of the images in the source.
+        container: Container of the shards.
+        shards: Number of shards.
+        disk_bytes: The most bytes that all files can take.
+        skipped: Number of bad images that would be left out.
+        ignored: Number of files of file managers, and hidden ones, by name.
+        already_complete: Whether it would only be verified.
+        columns: Kinds of the columns beside key, label and image, by name.
+        notes: Lines about what else is left out of the source.
+        has_images: False where no record has an image.
+        has_labels: False where no record has a label.
     """
 
     split: str
@@ -73,13 +83,16 @@ class PlannedSplit:
 class DryRun:
     """The result of :func:`plan_conversion`.
 
-    ``source`` describes the source, empty if it was not recognised. ``splits`` are those that could be
-    listed. ``problems`` are what would make the conversion fail, and ``skipped`` what is wrong with the
-    images that it would leave out; both hold the number of cases and the first error of each kind.
-
-    ``seconds`` is about how long the conversion would take with ``workers``, None if nothing was read: the
-    time in which these workers read all images in this run, at ``read_rate`` bytes per second, and that of
-    hashing them, by a sample of one in SAMPLE_EVERY. Writing is not measured, because nothing is written.
+    Attributes:
+        source: Description of the source, empty if it was not recognised.
+        splits: Splits that could be listed.
+        problems: What would make the conversion fail: the number of cases and the first error of each kind.
+        skipped: What is wrong with the images that it would leave out, likewise.
+        workers: Number of processes that ``seconds`` assumes.
+        seconds: About how long the conversion would take, None if nothing was read: the time in which these
+            workers read all images in this run, and that of hashing them, by a sample of one in SAMPLE_EVERY.
+            Writing is not measured, because nothing is written.
+        read_rate: Bytes per second at which the images were read.
     """
 
     source: str

@@ -155,9 +155,11 @@ ROW_BYTES = 16  # of a column's table, and of a container, for each value
 class Joined:
     """The result of :func:`join`.
 
-    ``path`` is the dataset's folder and ``manifest`` its :class:`Manifest`, now with the columns. ``added``
-    are the names of the columns that are new, and ``rebuilt`` the damaged files of columns that were joined
-    before, which have their old bytes again.
+    Attributes:
+        path: The dataset's folder.
+        manifest: Its manifest, now with the columns.
+        added: Names of the new columns.
+        rebuilt: Names of the damaged files of columns joined before, which have their old bytes again.
     """
 
     path: Path
@@ -184,9 +186,10 @@ def join(
         dataset: Folder of one split.
         columns: Maps "NAME" or "NAME:KIND" to where the values come from: the folder of a dataset, for its
             images, or "FOLDER#COLUMN" for one of its columns; a ``.npy`` file with a row for each record, in
-            stored order; or a table (``.csv``, ``.tsv``, ``.jsonl``) with a column ``key`` or ``file_name``
-            and a column NAME, or another as "FILE#COLUMN". Datasets and tables have one partner for each
-            record, matched by key, or by key or file name without extension where these are unique.
+            stored order; or a table (``.csv``, ``.tsv``, ``.jsonl``) with a column of keys or paths (``key``,
+            ``file_name``, ``path``, …) and a column NAME, or another as "FILE#COLUMN". Datasets and tables
+            have one partner for each record, matched by key, or by key or file name without extension where
+            these are unique.
         workers: Number of processes; None is one per usable CPU, 0 works in this process.
         progress: Receives the progress; None shows a bar in a notebook.
 

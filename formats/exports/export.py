@@ -53,10 +53,15 @@ MOST_SHARD_BYTES = 4 << 30
 class Exported:
     """One exported split.
 
-    ``path`` is its folder and ``to`` the format; ``split``, ``records`` and ``root`` are the dataset's.
-    ``files`` are the units of the export with their sizes and SHA-256 (of ``folders``, groups of
-    images), then the files about all of them. ``already_complete`` is whether an earlier call had finished
-    it, so that its files were compared only.
+    Attributes:
+        path: Its folder.
+        to: The format.
+        split: The dataset's split.
+        records: Number of its records.
+        root: The dataset's root.
+        files: Units of the export with their sizes and SHA-256 (of ``folders``, groups of images), then the
+            files about all of them.
+        already_complete: Whether an earlier call had finished it, so that its files were compared only.
     """
 
     path: Path

@@ -63,10 +63,13 @@ LATER_KINDS = {name: flag for name, flag in KINDS.items() if flag > ImageFlag.PN
 class ImageInfo:
     """The properties of an image.
 
-    ``width`` and ``height`` are those of the decoded image (EXIF not applied). ``components`` is the number
-    of coded channels: 1 for gray, 2 for gray with alpha, 3 for colour, also from a palette, 4 for CMYK or
-    colour with alpha. ``flags`` are the kind and the unusual properties. ``orientation`` is EXIF's, 1 to 8,
-    of a JPEG or WebP; it is 1 if there is none, and for any other kind.
+    Attributes:
+        width: Pixels of the decoded image, EXIF not applied.
+        height: Pixels, likewise.
+        components: Number of coded channels: 1 for gray, 2 for gray with alpha, 3 for colour, also from a
+            palette, 4 for CMYK or colour with alpha.
+        flags: The kind and the unusual properties.
+        orientation: EXIF's, 1 to 8, of a JPEG or WebP; 1 if there is none, and for any other kind.
     """
 
     width: int

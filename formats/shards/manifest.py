@@ -258,21 +258,30 @@ JOINED = "joined"  # in the source: a list of an object for each joined column, 
 class Manifest:
     """The manifest of a dataset, validated by :meth:`parse`; the constructor checks nothing.
 
-    ``split`` is "train", "val" or "test"; ``records`` the number of records; ``image_bytes`` the sum of the
-    images' lengths; ``partial`` whether the source had another number of images than it should;
-    ``class_sorted`` whether the records are stored class after class; ``skipped`` the number of bad images
-    left out; ``labels`` the :class:`LabelSpace`. ``source`` (layout and archives), ``plan`` (the options
-    and the SHA-256 of the plan) and ``writer`` (versions of the libraries) are as the conversion wrote them.
-    ``container`` is "lmdb", "hdf5" or, with an ``archive``, "tar". ``tables`` are the entries of the index
-    and, if there are any, of the boxes and the quarantine list; ``shards`` those of the shards, in stored
-    order. ``content_root`` is the hash over the records, ``version`` the format's (major, minor), and
-    ``extra`` the keys of a later minor version that this release does not need. ``kinds`` are the kinds of
-    image files other than JPEG and PNG, by their names and in the order of
-    :data:`~shardprep.formats.images.info.KINDS`. ``crop_ready`` is the number of images with a
-    table of their segments. ``columns`` are those beside key, label and image, None without any; with them,
-    ``content_root`` covers the columns, too. ``archive`` is the archive that the images are in, None where
-    shards hold them. ``offsets`` is whether the index and the columns' tables say where each image and value
-    begins in its file; format 1.0 leaves that to the containers.
+    Attributes:
+        split: "train", "val" or "test".
+        records: Number of records.
+        image_bytes: Sum of the images' lengths.
+        partial: Whether the source had another number of images than it should.
+        class_sorted: Whether the records are stored class after class.
+        skipped: Number of bad images left out.
+        labels: The label space.
+        source: Layout and archives, as the conversion wrote them.
+        plan: Options and SHA-256 of the plan, as the conversion wrote them.
+        container: "lmdb", "hdf5" or, with an ``archive``, "tar".
+        writer: Versions of the libraries that wrote the shards.
+        tables: Entries of the index and, if there are any, of the boxes and the quarantine list.
+        shards: Entries of the shards, in stored order.
+        content_root: Hash over the records, and the columns if there are any.
+        version: The format's (major, minor).
+        extra: Keys of a later minor version that this release does not need.
+        kinds: Kinds of image files other than JPEG and PNG, by name, in the order of
+            :data:`~shardprep.formats.images.info.KINDS`.
+        crop_ready: Number of images with a table of their segments.
+        columns: Those beside key, label and image, None without any.
+        archive: The archive that the images are in, None where shards hold them.
+        offsets: Whether the index and the columns' tables say where each image and value begins in its file;
+            format 1.0 leaves that to the containers.
     """
 
     split: str

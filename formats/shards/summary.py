@@ -103,17 +103,35 @@ class CropReadySummary:
 class Summary:
     """The summary of a dataset.
 
-    ``path`` is its folder. From the manifest: ``split``, ``records``, ``classes`` of the label space,
-    ``image_bytes``, ``disk_bytes`` of all files, ``container``, the path of the ``archive`` in which the
-    images stay (None: they are in the shards), the number of ``shards``, ``order`` and
-    ``seed``, ``class_sorted``, ``partial``, ``skipped``, the number of ``boxes``, the layout of the
-    ``source``, ``archive_md5`` with the official MD5s that were checked by the archives' names,
-    ``content_root`` and ``root``. From the index: ``classes_present`` with images, ``per_class``
-    the fewest and most images of these, ``images`` which maps "width", "height" (pixels) and "length"
-    (bytes) to (5 %, median, 95 %, largest), ``kinds`` the number of images by kind of file, such as "JPEG",
-    ``oddities`` the number of unusual images by property, and ``crop_ready`` a :class:`CropReadySummary` if
-    there are such images. Of records without images (``has_images`` is False), ``images``, ``kinds`` and
-    ``oddities`` are empty. ``columns`` are a :class:`ColumnSummary` for each column.
+    Attributes:
+        path: Its folder.
+        split: "train", "val" or "test".
+        records: Number of records.
+        classes: Number of classes of the label space.
+        classes_present: Number of classes with images.
+        per_class: The fewest and the most images of these.
+        image_bytes: Bytes of all images.
+        disk_bytes: Bytes of all files.
+        container: Container of the shards.
+        archive: Path of the archive in which the images stay, None if they are in the shards.
+        shards: Number of shards.
+        order: Order of the plan.
+        seed: Its seed.
+        class_sorted: Whether records are stored class after class.
+        partial: Whether the source had another number of images than it should.
+        skipped: Number of bad images left out.
+        boxes: Number of boxes.
+        source: Layout of the source.
+        images: Maps "width", "height" (pixels) and "length" (bytes) to (5 %, median, 95 %, largest); empty
+            without images.
+        kinds: Number of images by kind of file, such as "JPEG".
+        oddities: Number of unusual images by property.
+        crop_ready: Summary of the crop-ready images, None without any.
+        content_root: Hash over the records.
+        root: Hash of the manifest.
+        has_images: False where records have no image.
+        columns: A summary for each column.
+        archive_md5: Official MD5s that were checked, by the archives' names.
     """
 
     path: str

@@ -30,9 +30,13 @@ from shardprep.formats.storage.transfer import Download, RemoteDataset, Transfer
 class FetchedDataset:
     """One fetched dataset.
 
-    ``path`` is its folder, ``url`` the place that it was fetched from, and ``manifest`` its manifest.
-    ``fetched`` are the names of the files that were downloaded, and ``kept`` of those that were there and
-    right. ``complete`` is whether all files of the dataset are there, and the manifest with them.
+    Attributes:
+        path: Its folder.
+        url: The place that it was fetched from.
+        manifest: Its manifest.
+        fetched: Names of the files that were downloaded.
+        kept: Names of the files that were there and right.
+        complete: Whether all files of the dataset are there, and the manifest with them.
     """
 
     path: Path

@@ -161,9 +161,12 @@ class Fingerprint:
 class PublishedDataset:
     """One published dataset.
 
-    ``url`` is its place, and ``manifest`` its manifest. ``uploaded`` are the names of the files that were
-    uploaded, and ``kept`` of those that were there and right. ``already_complete`` is whether the manifest
-    was there before.
+    Attributes:
+        url: Its place.
+        manifest: Its manifest.
+        uploaded: Names of the files that were uploaded.
+        kept: Names of the files that were there and right.
+        already_complete: Whether the manifest was there before.
     """
 
     url: str

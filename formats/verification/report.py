@@ -35,11 +35,15 @@ class Finding:
 class Report:
     """The result of a verification.
 
-    ``dataset`` is the folder, ``url`` that of a dataset which was read through a cache, and ``location`` the
-    one of them that the dataset was given by. ``level`` is the level checked, and ``manifest`` the
-    :class:`Manifest`, None if it is damaged. ``findings`` are damage, ``unchecked`` is what could not be
-    read, and ``notes`` are remarks that are no damage, such as messages of the decoder. ``rebuilt`` are the
-    names of the files that a repair replaced before, and empty for a verification alone.
+    Attributes:
+        dataset: The folder; of a dataset at a URL, the one in the cache.
+        level: The level that was checked.
+        manifest: The manifest, None if it is damaged.
+        findings: Damage.
+        unchecked: What could not be read.
+        notes: Remarks that are no damage, such as messages of the decoder.
+        rebuilt: Names of the files that a repair replaced before.
+        url: The URL of a dataset that was read through a cache, else None.
     """
 
     dataset: Path

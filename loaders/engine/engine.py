@@ -71,14 +71,22 @@ def check_engine(work: RowTask, *, workers: int, slots: int, chunk: int, deadlin
 class EngineStats:
     """Counts and seconds since the engine was made, or since other stats of it (:meth:`since`).
 
-    ``rows`` and ``batches`` were delivered. ``timed`` of the rows were not in the first batch of all;
-    ``copied`` of the batches were copied because too many were held. ``warming`` is the seconds before that
-    first batch, while the workers start; ``elapsed`` the seconds of all runs after it. ``starved`` is how
-    long the consumer waited for later batches, ``handing`` how long its thread took to hand batches over,
-    ``blocked`` how long the workers had no free slot. ``filling`` and ``waiting`` are each worker's seconds
-    with and without a lease; ``cpu`` and ``queued`` are the parts of ``filling`` on a CPU and waiting for
-    one. ``stages`` has the seconds of each stage that the work times, of all workers together. ``restarts``
-    is how many workers were replaced.
+    Attributes:
+        rows: Number of rows that were delivered.
+        timed: Number of these that were not in the first batch of all.
+        batches: Number of batches that were delivered.
+        elapsed: Seconds of all runs after the first batch.
+        warming: Seconds before it, while the workers start.
+        starved: Seconds in which the consumer waited for later batches.
+        handing: Seconds in which its thread handed batches over.
+        blocked: Seconds in which the workers had no free slot.
+        filling: Each worker's seconds with a lease.
+        waiting: Each worker's seconds without one.
+        cpu: The part of ``filling`` on a CPU.
+        queued: The part of ``filling`` waiting for one.
+        stages: Seconds of each stage that the work times, of all workers together.
+        copied: Number of batches that were copied because too many were held.
+        restarts: Number of workers that were replaced.
     """
 
     rows: int

@@ -92,11 +92,16 @@ class RunOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class Parting:
-    """The first ``row`` of a ``step`` of an ``epoch`` at which two runs differ.
+    """The first place at which two runs differ.
 
-    ``kind`` is what differs there: the dataset, the order of records, their labels, the columns of a batch,
-    the augmentation, or the pixels. ``numbers`` are the two record numbers, None where a run has no such row,
-    or where the datasets differ. ``because`` has the settings that decide it: name to both values.
+    Attributes:
+        epoch: Number of the epoch.
+        step: Step of the epoch.
+        row: Row of the step.
+        kind: What differs there: the dataset, the order of records, their labels, the columns of a batch, the
+            augmentation, or the pixels.
+        numbers: The two record numbers, None where a run has no such row, or where the datasets differ.
+        because: The settings that decide it: name to both values.
     """
 
     epoch: int

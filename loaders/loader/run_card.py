@@ -168,12 +168,23 @@ ADVICE = "write it with loader.card().save(path)"
 class RunCard:
     """The options of a rank's run, as JSON: for :meth:`.Loader.replay` of its steps on any machine.
 
-    ``dataset`` is the root of the dataset's manifest, ``split`` its split. ``records`` says which were
-    chosen, None for all. ``columns`` are those that were named, and ``weights`` those of a collection's
-    parts, None without. ``transform`` has the arguments, or the identity, of the transform. ``versions``
-    are those of the programs that decide the pixels; a replay takes those that are installed. ``labels``,
-    ``shuffle`` (a window counts records), ``seed``, ``batch_size``, ``rank``, ``world_size``,
-    ``drop_last``, ``on_bad_record`` and ``with_numbers`` are the Loader's arguments of these names.
+    Attributes:
+        dataset: Root of the dataset's manifest.
+        split: Its split.
+        records: Which records were chosen, None for all.
+        labels: The Loader's argument.
+        columns: Columns that were named, None without.
+        weights: Weights of a collection's parts, None without.
+        shuffle: The Loader's argument; its window counts records.
+        seed: The Loader's argument.
+        batch_size: The Loader's argument.
+        rank: The Loader's argument.
+        world_size: The Loader's argument.
+        drop_last: The Loader's argument.
+        on_bad_record: The Loader's argument.
+        with_numbers: The Loader's argument.
+        transform: Arguments, or identity, of the transform, None without.
+        versions: Versions of the programs that decide the pixels; a replay takes those that are installed.
     """
 
     dataset: str

@@ -40,11 +40,15 @@ _MAIN_ADVICE = {
 class StageLoad:
     """The load of one stage of a pipeline.
 
-    ``name`` is the stage's; ``place`` is where it runs: "worker" processes, the "main" process's consuming
-    thread, or a "thread" of an input. ``seconds`` is its service time per image. ``utilisation`` is the share
-    of the time in which its threads or processes work; ``starved`` and ``blocked`` are the shares in which
-    they wait for the stage before and the stage after. ``limit`` is its rate alone, in images/s (inf if it
-    takes no time).
+    Attributes:
+        name: The stage's name.
+        place: Where it runs: "worker" processes, the "main" process's consuming thread, or a "thread" of an
+            input.
+        seconds: Its service time per image.
+        utilisation: Share of the time in which its threads or processes work.
+        starved: Share in which they wait for the stage before.
+        blocked: Share in which they wait for the stage after.
+        limit: Its rate alone, in images/s (inf if it takes no time).
     """
 
     name: str
@@ -200,9 +204,13 @@ class PipelineTimes:
 class Verdict:
     """The stage that limits a pipeline, as a sentence by ``str``.
 
-    ``limit`` is the name of that stage, ``rate`` the pipeline's rate in ``unit`` per second ("images" or
-    "batches"). Without that limit, ``next_limit`` would limit at ``next_rate``, inf where nothing else would;
-    where that is unknown, ``next_limit`` is empty. ``advice`` says what helps.
+    Attributes:
+        limit: Name of that stage.
+        rate: The pipeline's rate, in ``unit`` per second.
+        next_limit: Name of the stage that would limit without it; empty where that is unknown.
+        next_rate: The rate then, inf where nothing else would limit.
+        advice: What helps.
+        unit: "images" or "batches".
     """
 
     limit: str
@@ -276,11 +284,14 @@ class ShownStats(ABC):
 class LoaderStats(EngineStats, ShownStats):
     """Stats of a loader: those of its engine, and what they depend on.
 
-    ``workers`` is the number of worker processes, ``cpus`` the number of CPUs that this process may use,
-    ``image_bytes`` the mean size of an encoded image, ``crop_ready`` the share of the images that are
-    crop-ready, 0..1, and ``storage`` what came from a remote dataset. ``course`` is how rows and queue were
-    over the time, in at most 240 parts of equal length, since the loader's first batch; also in the stats of
-    a part of the time.
+    Attributes:
+        workers: Number of worker processes.
+        cpus: Number of CPUs that this process may use.
+        image_bytes: Mean size of an encoded image.
+        crop_ready: Share of the images that are crop-ready, 0..1.
+        course: Rows and queue over time, in at most 240 parts of equal length since the loader's first batch;
+            also in the stats of a part of the time.
+        storage: What came from a remote dataset.
     """
 
     kind: ClassVar[str] = "loader"

@@ -141,15 +141,22 @@ class Displacement:
 class ShuffleQuality:
     """The mixing of a rank's full batches in one epoch, beside batches of a full shuffle.
 
-    ``records`` is the number of all records, ``batches`` that of the measured batches of ``batch_size``.
-    ``classes`` is the mean number of classes in a batch, ``fewest`` that of the worst batch, and ``distance``
-    how far the mean is from the expected one, in standard deviations of one batch (0 where these have none).
-    ``displacement`` is that of the records, ``stored_neighbours`` the mean distance in the epoch of records
-    that are stored side by side, in places; None for several ranks. ``meet_again`` is the share of
-    neighbours in a batch that are in one batch in the next epoch, too. ``kept`` is the share of the rank's
-    records that it has in the next epoch, too. ``least_window`` is the number of records of a
-    :class:`LocalShuffle` that would do, None where it is not needed or only a :class:`GlobalShuffle` does.
-    ``partitions`` are those of the shuffle: their records are in the same rank's batches in every epoch.
+    Attributes:
+        records: Number of all records.
+        batch_size: Records of a batch.
+        batches: Number of the measured batches.
+        classes: Mean number of classes in a batch.
+        fewest: Number of classes in the worst batch.
+        distance: How far the mean is from the expected one, in standard deviations of one batch (0 where
+            these have none).
+        displacement: How far records move, in places.
+        stored_neighbours: Mean distance in the epoch of records that are stored side by side, in places; None
+            for several ranks.
+        meet_again: Share of neighbours in a batch that are in one batch in the next epoch, too.
+        kept: Share of the rank's records that it has in the next epoch, too.
+        least_window: Number of records of a :class:`LocalShuffle` that would do, None where it is not needed
+            or only a :class:`GlobalShuffle` does.
+        partitions: Those of the shuffle: their records are in the same rank's batches in every epoch.
     """
 
     records: int

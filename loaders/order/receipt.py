@@ -66,12 +66,15 @@ class Tally:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The record numbers that one ``epoch``, or a part of it, delivered of one dataset.
+    """The record numbers that one epoch, or a part of it, delivered of one dataset.
 
-    ``dataset`` is the root of its manifest. ``delivered`` is the tally of the records that were delivered,
-    ``skipped`` lists the numbers of bad records that were skipped, and ``left_out`` is the tally of the
-    records that ``drop_last`` cut off, over all ranks; it is empty where the end of the epoch was not
-    reached.
+    Attributes:
+        dataset: Root of the dataset's manifest.
+        epoch: Number of the epoch.
+        delivered: Tally of the records that were delivered.
+        skipped: Numbers of the bad records that were skipped.
+        left_out: Tally of the records that ``drop_last`` cut off, over all ranks; empty where the end of the
+            epoch was not reached.
     """
 
     dataset: str
