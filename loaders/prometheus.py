@@ -57,7 +57,7 @@ class StatsCollector(Collector):
 
     def __init__(self, **sources: Source) -> None:
         for name, source in sources.items():
-            if "loads" not in source.stats().to_dict():
+            if not hasattr(source, "stats") or "loads" not in source.stats().to_dict():
                 raise UsageError(
                     f"{name}: {type(source).__name__} has no stages; give the source it draws from"
                 )

@@ -416,7 +416,7 @@ class Dispatcher(Owned):
             self._starts.failed(worker.index, code, overdue=worker.overdue)
         cause = cause_of(code)
         if worker.overdue:
-            cause = f"{cause}, because it made no progress for {self._deadline} s"
+            cause = f"{cause}{OVERDUE} for {self._deadline} s"
         self._leases.lose(worker.index, *self._status_table.place(worker.index), cause)
         self.restarts += 1
         self._start_worker(worker.index)
@@ -547,6 +547,7 @@ class Dispatcher(Owned):
                 self._end_worker(worker, WORKER_EXIT_TIMEOUT_S)
 
 
+OVERDUE = ", because it made no progress"
 _CRASHES = frozenset(number.name for number in CRASHES)
 
 
@@ -573,11 +574,13 @@ class CrashPolicy:
                 'leave it out (on_bad_record="skip" of a Loader)'
             )
         else:
-            message = (
-                f"{MAX_ROW_FAILURES} workers ended {where}, the last by {cause}; "
-                "do that work in a separate program to see what happens there, because it would end this one, too; "
-                "or leave it out"
+            advice = (
+                "give a longer deadline, or leave it out (records= of a Loader)"
+                if OVERDUE in cause
+                else "do that work in a separate program to see what happens there, because it would end this one, "
+                "too; or leave it out"
             )
+            message = f"{MAX_ROW_FAILURES} workers ended {where}, the last by {cause}; {advice}"
         return WorkerDied(message, key=key)
 
     def _crashed(self, cause: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.storage.cache import FileSource
@@ -371,7 +372,7 @@ class Loader(Owned, ReplayableLoader):
         rank = f", rank {plan.rank} of {plan.world_size}" if plan.world_size > 1 else ""
         return (
             f"<Loader {self.dataset.location!r}: {which} records in batches of {plan.batch_size:,}{rank}, "
-            f"{self._workers} workers, epoch {self.epoch} next>"
+            f"{count_of(self._workers, 'worker')}, epoch {self.epoch} next>"
         )
 
     def close(self) -> None:
