@@ -300,13 +300,13 @@ class StorePlace:
             await self.claim.drop()
 
     async def _check(self, proven: Mapping[str, StoredFile]) -> None:
-        """Raise RemoteDamaged unless all that was proven is still there; PlanMismatch without the claim."""
+        """Raise RemoteFailed unless all that was proven is still there; PlanMismatch without the claim."""
         await self.claim.check()
         files = await self.remote.files()
         for name, stored in proven.items():
             if files.get(name) != stored and await self.remote.about(name) != stored:
-                raise RemoteDamaged(
-                    "was changed or removed after it was uploaded; try again",
+                raise RemoteFailed(
+                    "was changed or removed by another process after it was uploaded; try again",
                     path=self.remote.place.url,
                     shard=name,
                 )
@@ -314,7 +314,7 @@ class StorePlace:
     async def finish(self, data: bytes, proven: Mapping[str, StoredFile]) -> None:
         """Publish the manifest if there is none and all files are as they were ``proven``; drop the claim.
 
-        Raises PlanMismatch for another manifest or claim, RemoteDamaged for a changed file, RemoteFailed.
+        Raises PlanMismatch for another manifest or claim; RemoteFailed, also for a changed file.
         """
         try:
             await self._check(proven)

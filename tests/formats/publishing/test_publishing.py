@@ -227,7 +227,7 @@ def test_what_another_process_changes_before_the_end_is_found(
 
     proxy.sending = meddle
 
-    with pytest.raises(RemoteDamaged, match="changed or removed"):
+    with pytest.raises(RemoteFailed, match="changed or removed"):
         publish(local / "train", url, at_once=1)
 
     assert not (bucket / "manifest.json").exists()
