@@ -150,6 +150,20 @@ def test_a_log_gets_a_line_each_interval(capsys: pytest.CaptureFixture[str]) -> 
     assert "hash: 50%" in line
 
 
+def test_finished_shards_are_lines_of_a_log_once_a_second(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = PlainProgress()
+    with progress.task("convert", records=100, size=1000):
+        for done in range(1, 101):
+            now[0] += 1 / 16
+            progress.at(done, 10 * done)
+            progress.shards(done, 100)
+
+    found = re.findall(r"(\d+) of 100 shards", capsys.readouterr().err)
+    assert found == ["1", "17", "33", "49", "65", "81", "97", "100"]
+
+
 def test_the_rate_and_the_time_left_are_unknown_at_first() -> None:
     pace = Pace(10, 0)
 

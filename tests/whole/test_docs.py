@@ -40,10 +40,7 @@ NEEDS = {
     "shardprep.loaders.transforms.albumentations": "albumentations",
 }
 CONVERTING = ROOT / "docs" / "datasets" / "converting.md"
-WRITERS_SHOWN = (
-    (0, 9, 36),
-    "1.14.6",
-)  # the versions of LMDB and HDF5 on which the roots in the documents depend
+WRITERS_SHOWN = ((0, 9, 36), "1.14.6")  # of LMDB and HDF5: the roots in the documents are theirs
 
 
 def modules_of(folder: Path, package: str) -> Iterator[tuple[str, Path]]:

@@ -96,7 +96,7 @@ def test_columns_of_all_origins_are_there_and_no_file_was_written_again(
     )
     write(
         tmp_path / "t.jsonl",
-        as_json_lines([{"key": f"{n}.png", "x": [[n] * 4] * n} for n in range(9)]).encode(),
+        as_json_lines([{"path": f"{n}.png", "x": [[n] * 4] * n} for n in range(9)]).encode(),
     )
     before = {path: path.stat() for path in dataset.iterdir() if path.name != "manifest.json"}
     opened = open_dataset(dataset)

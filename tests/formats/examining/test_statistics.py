@@ -98,6 +98,18 @@ def test_a_histogram_counts_each_value(values: list[int], is_logarithmic: bool) 
     assert len(made.edges) == len(made.counts) + 1
 
 
+@pytest.mark.parametrize("is_logarithmic", [False, True])
+def test_outliers_are_in_the_last_bar_of_a_histogram_with_round_edges(is_logarithmic: bool) -> None:
+    values = np.append(np.arange(300, 700), 9_000 if not is_logarithmic else 90_000_000)
+
+    made = Histogram.of(values, is_logarithmic=is_logarithmic)
+
+    assert sum(count > 0 for count in made.counts) >= 20
+    assert made.edges[-1] == values[-1]
+    assert made.counts[-1] <= 25
+    assert all(edge % 20 == 0 for edge in made.edges[1:-1])
+
+
 def large_index(records: int) -> np.ndarray:
     """An index such as that of ImageNet's train split."""
     rng = np.random.default_rng(0)

@@ -253,7 +253,10 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(dataset: Dataset, whole: li
 @pytest.mark.torture
 @pytest.mark.parametrize(
     ("end", "cause"),
-    torture_except([(die, "SIGKILL"), (leave, "exit code 0"), (hang, "no progress")], (die, "SIGKILL")),
+    torture_except(
+        [(die, "SIGKILL"), (leave, "exit code 0"), (hang, "no progress for 0.3 s; give a longer deadline")],
+        (die, "SIGKILL"),
+    ),
 )
 def test_a_record_that_ends_every_worker_is_named(dataset: Dataset, end: Any, cause: str) -> None:
     key, deadline = dataset[25].key, 0.3 if end is hang else None

@@ -327,6 +327,13 @@ def test_what_are_no_boxes_is_an_error_with_the_key(boxes: Any) -> None:
     assert caught.value.key == "the key"
 
 
+def test_boxes_in_pixels_are_shown_with_what_to_do() -> None:
+    boxes = np.array([[0, 0, 1, 1], [0, 0, 100, 50]], np.float32)
+
+    with pytest.raises(BadTarget, match=r"the box \[0, 0, 100, 50\];.*divide pixels"):
+        WHOLE(Sample(COFFEE, {"boxes": boxes}), rng())
+
+
 def test_labels_of_another_number_of_boxes_are_an_error() -> None:
     sample = Sample(COFFEE, {"boxes": BOXES, "labels": np.zeros(3, np.int32)})
 
