@@ -1,18 +1,14 @@
 """The output of ``prep``: one line per error, exit codes, JSON and nothing else, no traceback."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardprep import Flow, Loader
-from shardprep.cli.app import cli
 from shardprep.formats import (
     DatasetNotFound,
     inspect,
@@ -21,32 +17,12 @@ from shardprep.formats import (
     read_manifest,
     verify,
 )
-from support.datasets import converted, flip, prep, prep_here, tree
-from support.image_files import encoded, pixels
-from support.sampling import torture_except
-from support.source_builders import write
+from support.datasets import converted, flip, prep, prep_here
 
 
 def assert_one_line(text: str) -> None:
     assert len(text.strip().splitlines()) == 1, text
     assert "Traceback" not in text
-
-
-@pytest.mark.parametrize("command", sorted(cli.commands))
-def test_every_command_has_help(command: str) -> None:
-    done = prep_here(command, "--help")
-
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"Usage: prep {command}")
-
-
-@pytest.mark.slow
-def test_convert_says_what_it_made(archives: Path, tmp_path: Path) -> None:
-    done = prep("convert", archives, tmp_path / "out", "--workers", "2", "--quiet", check=True)
-
-    assert "official-tars" in done.stdout or "official" in done.stdout
-    assert done.stdout.count("root ") == 6  # content_root and root of three splits
-    assert done.stderr == ""
 
 
 @pytest.mark.slow
@@ -57,40 +33,6 @@ def test_convert_json_is_one_object_and_nothing_else(archives: Path, tmp_path: P
     assert split["records"] == 10
     assert split["root"].startswith("sha256:")
     assert done.stderr == ""
-
-
-@pytest.mark.slow
-def test_inspect_prints_the_same_figures_as_text_and_json(archives: Path, tmp_path: Path) -> None:
-    manifest = converted(archives, tmp_path / "train")
-
-    text = prep("inspect", tmp_path / "train", check=True).stdout
-    summary = json.loads(prep("inspect", tmp_path / "train", "--json", check=True).stdout)
-
-    assert summary["records"] == manifest.records
-    assert manifest.root == summary["root"]
-    assert manifest.root in text
-    assert "shuffled, seed 0" in text
-    assert summary["kinds"]["PNG"] == 1
-    assert summary["oddities"]["CMYK"] == 1
-
-
-@pytest.mark.torture
-def test_inspect_counts_images_of_extreme_aspect(tmp_path: Path) -> None:
-    for at, shape in enumerate([(40, 640, 3), (40, 641, 3), (641, 40, 3)]):
-        write(tmp_path / "source" / "class" / f"{at}.jpg", encoded(pixels(*shape)))
-    converted(tmp_path / "source", tmp_path / "train")
-
-    text = prep("inspect", tmp_path / "train", check=True).stdout
-    summary = json.loads(prep("inspect", tmp_path / "train", "--json", check=True).stdout)
-
-    assert "oddities      2 over 16:1\n" in text
-    assert summary["oddities"]["over 16:1"] == 2
-
-
-def test_inspect_of_an_unlabelled_split(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "test", split="test")
-
-    assert "no labels" in prep("inspect", tmp_path / "test", check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -117,28 +59,6 @@ def test_wrong_usage_is_2(words: list[str], tmp_path: Path) -> None:
     assert done.returncode == 2
     assert_one_line(done.stderr)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "verify {}",
-        "inspect {}",
-        "repair {} --source .",
-        "report {} -o r.html",
-        "export {} out --to mds",
-        "replay {}",
-    ],
-)
-def test_a_missing_dataset_is_3_and_the_folder_that_was_meant_is_named(words: str, tmp_path: Path) -> None:
-    (tmp_path / "shards/train").mkdir(parents=True)
-    (tmp_path / "images").mkdir()
-
-    near, far = (prep_here(*words.format(path).split(), cwd=tmp_path) for path in ("shard/trian", "/nowhere"))
-
-    assert (near.returncode, far.returncode) == (3, 3)
-    assert near.stderr == "prep: shard/trian: there is no such folder; did you mean 'shards/train'?\n"
-    assert far.stderr == "prep: /nowhere: there is no such folder\n"
 
 
 @pytest.mark.parametrize(
@@ -195,22 +115,6 @@ def test_too_little_memory_to_load_a_library_is_3(megabytes: int, archives: Path
     assert json.loads(done.stdout)["error"]["exit_code"] == 3
 
 
-def test_wrong_usage_names_the_help() -> None:
-    done = prep("convert")
-
-    assert done.returncode == 2
-    assert done.stderr == "prep: Missing argument 'SOURCE'. (see prep convert --help)\n"
-
-
-def test_a_source_that_is_nothing_known_is_2(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-
-    done = prep("convert", tmp_path / "source", tmp_path / "out")
-
-    assert done.returncode == 2
-    assert_one_line(done.stderr)
-
-
 @pytest.mark.slow
 def test_damage_is_1_and_named(archives: Path, tmp_path: Path) -> None:
     converted(archives, tmp_path / "train")
@@ -223,14 +127,6 @@ def test_damage_is_1_and_named(archives: Path, tmp_path: Path) -> None:
     assert victim.name in done.stdout
 
 
-@pytest.mark.slow
-def test_what_cannot_be_written_is_3(archives: Path, tmp_path: Path) -> None:
-    done = prep("convert", archives, "/proc/shards", "--quiet")
-
-    assert done.returncode == 3
-    assert_one_line(done.stderr)
-
-
 @pytest.mark.torture
 def test_a_file_size_limit_is_3_and_resumable(archives: Path, tmp_path: Path) -> None:
     words = ["convert", archives, tmp_path / "out", "--split", "val", "--shard-size", "100K", "--quiet"]
@@ -241,58 +137,6 @@ def test_a_file_size_limit_is_3_and_resumable(archives: Path, tmp_path: Path) ->
     assert_one_line(done.stderr)
     assert "ulimit -f" in done.stderr
     prep(*words, check=True)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(
-    ("number", "code"), torture_except([(signal.SIGINT, 130), (signal.SIGTERM, 143)], (signal.SIGINT, 130))
-)
-def test_an_interruption_ends_all_at_once_and_is_resumable(
-    archives: Path, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    out = tmp_path / "out"
-    words = ["convert", str(archives), str(out), "--split", "train", "--shard-size", "1", "--workers", "2"]
-    words.append("--quiet")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shardprep.cli", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    while not list(out.glob("shard-*")) and process.poll() is None:
-        time.sleep(0.01)
-    os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=30)
-
-    assert process.returncode == code
-    assert_one_line(errors)
-    assert not processes_of_group(process.pid)
-    prep(*words, check=True)
-    converted(archives, tmp_path / "whole", shard_size=1)
-    assert tree(out) == tree(tmp_path / "whole")
-
-
-def processes_of_group(group: int) -> list[int]:
-    """The processes of a group that are still running after a moment."""
-    deadline = time.monotonic() + 5
-    while found := [pid for pid in map(int, numbers_in_proc()) if is_of_group(pid, group)]:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    return found
-
-
-def numbers_in_proc() -> list[str]:
-    return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def is_of_group(pid: int, group: int) -> bool:
-    """Whether a process is of that group, and is not a zombie."""
-    try:
-        state, _, its_group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return int(its_group) == group and state not in "ZX"
 
 
 @pytest.mark.torture

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.sampling import torture_except
-
 pytestmark = pytest.mark.slow
-
-SHELLS = ["bash", "zsh", "fish"]
 
 
 @pytest.fixture
@@ -29,38 +25,6 @@ def prep_for(instruction: str, environ: dict[str, str], **variables: str) -> str
     """What ``prep`` prints for a shell."""
     asked = environ | {"_PREP_COMPLETE": instruction} | variables
     return subprocess.run(["prep"], env=asked, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-@pytest.mark.parametrize("shell", torture_except(SHELLS, "bash"))
-def test_a_shell_gets_its_script(shell: str, environ: dict[str, str]) -> None:
-    script = prep_for(f"{shell}_source", environ)
-
-    assert f"_PREP_COMPLETE={shell}_complete" in script
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=60)
-
-
-@pytest.mark.parametrize("shell", torture_except(SHELLS, "bash"))
-@pytest.mark.parametrize(
-    ("line", "completed"),
-    torture_except(
-        [
-            ("prep ver", "verify"),
-            ("prep bench-l", "bench-loader"),
-            ("prep verify --lev", "--level"),
-            ("prep verify --level dec", "decode"),
-            ("prep convert a b --progress pl", "plain"),
-        ],
-        ("prep verify --level dec", "decode"),
-    ),
-)
-def test_a_word_is_completed(shell: str, line: str, completed: str, environ: dict[str, str]) -> None:
-    words = line.split()
-    at = words[-1] if shell == "fish" else str(len(words) - 1)
-
-    found = prep_for(f"{shell}_complete", environ, COMP_WORDS=line, COMP_CWORD=at)
-
-    assert completed in found.replace(",", "\n").split()
 
 
 def test_a_dataset_is_completed_as_a_folder(environ: dict[str, str]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import verify
 from support.datasets import converted, is_root, prep
 from support.sampling import torture_except
 
@@ -86,18 +85,6 @@ sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--worker
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", torture_except([">&-", "2>&-", "<&-", "<&- >&- 2>&-"], ">&-"))
-def test_closed_streams_do_not_matter(archives: Path, tmp_path: Path, closed: str) -> None:
-    words = ["convert", archives, tmp_path / "out", "--split", "test", "--workers", 1, "--quiet"]
-
-    done = shell(f'"$@" {closed}', *words)
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (done.stdout == "") == (">&-" in closed.replace("2>&-", ""))
-    assert verify(tmp_path / "out", level="records").findings == []
-
-
-@pytest.mark.slow
 def test_no_file_of_the_dataset_gets_the_messages(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("as it was")
 
@@ -113,23 +100,6 @@ def test_output_that_cannot_be_written_is_3(dataset: Path) -> None:
     assert done.returncode == 3
     assert "full" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("container", torture_except(["lmdb", "hdf5"], "lmdb"))
-def test_names_that_are_not_text_are_taken_and_printed(
-    archives: Path, tmp_path: Path, container: str
-) -> None:
-    source, output = os.fsdecode(b"s_\xff"), os.fsdecode(b"o_\xff")
-    (tmp_path / source).symlink_to(archives)
-    words = ["--split", "val", "--format", container, "--workers", 1]
-
-    made = prep("convert", source, output, *words, cwd=tmp_path, check=True)
-    prep("verify", output, "--level", "decode", cwd=tmp_path, check=True)
-    wrong = prep("convert", output + "/nothing", "other", cwd=tmp_path)
-
-    assert made.stdout.startswith(r"o_\udcff: 10 images")
-    assert wrong.stderr == "prep: o_\\udcff/nothing: does not exist\n"
 
 
 @pytest.mark.slow
@@ -230,16 +200,6 @@ def test_workers_need_no_shared_memory(archives: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 0, done.stderr
-
-
-def test_too_many_open_files_says_which_limit_to_raise(archives: Path, tmp_path: Path) -> None:
-    done = prep(
-        "convert", archives, tmp_path / "out", "--workers", 1, "--quiet", prefix=["prlimit", "--nofile=10"]
-    )
-
-    assert done.returncode == 3
-    assert done.stderr.endswith("too many open files; raise ulimit -n\n")
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow

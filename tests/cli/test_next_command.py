@@ -1,26 +1,17 @@
 """The next command: what results end with."""
 
 import json
-import shlex
 import shutil
 from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
-from support.datasets import converted, flip, prep, prep_here, tree, writable
+from support.datasets import converted, flip, prep, prep_here, writable
 
 
 def last(text: str) -> str:
     return text.splitlines()[-1]
-
-
-def run_next(text: str, folder: Path) -> tuple[int, str]:
-    """Run the command that a result ends with, as it stands."""
-    word, prep_word, *words = shlex.split(last(text))
-    assert (word, prep_word) == ("next:", "prep")
-    done = prep_here(*words, cwd=folder)
-    return done.returncode, done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +38,6 @@ def damage(dataset: Path) -> None:
     flip(shard, shard.stat().st_size // 2)
 
 
-def test_a_conversion_ends_with_its_verification(archives: Path, tmp_path: Path) -> None:
-    (tmp_path / "the archives").symlink_to(archives)
-
-    done = prep_here("convert", "the archives", "my shards", "--workers", 0, "--quiet", cwd=tmp_path)
-
-    assert last(done.stdout) == "next: prep verify 'my shards'"
-    assert run_next(done.stdout, tmp_path)[0] == 0
-
-
 @pytest.mark.torture
 def test_what_was_complete_and_intact_is_measured_next(made: Path) -> None:
     words = ["convert", "the archives", "my shards", "--workers", 0, "--shard-size", "200K"]
@@ -63,39 +45,6 @@ def test_what_was_complete_and_intact_is_measured_next(made: Path) -> None:
     done = prep_here(*words, cwd=made)
 
     assert last(done.stdout) == "next: prep bench-loader 'my shards'"
-
-
-def test_the_json_of_a_conversion_has_no_such_line(made: Path) -> None:
-    words = ["convert", "the archives", "my shards", "--workers", 0, "--shard-size", "200K", "--json"]
-
-    assert json.loads(prep_here(*words, cwd=made).stdout)
-
-
-def test_nothing_is_next_after_an_intact_dataset(made: Path) -> None:
-    assert "next:" not in prep_here("verify", "my shards", cwd=made).stdout
-
-
-def test_damage_is_mended_by_the_command_that_verify_names(folder: Path, made: Path) -> None:
-    damage(folder / "my shards" / "val")
-    (folder / "my shards" / "val" / "index.npy").unlink()
-
-    done = prep_here("verify", "my shards/val", cwd=folder)
-
-    source = made / "the archives"  # where it was converted
-    assert last(done.stdout) == f"next: prep repair 'my shards/val' --source '{source}'"
-    code, said = run_next(done.stdout, folder)
-    assert code == 0
-    assert said.splitlines()[:2] == ["rebuilt: index.npy", "rebuilt: shard-00000.lmdb"]
-    assert tree(folder / "my shards") == tree(made / "my shards")
-
-
-def test_a_source_below_the_current_folder_is_named_from_there(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "my shards" / "val", tmp_path / "val")
-    damage(tmp_path / "val")
-
-    done = prep_here("verify", tmp_path / "val", cwd=made)
-
-    assert last(done.stdout).endswith(" --source 'the archives'")
 
 
 @pytest.mark.parametrize(
@@ -161,16 +110,6 @@ def test_a_folder_that_no_conversion_made_is_said_to_be_none(tmp_path: Path) -> 
     assert (
         last(done.stdout) == "next: give a folder that prep convert made; this one has no part of a dataset"
     )
-
-
-def test_a_repair_of_what_is_intact_says_so(made: Path) -> None:
-    done = prep_here("repair", "my shards/val", "--source", "the archives", cwd=made)
-    found = json.loads(
-        prep_here("repair", "my shards/val", "--source", "the archives", "--json", cwd=made).stdout
-    )
-
-    assert done.stdout.startswith("my shards/val: nothing to rebuild\n")
-    assert found["rebuilt"] == []
 
 
 def test_the_current_folder_may_be_gone(archives: Path, tmp_path: Path) -> None:

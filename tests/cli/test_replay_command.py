@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.loaders import EvalTransform, Loader, LocalShuffle, RunCard, TrainTransform
+from shardprep.loaders import Loader, LocalShuffle, RunCard, TrainTransform
 from support.datasets import prep, prep_here
 
 
@@ -74,17 +74,6 @@ def records_of(loader: Loader, epoch: int, step: int) -> list[dict[str, Any]]:
     return [record.to_json() for record in loader.replay(epoch, step)]
 
 
-def test_a_step_of_a_card_is_that_of_the_run(folder: Path) -> None:
-    found = replayed(folder, "--card", "run.json", "--epoch", 2, "--step", 4)
-    with run(folder) as loader:
-        made = loader.replay(2, 4)
-        assert found["records"] == records_of(loader, 2, 4)
-
-    assert found["digests"] == made.digests()
-    assert found["card"] == RunCard.load(folder / "run.json").to_json()
-    assert found["batch"] == [{"dtype": "uint8", "shape": [6, 16, 16, 3]}, {"dtype": "int64", "shape": [6]}]
-
-
 def test_the_last_step_before_a_state_is_the_default(folder: Path) -> None:
     found = replayed(folder, "--state", "state.json")
     with run(folder) as loader:
@@ -98,40 +87,6 @@ def test_another_rank_of_the_run_has_its_own_records(folder: Path) -> None:
         folder / "shards/train", workers=0, **RunCard.load(folder / "run.json").options() | {"rank": 1}
     ) as loader:
         assert found["records"] == records_of(loader, 0, 0)
-
-
-def test_options_say_what_no_card_does(folder: Path) -> None:
-    words = [
-        "--batch-size",
-        5,
-        "--shuffle",
-        30,
-        "--seed",
-        2,
-        "--transform",
-        "eval",
-        "--size",
-        14,
-        "--epoch",
-        1,
-    ]
-    others = [
-        "--rank",
-        1,
-        "--world-size",
-        2,
-        "--keep-last",
-        "--subset",
-        "some.npy",
-        "--labels",
-        "ilsvrc2012_id",
-    ]
-    found = replayed(folder, *words, *others, "--step", 1)
-    eval_14 = EvalTransform(14, resize=16)
-    options = {"transform": eval_14, "drop_last": False, "records": np.arange(0, 40, 2)}
-    with run(folder, **options, batch_size=5, seed=2, labels="ilsvrc2012_id", rank=1) as loader:
-        assert found["records"] == records_of(loader, 1, 1)
-        assert found["digests"] == loader.replay(1, 1).digests()
 
 
 def test_a_transform_is_given_by_its_import_path(folder: Path) -> None:

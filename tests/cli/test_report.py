@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -35,18 +34,6 @@ def test_the_page_of_a_dataset_is_written_where_it_is_wanted(folder: Path) -> No
     assert [path.name for path in folder.glob("*.tmp")] == []
 
 
-def test_each_split_of_a_folder_has_a_page_and_its_json(folder: Path) -> None:
-    done = prep_here("report", "shards", "-o", "all.html", "--pixels", "none", "--json", cwd=folder)
-
-    found = json.loads(done.stdout)
-    assert done.returncode == 0
-    assert [one["page"] for one in found["splits"]] == [
-        f"all-{name}.html" for name in ("train", "val", "test")
-    ]
-    assert all((folder / one["page"]).stat().st_size < 100_000 for one in found["splits"])
-    assert [one["dataset"]["records"] for one in found["splits"]] == [24, 10, 3]
-
-
 @pytest.mark.torture
 def test_inspect_writes_the_same_page(folder: Path) -> None:
     prep_here("report", "shards/val", "-o", "one.html", "--quiet", cwd=folder)
@@ -74,31 +61,6 @@ def test_records_without_images_have_a_page(folder: Path) -> None:
 
     assert (done.returncode, done.stdout) == (0, "items.html: items, records without images\n")
     assert "The records have no images." in (folder / "items.html").read_text()
-
-
-def test_an_unknown_class_is_wrong_usage_and_leaves_no_page(folder: Path) -> None:
-    done = prep_here("report", "shards/val", "-o", "none.html", "--class", "nothing", cwd=folder)
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "has no class 'nothing'" in done.stderr
-    assert not (folder / "none.html").exists()
-
-
-def test_a_page_takes_the_place_of_a_file_and_of_nothing_else(folder: Path) -> None:
-    (folder / "there.html").mkdir()
-    os.mkfifo(folder / "pipe.html")
-    for words in (
-        ("report", "shards/val", "-o", "there.html"),
-        ("report", "shards", "-o", "pipe.html"),
-        ("inspect", "shards/val", "--html", "pipe.html"),
-        ("replay", "shards/val", "--step", 0, "--sheet", "pipe.html"),
-    ):
-        done = prep_here(*words, cwd=folder)
-
-        assert done.returncode == 3
-        assert f"{words[-1]}: is not a regular file that can be replaced; choose another path" in done.stderr
-    assert (folder / "there.html").is_dir()
-    assert (folder / "pipe.html").is_fifo()
 
 
 def test_a_collection_has_no_page_of_its_own(folder: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, fields
 from itertools import cycle, islice
 from typing import Any
 
@@ -15,8 +13,8 @@ import pytest
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.flow.node import Node
-from shardprep.loaders.flow.passes import PassContext, PassResources
-from support.flow_members import MEMBERS, Items, Member, SourceFailed, all_of, plain
+from shardprep.loaders.flow.passes import PassContext
+from support.flow_members import MEMBERS, Items, Member
 
 every_member = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
 HOLDING_NOTHING = [member for member in MEMBERS if not member.holds]
@@ -41,35 +39,6 @@ def assert_all_ended(source: Items) -> None:
 
 
 @every_member
-def test_it_cannot_be_changed(member: Member) -> None:
-    node, _ = made(member)
-    for each in fields(node):  # type: ignore[arg-type]
-        with pytest.raises(FrozenInstanceError):
-            setattr(node, each.name, None)
-
-
-@every_member
-@with_and_without_numbers
-@pytest.mark.parametrize("after", [0, 1, 2, 6])
-def test_after_a_pass_that_was_left_early_the_next_is_whole(
-    member: Member, can_pick: bool, after: int
-) -> None:
-    whole = all_of(made(member, can_pick=can_pick)[0])
-    node, source = made(member, can_pick=can_pick)
-    kept = PassResources()
-    for leave in (end, lambda items: None):
-        items = node.run(PassContext(0, kept))
-        assert [plain(item) for item in islice(items, after)] == whole[:after]
-        leave(items)
-        del items
-        assert_all_ended(source)
-
-    assert all_of(node, PassContext(0, kept)) == whole
-    assert_all_ended(source)
-    kept.close()
-
-
-@every_member
 @with_and_without_numbers
 def test_a_pass_that_is_over_has_ended_its_source(member: Member, can_pick: bool) -> None:
     node, source = made(member, can_pick=can_pick)
@@ -88,17 +57,6 @@ def test_without_numbers_nothing_is_picked(member: Member) -> None:
         list(node.pick(PassContext(), [0]))
 
 
-@every_member
-def test_numbers_are_drawn_as_they_are_needed(member: Member) -> None:
-    node, source = made(member)
-    if node.can_pick:
-        whole = all_of(node)
-        items = node.pick(PassContext(), cycle([1, 0]))
-        assert [plain(item) for item in islice(items, 6)] == [whole[1], whole[0]] * 3
-        end(items)
-        assert_all_ended(source)
-
-
 @pytest.mark.parametrize("member", HOLDING_NOTHING, ids=lambda member: member.name)
 @with_and_without_numbers
 def test_nothing_is_held_once_it_was_yielded(member: Member, can_pick: bool) -> None:
@@ -112,23 +70,6 @@ def test_nothing_is_held_once_it_was_yielded(member: Member, can_pick: bool) -> 
             gc.collect()
             assert seen() is None
         end(items)
-
-
-@every_member
-@with_and_without_numbers
-def test_an_error_of_the_source_comes_as_itself_and_ends_the_pass(member: Member, can_pick: bool) -> None:
-    node, source = made(member, can_pick=can_pick, fails_at=4)
-    items = node.run(PassContext())
-    with pytest.raises(SourceFailed):
-        exhaust(items)
-    assert sorted(source.begun) == sorted(source.ended)
-    assert list(items) == []
-    del items
-
-
-def exhaust(items: Iterator[Any]) -> None:
-    for _ in items:
-        pass
 
 
 @every_member

@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import UsageError
-from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.steps import describe
-from support.flow_members import Items
 
 
 class Point(NamedTuple):
@@ -75,42 +72,3 @@ def test_long_and_deep_items_are_cut() -> None:
     assert describe(list(range(1000))).splitlines()[-1] == "  ..."
     assert len(describe(list(range(1000))).splitlines()) < 20
     assert describe(endless).endswith("...")
-
-
-def test_the_first_items_of_each_pass_are_printed_with_their_numbers(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flow = Flow.from_iterable([10, 20, 30]).print(2)
-
-    assert list(flow) == [10, 20, 30]
-    assert list(flow) == [10, 20, 30]
-    assert list(flow.pick(7, [2, 0, 1])) == [30, 10, 20]
-
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert [line.partition(":")[0] for line in err.splitlines()] == [
-        "Item 0 of pass 0",
-        "Item 1 of pass 0",
-        "Item 0 of pass 1",
-        "Item 1 of pass 1",
-        "Item 2 of pass 7",
-        "Item 0 of pass 7",
-    ]
-
-
-def test_what_cannot_be_shown_ends_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    items = [BrokenDict(a=1), Broken()]
-
-    assert all(found is item for found, item in zip(Flow.from_iterable(items).print(9), items, strict=True))
-    assert "cannot be described" in capsys.readouterr().err
-
-
-def test_none_may_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(list(Flow(Items()).print(0))) == 20
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("items", [-1, True, 1.5])
-def test_a_number_of_items_that_is_none_is_refused_at_once(items: Any) -> None:
-    with pytest.raises(UsageError, match="items to print"):
-        Flow.from_iterable([1]).print(items)

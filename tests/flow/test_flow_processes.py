@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.engine.messages import WorkFailed
@@ -27,10 +25,6 @@ from shardprep.loaders.transforms.contract import ArraySpec
 from support.sampling import torture_except
 
 IMAGE = ArraySpec("image", (4, 5), "float32")
-
-slow_examples = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 def square(x: int) -> int:
@@ -102,19 +96,6 @@ def test_an_item_that_kills_every_worker_is_named() -> None:
             list(items)
 
 
-@pytest.mark.slow
-def test_what_the_source_raises_comes_after_the_items_before_it() -> None:
-    def source() -> Iterator[int]:
-        yield from range(75)
-        raise KeyError("gone")
-
-    with Flow.from_callable(source).map(square, processes=1) as flow:
-        found, raised = drawn(flow)
-
-    assert found == [x * x for x in range(75)]
-    assert isinstance(raised, KeyError)
-
-
 FAULTS: dict[str, Any] = {
     "exception": (lambda: 1 // 0, ZeroDivisionError, "division"),
     "exit": (sys.exit, WorkFailed, "SystemExit"),
@@ -146,21 +127,6 @@ def test_whatever_a_function_does_comes_after_the_results_before_it_and_names_it
             assert "at map(" in told
 
 
-@pytest.mark.torture
-@slow_examples
-@given(cuts=st.lists(st.integers(0, 150), max_size=4), ordered=st.booleans())
-def test_a_full_pass_after_any_that_were_left_early_is_exact(
-    shared: dict[bool, Flow], cuts: list[int], ordered: bool
-) -> None:
-    flow = shared[ordered]
-    for cut in cuts:
-        for _ in zip(range(cut), flow, strict=False):
-            pass
-    found = list(flow)
-
-    assert (found if ordered else sorted(found)) == [x * x for x in range(150)]
-
-
 @pytest.fixture
 def shared(request: pytest.FixtureRequest) -> Iterator[dict[bool, Flow]]:
     """One flow for all examples of a test."""
@@ -170,41 +136,12 @@ def shared(request: pytest.FixtureRequest) -> Iterator[dict[bool, Flow]]:
         flow.close()
 
 
-@pytest.mark.torture
-def test_several_passes_at_once_do_not_disturb_each_other() -> None:
-    with numbers(100).map(square, processes=1) as flow:
-        first, second = iter(flow), iter(flow)
-        pairs = list(zip(first, second, strict=True))
-
-    assert pairs == [(x * x, x * x) for x in range(100)]
-
-
-@pytest.mark.torture
-def test_a_flow_that_is_zipped_with_itself_has_workers_of_its_own() -> None:
-    mapped = numbers(40).map(square, processes=1)
-    with mapped.zip(mapped) as flow:
-        assert list(flow) == [(x * x, x * x) for x in range(40)]
-
-
 def test_an_output_of_another_form_than_declared_says_both() -> None:
     with (
         numbers(3).map(lambda x: np.zeros(3), processes=1, outputs=IMAGE) as flow,
         pytest.raises(UsageError, match=r"float64\[3\], where outputs declare float32\[4, 5\]"),
     ):
         list(flow)
-
-
-def test_a_source_that_refills_its_array_is_copied_in_time() -> None:
-    def refilled() -> Iterator[Any]:
-        array = np.zeros(1000, np.int64)
-        for number in range(300):
-            array[:] = number
-            yield array
-
-    with Flow.from_callable(refilled).map(
-        lambda array: (int(array.min()), int(array.max())), processes=1
-    ) as flow:
-        assert list(flow) == [(n, n) for n in range(300)]
 
 
 def test_a_killed_worker_loses_and_repeats_nothing_and_another_sees_the_item_as_it_was(
@@ -224,26 +161,6 @@ def test_a_killed_worker_loses_and_repeats_nothing_and_another_sees_the_item_as_
 
 
 @pytest.mark.torture
-def test_slow_items_do_not_pile_up_on_one_worker() -> None:
-    def uneven(x: int) -> int:
-        time.sleep(0.02 if x % 4 == 0 else 0.0)
-        return x
-
-    with numbers(400).map(uneven, processes=4) as flow:
-        for _ in flow:  # starts the workers
-            break
-        ratios = []
-        for _ in range(3):
-            began = time.perf_counter()
-            assert list(flow) == list(range(400))
-            ratios.append((time.perf_counter() - began) / (100 * 0.02 / 4))
-            if ratios[-1] <= 1.3:
-                break
-
-    assert min(ratios) <= 1.3
-
-
-@pytest.mark.torture
 def test_a_slow_source_is_not_waited_for_by_what_it_has_given() -> None:
     def slow() -> Iterator[int]:
         yield from range(3)
@@ -260,47 +177,6 @@ def test_a_slow_source_is_not_waited_for_by_what_it_has_given() -> None:
 
 
 # In one other process
-
-
-@pytest.mark.slow
-def test_a_pass_runs_elsewhere_and_takes_the_item_where_its_process_is_killed() -> None:
-    with Flow.from_callable(lambda: ((n, os.getpid()) for n in range(500))).in_process() as flow:
-        found = []
-        for item in flow:
-            found.append(item)
-            if len(found) == 100:
-                os.kill(item[1], signal.SIGKILL)
-
-    assert [n for n, _ in found] == list(range(500))
-    assert len({pid for _, pid in found}) == 2
-    assert os.getpid() not in {pid for _, pid in found}
-
-
-def test_an_exception_in_the_process_comes_after_what_it_had_made() -> None:
-    def failing() -> Iterator[int]:
-        yield from range(30)
-        raise KeyError("gone")
-
-    with Flow.from_callable(failing).in_process(ahead=8) as flow:
-        found, raised = drawn(flow)
-
-    assert found == list(range(30))
-    assert isinstance(raised, KeyError)
-    assert "item 30 of pass 0, in_process()" in str(raised.__notes__)
-
-
-@pytest.mark.slow
-def test_processes_within_a_process_are_refused_when_the_step_is_added() -> None:
-    with pytest.raises(UsageError, match="cannot run in another process"):
-        numbers(3).map(square, processes=1).batch(2).in_process()
-    with numbers(3).map(square, threads=2).in_process() as flow:
-        assert list(flow) == [0, 1, 4]
-
-
-def test_a_cache_cannot_end_with_another_process() -> None:
-    """A pass that continues in a new process would continue with other items."""
-    with pytest.raises(UsageError, match="put it behind in_process"):
-        numbers(3).shuffle(3).cache().take(2).in_process()
 
 
 @pytest.mark.slow
@@ -365,29 +241,3 @@ def test_closing_a_flow_ends_its_workers_and_another_pass_begins_new_ones() -> N
         assert len(multiprocessing.active_children()) == 1
         flow.close()
         assert not multiprocessing.active_children()
-
-
-SCRIPT = """
-from shardprep.loaders.flow.flow import Flow
-
-class Point:
-    def __init__(self, x): self.x = x
-
-def double(point): return Point(2 * point.x)
-
-print("begun")
-flow = Flow.from_iterable([Point(1), Point(2)]).map(double, processes=1)
-print([point.x for point in flow])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", torture_except(["a script", "standard input"], "standard input"))
-def test_a_script_without_a_main_guard_needs_none(tmp_path: Path, how: str) -> None:
-    """Functions and classes of the script are sent by value, so no worker runs the script again."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    arguments = [sys.executable] + ([str(tmp_path / "script.py")] if how == "a script" else ["-"])
-    done = subprocess.run(arguments, input=SCRIPT, capture_output=True, text=True, timeout=60)
-
-    assert done.stdout == "begun\n[2, 4]\n"
-    assert done.stderr == ""

@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Flow, GlobalShuffle, TrainTransform
+from shardprep.loaders import Flow
 from support.flow_functions import pair
 from support.flow_members import plain
 from support.repository import SUPPORT
@@ -57,51 +56,6 @@ def passes(flow: Flow, count: int) -> list[Any]:
     return [plain(item) for _ in range(count) for item in flow]
 
 
-def test_the_items_that_a_step_holds_ahead_come_again() -> None:
-    flow = made(["map, threads", "prefetch"])
-    state = left_after(flow, 4)
-
-    assert (state["pass"], state["items"]) == (0, 4)
-
-
-def test_after_the_last_item_the_state_is_the_next_pass() -> None:
-    for flow in (made([]), Flow.from_callable(lambda: iter(range(ITEMS)))):
-        list(flow)
-        state = flow.state_dict()
-        assert (state["pass"], state["items"]) == (1, 0)
-    assert (left_after(made([]), ITEMS)["pass"], left_after(made([]), 2 * ITEMS)["pass"]) == (1, 2)
-
-
-def test_the_length_is_that_of_the_rest_until_it_is_begun() -> None:
-    flow = made([])
-    flow.load_state_dict(left_after(made([]), 20))
-
-    assert (len(flow), flow.batches_per_epoch) == (3, ITEMS)
-    assert list(Flow.from_iterable(flow)) == [20, 21, 22]
-    assert len(flow) == ITEMS
-
-
-def test_passes_by_number_do_not_move_the_place() -> None:
-    flow = made([])
-    items = iter(flow)
-    next(items)
-    flow.peek(3)
-    list(flow.at_pass(5))
-
-    assert (flow.state_dict()["pass"], flow.state_dict()["items"]) == (0, 1)
-
-
-def test_a_dataset_goes_on(lmdb_shards: Path) -> None:
-    def flow() -> Flow:
-        records = Flow.from_dataset(lmdb_shards, shuffle=GlobalShuffle(), seed=3).take(20)
-        return records.transform(TrainTransform(16), seed=4).batch(3)
-
-    whole, resumed = passes(flow(), 1), flow()
-    resumed.load_state_dict(left_after(flow(), 2))
-
-    assert passes(resumed, 1) == whole[2:]
-
-
 OTHERS = {
     "another step": lambda: made(["map", "batch"]),
     "no step": lambda: made([]),
@@ -125,23 +79,6 @@ def test_the_state_of_another_flow_is_refused_and_changes_nothing(other: str) ->
     assert flow.state_dict() == before
 
 
-def test_the_state_of_another_transform_is_refused_unless_it_may_have_changed(lmdb_shards: Path) -> None:
-    def flow(transform: Any) -> Flow:
-        records = Flow.from_dataset(lmdb_shards).transform(transform, seed=4)
-        return records.zip(Flow.from_dataset(lmdb_shards).transform(TrainTransform(8)))
-
-    state = left_after(flow(TrainTransform(16)), 2)
-    other = flow(TrainTransform(24))
-    with pytest.raises(
-        UsageError, match=r"it has TrainTransform\(size=16\) where .*\(size=24\); use the same"
-    ):
-        other.load_state_dict(state)
-    for older in (state, {name: state[name] for name in state if name != "transforms"}):
-        other.load_state_dict(older, transform="changed" if older is state else "same")
-        assert len(next(iter(other))[0]) == 24
-    flow(TrainTransform(16)).load_state_dict(state)
-
-
 GOOD = made([]).state_dict()
 
 
@@ -162,31 +99,6 @@ GOOD = made([]).state_dict()
 def test_what_is_no_state_is_refused(state: Any) -> None:
     with pytest.raises(UsageError, match="state"):
         made([]).load_state_dict(state)
-
-
-WITHOUT_NUMBERS = {
-    "from_callable(": lambda: Flow.from_callable(lambda: iter(range(ITEMS))).map(abs).batch(2),
-    "filter(": lambda: made([]).filter(bool).batch(2),
-    "repeat": lambda: made([]).repeat(2),
-    "map(": lambda: made([]).map(abs, threads=2, ordered=False),
-    "cache": lambda: made([]).cache().shuffle(3),
-}
-
-
-@pytest.mark.parametrize("label", WITHOUT_NUMBERS)
-def test_a_flow_without_numbers_has_a_state_between_passes_only(label: str) -> None:
-    flow = WITHOUT_NUMBERS[label]()
-    items = iter(flow)
-    next(items)
-
-    with pytest.raises(UsageError, match="between two passes") as error:
-        flow.state_dict()
-    assert str(error.value).startswith(label)
-    assert flow.state_or_none() is None
-    list(items)
-    resumed = WITHOUT_NUMBERS[label]()
-    resumed.load_state_dict(flow.state_dict())
-    assert sorted(passes(resumed, 1)) == sorted(plain(item) for item in flow.at_pass(1))
 
 
 PROGRAM = """

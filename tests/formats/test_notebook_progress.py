@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import verify
-from shardprep.formats.runtime.progress import NoProgress, shown
-
 KERNEL = """
 import sys
 from types import ModuleType, SimpleNamespace
@@ -75,10 +72,3 @@ def test_without_ipywidgets_there_are_lines_of_text(lmdb_shards: Path, tmp_path:
     for title in ("hash: ", "convert val: ", "train: "):
         assert title in err
     assert "IProgress" not in err
-
-
-def test_elsewhere_nothing_is_shown(lmdb_shards: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    verify(lmdb_shards)
-
-    assert isinstance(shown(None), NoProgress)
-    assert capfd.readouterr() == ("", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import itertools
 import json
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,14 +21,13 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders import EvalTransform, Loader
+from shardprep.loaders import EvalTransform
 from shardprep.loaders.batches.pickling import ALIGNMENT
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.machines import receive as reception
 from shardprep.loaders.machines.frames import SenderFailed
 from shardprep.loaders.remote import (
     NotAdmitted,
-    PlaintextWire,
     Refused,
     RemoteSource,
     WrongReceiver,
@@ -46,10 +43,8 @@ from support.remote_ends import (
     loader,
     locally,
     numbers,
-    odd_ones,
     program,
     programs,
-    row,
     same,
     serving,
     slow_numbers,
@@ -80,16 +75,6 @@ def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_
         stats = source.stats()
     assert stats.batches == sum(map(len, expected))
     assert (stats.rejected, stats.stale, stats.repeated, stats.refused) == (0, 0, 0, ())
-
-
-def test_a_subset_is_served_with_its_receipt(lmdb_shards: Path) -> None:
-    options = {"records": np.arange(3, 204, 2), "drop_last": True}
-    with loader(lmdb_shards, **options) as local:
-        expected = [tuple(part.copy() for part in batch) for batch in local]
-        with wired(lambda: loader(lmdb_shards, **options), senders=2) as source:
-            assert same(list(source), expected)
-            assert source.receipt() == local.receipt()
-            source.receipt().check(101, left_out=1)
 
 
 @pytest.mark.parametrize("name", ["loader", "odd_ones"])
@@ -157,32 +142,6 @@ def test_going_back_within_a_pass_rejects_no_frame_of_the_senders(
         assert (stats.rejected, stats.refused) == (0, ())
 
 
-def test_a_state_from_before_the_first_sender_is_the_beginning(lmdb_shards: Path) -> None:
-    (expected,) = locally("loader", lmdb_shards)
-    with RemoteSource(ANY_PORT) as source:
-        state = source.state_dict()
-    with wired(lambda: loader(lmdb_shards)) as source:
-        source.load_state_dict(state)
-        assert same(list(source), expected)
-
-
-def test_the_length_is_known_once_a_sender_has_told_it(lmdb_shards: Path) -> None:
-    with RemoteSource(ANY_PORT) as source:
-        with pytest.raises(TypeError, match="no sender"):
-            len(source)
-        with serving(lambda: loader(lmdb_shards), source.endpoint), source:
-            next(began := iter(source))
-            assert (len(source), source.batches_per_epoch) == (21, 21)
-            source.load_state_dict(source.state_dict())
-            assert len(source) == 20
-            with pytest.raises(UsageError, match="another iteration"):
-                next(began)
-    with wired(lambda: odd_ones(lmdb_shards)) as source:
-        next(iter(source))
-        with pytest.raises(TypeError, match="do not know"):
-            len(source)
-
-
 def test_a_pass_that_is_left_is_followed_by_the_next_one(lmdb_shards: Path) -> None:
     expected = locally("loader", lmdb_shards, passes=3)
     with wired(lambda: loader(lmdb_shards), senders=2) as source:
@@ -209,23 +168,6 @@ def test_arrays_lie_where_tensorflow_takes_them_and_never_change(lmdb_shards: Pa
     assert source.batches_never_change
 
 
-def test_encoded_images_come_as_bytes(lmdb_shards: Path) -> None:
-    def make() -> Loader:
-        return loader(lmdb_shards, transform=None, with_numbers=False)
-
-    with make() as own:
-        expected = [[bytes(image) for image in images] for images, _ in own]
-    with wired(make) as source:
-        assert [images for images, _ in source] == expected
-
-
-def test_a_remote_source_is_a_source_of_flows(lmdb_shards: Path) -> None:
-    (expected,) = locally("loader", lmdb_shards)
-    with wired(lambda: loader(lmdb_shards)) as source:
-        flow = Flow.from_iterable(source).map(len)
-        assert list(flow) == [len(expected[0])] * 21
-
-
 def test_a_remote_source_is_a_source_of_inputs(lmdb_shards: Path) -> None:
     pytest.importorskip("tensorflow")
     queue_input = importlib.import_module("shardprep.loaders.tf_inputs").QueueInput
@@ -237,17 +179,6 @@ def test_a_remote_source_is_a_source_of_inputs(lmdb_shards: Path) -> None:
         source.load_state_dict(state)
         assert same(came, expected)
         assert same(list(source), following)
-
-
-def test_skipped_records_are_in_the_receipt(lmdb_shards: Path) -> None:
-    def make() -> Loader:
-        return loader(lmdb_shards, transform=EvalTransform(8, resize=9), on_bad_record="skip", shuffle=None)
-
-    with wired(make) as source:
-        rows = sum(len(batch[-1]) for batch in source)
-        receipt = source.receipt()
-        receipt.check(204, skipped=len(receipt.skipped))
-        assert rows == receipt.count == 204 - len(receipt.skipped)
 
 
 # Senders and receivers that start and stop
@@ -427,17 +358,6 @@ def test_a_slow_sender_alone_makes_nothing_twice(lmdb_shards: Path) -> None:
         assert source.stats().repeated == 0
 
 
-@pytest.mark.slow
-def test_a_sender_that_comes_later_takes_part(lmdb_shards: Path) -> None:
-    with RemoteSource(ANY_PORT) as source, serving(lambda: slow_numbers(lmdb_shards), source.endpoint):
-        began = iter(source)
-        next(began)
-        with serving(lambda: slow_numbers(lmdb_shards), source.endpoint, name="late"), source:
-            list(began)
-            list(source)
-            assert {s.name: s.batches > 5 for s in source.stats().senders}["late"]
-
-
 @pytest.mark.parametrize("name", torture_except(["slow_numbers", "slow_odd_ones", "loader"], "slow_numbers"))
 def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_shards: Path) -> None:
     expected = locally(name, lmdb_shards, passes=2)
@@ -461,24 +381,6 @@ def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_sh
 
 
 @pytest.mark.slow
-def test_senders_may_be_there_before_their_receiver(lmdb_shards: Path) -> None:
-    with RemoteSource(ANY_PORT) as source:
-        endpoint = source.endpoint
-    with serving(lambda: numbers(lmdb_shards), endpoint, patience=TIMEOUT_S) as (sent,):
-        time.sleep(0.3)
-        assert not sent.done()
-        with RemoteSource(endpoint) as source:
-            assert len(list(source)) == 15
-        assert sent.result(TIMEOUT_S).batches == 15
-
-
-@pytest.mark.slow
-def test_a_sender_waits_for_a_receiver_as_long_as_it_was_told(lmdb_shards: Path) -> None:
-    with pytest.raises(OperationError, match="no receiver"):
-        serve(numbers(lmdb_shards), "tcp://127.0.0.1:9", patience=0.3)
-
-
-@pytest.mark.slow
 def test_without_senders_the_log_says_so_once(
     lmdb_shards: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,21 +401,6 @@ def test_without_senders_the_log_says_so_once(
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyFolder:
     return KeyFolder(tmp_path)
-
-
-def test_with_keys_the_same_comes_and_each_sender_is_known_by_its_key(
-    keys: KeyFolder, lmdb_shards: Path
-) -> None:
-    (expected,) = locally("loader", lmdb_shards)
-    with (
-        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
-        serving(lambda: loader(lmdb_shards), source.endpoint, keys=keys.sender("data1")),
-        serving(lambda: loader(lmdb_shards), source.endpoint, keys=keys.sender("data2")),
-        source,
-    ):
-        assert same(list(source), expected)
-        while {sender.key for sender in source.stats().senders} != {"data1", "data2"}:
-            assert len(list(source)) == 21
 
 
 @pytest.mark.slow
@@ -550,15 +437,6 @@ def test_a_sender_with_a_removed_key_is_refused(keys: KeyFolder, lmdb_shards: Pa
             assert [sender.key for sender in source.stats().senders] == ["data2"]
             with pytest.raises(Refused, match="allow-list"):
                 removed.result(TIMEOUT_S)
-
-
-def test_without_keys_the_wire_stays_on_this_machine(lmdb_shards: Path) -> None:
-    with pytest.raises(UsageError, match="prep keygen"):
-        RemoteSource("tcp://0.0.0.0:*")
-    with numbers(lmdb_shards) as flow, pytest.raises(UsageError, match="prep keygen"):
-        serve(flow, "tcp://192.0.2.1:5555")
-    with pytest.warns(PlaintextWire):
-        RemoteSource("tcp://0.0.0.0:*", insecure=True).close()
 
 
 # Refused senders
@@ -634,37 +512,7 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
         source.load_state_dict(state)
 
 
-def test_the_same_identity_is_given_where_code_differs(lmdb_shards: Path) -> None:
-    def other() -> Flow:
-        return Flow.from_iterable(range(100)).shuffle(20).map(lambda n: row(n)).batch(7)
-
-    with (
-        RemoteSource(ANY_PORT) as source,
-        serving(lambda: numbers(lmdb_shards), source.endpoint, identity="numbers"),
-        serving(other, source.endpoint, identity="numbers"),
-        source,
-    ):
-        assert len(list(source)) == 15
-        assert source.receipt().dataset == "numbers"
-        assert source.stats().refused == ()
-
-
 # Errors of the source
-
-
-def test_an_error_of_the_work_is_raised_where_it_is_due_and_on_all_machines(lmdb_shards: Path) -> None:
-    with (
-        RemoteSource(ANY_PORT) as source,
-        serving(made_by("failing", lmdb_shards), source.endpoint, senders=2) as sent,
-    ):
-        began = iter(source)
-        assert [int(next(began)[1][0]) for _ in range(17)] == list(range(17))
-        with pytest.raises(SenderFailed, match="seventeen does not decode"):
-            next(began)
-        assert source.state_dict()["step"] == 17
-        for future in sent:
-            with pytest.raises(ValueError, match="seventeen"):
-                future.result(TIMEOUT_S)
 
 
 def test_a_batch_that_cannot_be_sent_raises_on_both_sides(lmdb_shards: Path) -> None:
@@ -713,17 +561,6 @@ def test_ctrl_c_ends_a_sender_that_waits_for_a_receiver() -> None:
     assert "KeyboardInterrupt" in errors
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_a_receiver_that_waits() -> None:
-    with program("receive", ANY_PORT) as process:
-        line_of(process)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == -signal.SIGINT
-    assert "KeyboardInterrupt" in errors
-
-
 def test_closing_ends_senders_with_an_unread_hello() -> None:
     with (
         RemoteSource(ANY_PORT) as source,
@@ -739,16 +576,6 @@ def test_closing_ends_senders_with_an_unread_hello() -> None:
         assert sent.result(TIMEOUT_S).batches == 15
 
 
-def test_a_closed_receiver_ends_its_senders_and_cannot_be_iterated(lmdb_shards: Path) -> None:
-    with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(lmdb_shards), source.endpoint) as (sent,):
-        assert len(list(source)) == 15
-        source.close()
-        assert sent.result(TIMEOUT_S).batches == 15
-        with pytest.raises(UsageError, match="closed"):
-            iter(source)
-        source.close()
-
-
 def test_close_wakes_a_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reception, "POLL_INTERVAL_S", 3600.0)
     with RemoteSource(ANY_PORT) as source, ThreadPoolExecutor(1) as pool:
@@ -759,45 +586,6 @@ def test_close_wakes_a_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         source.close()
         with pytest.raises(UsageError, match="closed"):
             waiting.result(TIMEOUT_S)
-
-
-def test_a_closed_or_dropped_receiver_frees_its_endpoint() -> None:
-    source = RemoteSource(ANY_PORT)
-    endpoint = source.endpoint
-    for _ in range(3):
-        source.close()
-        source = RemoteSource(endpoint)
-    with pytest.raises(OperationError, match="in use"):
-        RemoteSource(endpoint)
-    del source
-    gc.collect()
-    RemoteSource(endpoint).close()
-
-
-def test_nothing_is_left_open(lmdb_shards: Path) -> None:
-    def open_files() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    def run() -> None:
-        with wired(lambda: numbers(lmdb_shards), senders=2) as source:
-            assert len(list(source)) == 15
-
-    run()  # pyzmq opens what it keeps
-    before = open_files()
-    for _ in range(5):
-        run()
-    assert open_files() <= before
-
-
-@pytest.mark.slow
-def test_a_loader_s_slots_come_back_while_it_is_served(lmdb_shards: Path) -> None:
-    def make() -> Loader:
-        return loader(lmdb_shards, workers=1, slots=4, transform=EvalTransform(64, resize=72))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a held slot would be copied with a warning
-        with wired(make) as source:
-            assert len(list(source)) == 21
 
 
 def test_a_report_that_fails_is_not_an_error_of_the_source() -> None:
@@ -811,22 +599,6 @@ def test_a_report_that_fails_is_not_an_error_of_the_source() -> None:
                 with pytest.raises(OSError, match="terminal"):
                     sent.result(TIMEOUT_S)
         assert len(list(batches)) == 15
-
-
-def test_expected_values_bind_even_the_first_sender(lmdb_shards: Path) -> None:
-    def left_over() -> Loader:
-        return loader(lmdb_shards, seed=1)
-
-    with (
-        RemoteSource(ANY_PORT, expected={"seed": 2, "batch size": 10}) as source,
-        serving(left_over, source.endpoint) as (refused,),
-        ThreadPoolExecutor(1) as pool,
-    ):
-        drawn = pool.submit(list, source)
-        with pytest.raises(Refused, match="seed is '1' instead of '2'"):
-            refused.result(TIMEOUT_S)
-        with serving(lambda: loader(lmdb_shards, seed=2), source.endpoint), source:
-            assert len(drawn.result(TIMEOUT_S)) == 21
 
 
 def test_a_receiver_on_a_path_keeps_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shardprep.loaders.machines.codec import FrameDamaged
-from shardprep.loaders.machines.ledger import LEASE_STEPS, MAX_FAILURES, Arrival, Ledger, StepLease, Steps
+from shardprep.loaders.machines.ledger import LEASE_STEPS, Arrival, Ledger, StepLease, Steps
 
 A, B, C = b"a", b"b", b"c"
 LEASE_SECONDS = 10.0
@@ -189,79 +189,6 @@ TestPeers = Peers.TestCase
 TestPeers.settings = settings(deadline=None, max_examples=200, stateful_step_count=60)
 
 
-def test_leases_are_small_and_granted_in_turn() -> None:
-    made = ledger(A, B, steps=100, ahead=2 * LEASE_STEPS)
-
-    found = granted(made)
-    assert found == [(A, 0, 4), (B, 4, 8)]
-
-    for peer, start in ((A, 0), (B, 4)):
-        for step in range(start, start + LEASE_STEPS):
-            made.arrive(peer, 1 + start // LEASE_STEPS, 0, step, step, now=0.0)
-    assert taken(made) == [*range(8)]
-    assert granted(made) == [(A, 8, 12), (B, 12, 16), (A, 16, 20), (B, 20, 24)]
-    assert made.held(A) == made.held(B) == 2 * LEASE_STEPS
-
-
-def test_no_step_is_leased_further_ahead_than_all_peers_together_may_go() -> None:
-    made = ledger(A, B, steps=100, ahead=4)
-    leases = dict(made.grant(0.0))
-    for step in range(4, 8):
-        made.arrive(B, leases[B].id, 0, step, step, now=0.0)
-
-    assert granted(made) == []
-    made.arrive(A, leases[A].id, 0, 0, 0, now=0.0)
-    assert taken(made) == [0]
-    assert granted(made) == [(A, 8, 9)]
-
-
-def test_what_a_peer_wants_bounds_what_it_gets() -> None:
-    made = ledger(steps=100)
-    made.join(A, wants=2, now=0.0)
-    made.join(B, wants=10**6, now=0.0)
-
-    assert granted(made) == [(A, 0, 2), (B, 2, 6)]
-
-
-def test_the_steps_of_a_peer_that_leaves_are_leased_next() -> None:
-    made = ledger(A, B, steps=100)
-    leases = dict(made.grant(0.0))
-    made.arrive(A, leases[A].id, 0, 0, 0, now=0.0)
-    made.leave(A)
-    made.join(C, wants=4, now=0.0)
-
-    assert granted(made) == [(C, 1, 4)]
-    assert made.leases_given_again == 1
-
-
-def test_a_suspended_peer_loses_its_steps_and_gets_none_until_it_sends_something() -> None:
-    made = ledger(A, B, steps=8)
-    leases = dict(made.grant(0.0))
-    made.arrive(B, leases[B].id, 0, 4, 4, now=LEASE_SECONDS)
-
-    assert made.expire(LEASE_SECONDS + 1) == 1
-    for step in (5, 6, 7):
-        made.arrive(B, leases[B].id, 0, step, step, now=LEASE_SECONDS + 1)
-    assert granted(made, LEASE_SECONDS + 1) == [(B, 0, 4)]
-    made.leave(B)
-    assert granted(made, LEASE_SECONDS + 1) == []
-    assert made.arrive(A, leases[A].id, 0, 0, 0, now=LEASE_SECONDS + 2) is Arrival.FRESH
-    assert taken(made) == [0]
-    assert granted(made, LEASE_SECONDS + 2) == [(A, 1, 4)]
-
-
-def test_a_single_peer_keeps_its_leases_however_long_it_takes() -> None:
-    made = ledger(A, steps=8)
-    ((_, lease),) = made.grant(0.0)
-
-    assert made.expire(10 * LEASE_SECONDS) == 0
-    assert made.held(A) == 4
-    made.join(B, wants=4, now=10 * LEASE_SECONDS)
-    assert made.expire(10 * LEASE_SECONDS) == 1
-    assert granted(made) == [(B, 0, 4)]
-    assert made.arrive(A, lease.id, 0, 0, 0, now=11 * LEASE_SECONDS) is Arrival.FRESH
-
-
 def test_a_step_that_arrives_under_an_old_lease_is_not_expected_under_the_new_one() -> None:
     made = ledger(A, B, steps=4)
     ((_, old),) = made.grant(0.0)
@@ -275,49 +202,6 @@ def test_a_step_that_arrives_under_an_old_lease_is_not_expected_under_the_new_on
         made.arrive(A, old.id, 0, step, step, now=LEASE_SECONDS + 1)
 
     assert made.held(A) == 1
-
-
-def test_a_peer_without_leases_is_not_suspended() -> None:
-    made = ledger(A, B, steps=0)
-
-    assert made.expire(10 * LEASE_SECONDS) == 0
-
-
-def test_a_skipped_step_is_leased_again_at_once() -> None:
-    made = ledger(A, steps=8, ahead=8)
-    first = next(lease for _, lease in made.grant(0.0))
-    for step in (0, 1, 3):
-        made.arrive(A, first.id, 0, step, step, now=0.0)
-
-    assert taken(made) == [0, 1]
-    assert (A, 2, 3) in granted(made)
-
-
-def test_a_lost_last_step_is_leased_again_once_its_sender_reports_that_it_is_idle() -> None:
-    made = ledger(A, steps=2)
-    ((_, lease),) = made.grant(0.0)
-    made.arrive(A, lease.id, 0, 0, 0, now=0.0)
-    made.idle(A, lease.id - 1, now=0.0)
-    assert granted(made) == []
-
-    made.idle(A, lease.id, now=0.0)
-
-    assert granted(made) == [(A, 1, 2)]
-
-
-@pytest.mark.parametrize("lease_id", [-1, 99])
-def test_a_lease_that_never_existed_is_damage(lease_id: int) -> None:
-    with pytest.raises(FrameDamaged):
-        ledger(A).idle(A, lease_id, now=0.0)
-
-
-def test_steps_that_need_their_order_are_leased_to_one_peer() -> None:
-    made = ledger(A, B, steps=None, ahead=4, in_any_order=False)
-    assert granted(made) == [(A, 0, 4)]
-
-    made.leave(A)
-
-    assert granted(made) == [(B, 0, 4)]
 
 
 def test_a_pass_of_unknown_length_ends_where_a_peer_reports_its_end() -> None:
@@ -339,78 +223,3 @@ def test_a_pass_of_unknown_length_ends_where_a_peer_reports_its_end() -> None:
     for total in (1, 3):
         with pytest.raises(FrameDamaged):
             made.end(A, lease.id, 0, total)
-
-
-def test_the_lease_of_another_peer_is_refused() -> None:
-    made = ledger(A, B)
-    leases = dict(made.grant(0.0))
-
-    for lease, step in ((leases[B], 4), (leases[A], 4), (leases[A], 7)):
-        with pytest.raises(FrameDamaged):
-            made.arrive(A, lease.id, 0, step, step, now=0.0)
-    with pytest.raises(FrameDamaged):
-        made.end(A, leases[B].id, 0, 8)
-    with pytest.raises(FrameDamaged):
-        made.fail(A, leases[B].id, 0, 4, "a forged failure")
-
-
-def test_a_step_that_fails_is_leased_to_another_peer() -> None:
-    made = ledger(A, B, steps=4)
-    leases = dict(made.grant(0.0))
-
-    made.fail(A, leases[A].id, 0, 0, "a disk is broken")
-
-    assert made.failure is None
-    ((peer, lease),) = made.grant(0.0)
-    assert (peer, lease.start) == (B, 0)
-    made.arrive(B, lease.id, 0, 0, 0, now=0.0)
-    made.leave(B)
-    assert taken(made) == [0]
-    assert made.failure is None
-
-
-def test_a_step_that_the_last_peer_fails_at_cannot_be_made() -> None:
-    made = ledger(A, steps=4)
-    ((_, lease),) = made.grant(0.0)
-    made.arrive(A, lease.id, 0, 0, 0, now=0.0)
-    made.fail(A, lease.id, 0, 1, "it does not decode")
-
-    assert made.failure is None, "earlier steps are delivered first"
-    assert taken(made) == [0]
-    assert made.failure == "it does not decode"
-    made.begin(1, Steps(total=4), in_any_order=True)
-    assert made.failure is None
-
-
-def test_a_step_that_several_fail_at_cannot_be_made_however_many_more_there_are() -> None:
-    made = ledger(*(bytes([n]) for n in range(MAX_FAILURES + 2)), steps=1)
-    for _ in range(MAX_FAILURES):
-        assert made.failure is None
-        ((peer, lease),) = made.grant(0.0)
-        made.fail(peer, lease.id, 0, 0, "it does not decode")
-
-    assert made.failure == "it does not decode"
-
-
-def test_leases_of_a_pass_without_end_are_forgotten() -> None:
-    made = ledger(A, steps=None)
-    for _ in range(1000):
-        for _, lease in made.grant(0.0):
-            for step in range(lease.start, lease.stop):
-                made.arrive(A, lease.id, 0, step, step, now=0.0)
-        taken(made)
-
-    assert len(made._leases) <= 2
-    assert made.arrive(A, 1, 0, 0, 0, now=0.0) is Arrival.REPEATED
-
-
-def test_what_waits_unordered_is_taken_as_it_came() -> None:
-    made = ledger(A, B, steps=8, ordered=False)
-    leases = dict(made.grant(0.0))
-    made.arrive(B, leases[B].id, 0, 4, 4, now=0.0)
-    made.arrive(A, leases[A].id, 0, 0, 0, now=0.0)
-    made.arrive(B, leases[B].id, 0, 5, 5, now=0.0)
-
-    assert taken(made) == [4, 0, 5]
-    assert (made.steps.due, made.steps.taken) == (1, [4, 5])
-    assert made.arrive(B, leases[B].id, 0, 4, 4, now=0.0) is Arrival.REPEATED

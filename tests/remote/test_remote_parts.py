@@ -61,20 +61,6 @@ def test_a_sender_that_is_killed_leaves_its_parts_to_others() -> None:
 
 
 @pytest.mark.slow
-def test_another_receiver_goes_on_within_a_pass() -> None:
-    with wired(lambda: SOURCES["in_parts"](HERE), senders=2) as source:
-        items = iter(source)
-        found = [next(items) for _ in range(30)]
-        state = json.loads(json.dumps(source.state_dict()))
-
-    with wired(lambda: SOURCES["in_parts"](HERE)) as source:
-        source.load_state_dict(state)
-        found += source
-
-    assert same(found, locally("in_parts", HERE)[0])
-
-
-@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6),
     data=st.data(),

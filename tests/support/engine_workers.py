@@ -173,25 +173,6 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Roomy:
-    """Make ``item`` bytes in the room given; ``item % 5`` decides which of them are yielded."""
-
-    item_dtype: np.dtype[Any] = INT64
-    stages: tuple[str, ...] = ()
-
-    @contextmanager
-    def open(self, clock: Clock) -> Iterator[Fill]:
-        yield self._fill
-
-    def _fill(self, items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
-        for item in items.tolist():
-            room(2 * item)[:] = 255
-            made = room(item)
-            made[:] = item % 251
-            yield (made, made[item // 2 :], Skipped(f"not {item}"), None, made.tobytes()[1:])[item % 5]
-
-
-@dataclass(frozen=True)
 class Uneven:
     """Yield ``by`` outcomes more than there are rows."""
 

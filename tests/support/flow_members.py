@@ -100,11 +100,6 @@ def plain(item: Any) -> Any:
     return item
 
 
-def all_of(node: Node, now: PassContext | None = None) -> list[Any]:
-    """A whole pass, comparable."""
-    return [plain(item) for item in node.run(PassContext() if now is None else now)]
-
-
 class Member(NamedTuple):
     """A step: ``make`` makes it over a source; ``holds`` says that it keeps references to what it yielded."""
 

@@ -65,12 +65,6 @@ def leave(item: int) -> None:
     os._exit(0)
 
 
-def killed_within_its_answer(item: int) -> None:
-    """Send the beginning of a message on the channel of this process to its parent, then die."""
-    os.write(_channel().fileno(), struct.pack("<Q", 1000) + b"half")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def stopped_within_its_answer(item: int) -> None:
     os.write(_channel().fileno(), struct.pack("<Q", 1000) + b"half")
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,8 +1,6 @@
 """Calls to make in a separate process."""
 
 import os
-import signal
-import struct
 import sys
 import time
 from pathlib import Path
@@ -10,13 +8,6 @@ from pathlib import Path
 
 def killed_by(number: int) -> None:
     os.kill(os.getpid(), number)
-
-
-def killed_in_the_middle_of_its_answer() -> None:
-    """Write the beginning of a message on the channel of the answer."""
-    channel = sys._getframe(1).f_locals["channel"]
-    os.write(channel.fileno(), struct.pack("<Q", 1000) + b"half")
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def raises(error: BaseException) -> None:

@@ -140,11 +140,6 @@ def report_late_joins() -> None:
     threading.Thread.join = reporting  # type: ignore[assignment, method-assign]
 
 
-def exit_program(record: TransformInput, rng: np.random.Generator) -> None:
-    """A transform that ends its process, like a program."""
-    raise SystemExit(2)
-
-
 @dataclass(frozen=True)
 class Imported:
     """Return whether the worker imported a module."""

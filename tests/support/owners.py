@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import os
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,17 +56,6 @@ def assert_refuses_copies(owner: object, temporary: Path) -> None:
         del caught
     gc.collect()
     assert (descriptors(), set(temporary.iterdir())) == before
-
-
-@contextlib.contextmanager
-def files_opened_afterwards(folder: Path, count: int = 40) -> Iterator[None]:
-    """They get the numbers that something has closed; at the end they are empty and still open."""
-    with ExitStack() as opened:
-        files = [opened.enter_context((folder / str(number)).open("wb")) for number in range(count)]
-        yield
-        for number, file in enumerate(files):
-            status = os.fstat(file.fileno())
-            assert (status.st_ino, status.st_size) == ((folder / str(number)).stat().st_ino, 0)
 
 
 @contextlib.contextmanager

@@ -33,26 +33,12 @@ def entries_of(manifest: Json) -> list[Json]:
     return [*manifest["tables"], *manifest["shards"], *of_columns]
 
 
-def in_part(part: str, **changes: object) -> Callable[[Json], object]:
-    return lambda manifest: manifest[part].update(changes)
-
-
 def with_rows(dataset: Path, name: str, change: Callable[[np.ndarray], np.ndarray | None]) -> None:
     """Publish a table with other rows."""
     path = writable(dataset / name)
     rows = np.load(path)
     changed = change(rows)
     np.save(path, rows if changed is None else changed)
-    reseal(dataset)
-
-
-def with_header(dataset: Path, name: str, header: str) -> None:
-    """Publish a table with another header, padded as numpy does."""
-    path = writable(dataset / name)
-    data = path.read_bytes()
-    body = data[10 + int.from_bytes(data[8:10], "little") :]
-    text = (header + " " * (-(len(header) + 11) % 64) + "\n").encode("latin-1")
-    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body)
     reseal(dataset)
 
 

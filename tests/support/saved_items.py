@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,6 @@ def made(number: int, rng: np.random.Generator) -> dict[str, Any]:
         "data": bytes(500) + bytes([number]),
         "about": [number, None],
     }
-
-
-def endless_pairs() -> Iterator[tuple[int, bytes]]:
-    return ((number, bytes([number % 256]) * 900) for number in range(1 << 40))
 
 
 def are_same(one: Any, other: Any) -> bool:

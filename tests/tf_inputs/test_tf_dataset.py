@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -19,61 +17,14 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, LocalShuffle, SlotsHeld, TrainTransform
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
-    QueueInput,
-    StagingInput,
     original_errors,
     to_dataset,
 )
-from support.loader_workers import OwnError, Tagging
+from support.loader_workers import Tagging
 from support.repository import SUPPORT
 from support.sampling import torture_except
 from support.tf_devices import tf
-from support.tf_members import Numbered, arrays, assert_whole, by_function, first, gather, numbers_of
-
-
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_no_more_is_drawn_ahead_than_asked_for(prefetch: int) -> None:
-    drawn: list[int] = []
-    batches = iter(to_dataset(Numbered(batches=50, last=3, before=drawn.append), prefetch=prefetch))
-    for _ in range(5):
-        next(batches)
-
-    assert 5 <= len(drawn) <= 1 + 5 + prefetch  # one for the signature
-
-
-@pytest.mark.parametrize(
-    ("source", "cardinality"),
-    [([np.zeros(3)] * 5, 5), (Numbered(), tf.data.UNKNOWN_CARDINALITY), (iter([np.zeros(2)]), -2)],
-    ids=["list", "function", "iterator"],
-)
-def test_the_cardinality_is_the_sources(source: Any, cardinality: int) -> None:
-    assert int(to_dataset(source).cardinality()) == cardinality
-
-
-def test_tf_datas_own_steps_apply() -> None:
-    source = Numbered()
-    dataset = to_dataset(source)
-
-    assert numbers_of([arrays(b) for b in dataset.unbatch().batch(5)]) == source.numbers()
-    assert sorted(numbers_of([arrays(b) for b in dataset.shuffle(4)])) == source.numbers()
-    assert numbers_of([arrays(b) for b in dataset.repeat(3)]) == source.numbers() * 3
-    assert numbers_of([arrays(b) for b in dataset.take(2)]) == source.numbers()[:6]
-    cached = dataset.cache()
-    passes = [numbers_of([arrays(b) for b in cached]) for _ in range(2)]
-    assert passes == [source.numbers()] * 2
-    zipped = tf.data.Dataset.zip((dataset, tf.data.Dataset.range(10)))
-    assert [int(n) for _, n in zipped] == list(range(6))
-
-
-def test_a_new_iterator_ends_the_one_before() -> None:
-    source = Numbered()
-    dataset = to_dataset(source, prefetch=0)
-    old = iter(dataset)
-    next(old)
-    assert_whole(source, [arrays(batch) for batch in dataset])
-
-    with pytest.raises(UsageError, match="another iteration"), original_errors():
-        next(old)
+from support.tf_members import arrays, first
 
 
 @pytest.mark.torture
@@ -91,53 +42,6 @@ def test_what_a_dataset_keeps_never_changes(lmdb_shards: Path) -> None:
             for x, y, z in zip(one, other, now, strict=True):
                 np.testing.assert_array_equal(x, y)
                 np.testing.assert_array_equal(x, np.array(z))
-
-
-KEEPERS: dict[str, Callable[[Any], Any]] = {
-    "itself": lambda dataset: dataset,
-    "an iterator": iter,
-    "what it became": lambda dataset: dataset.map(lambda *parts: parts).unbatch().batch(4),
-    "another's part": lambda dataset: tf.data.Dataset.zip((dataset, tf.data.Dataset.range(100))),
-    "a distributed dataset": lambda dataset: tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"]
-    ).experimental_distribute_dataset(dataset),
-    "an input": DatasetInput,
-}
-
-
-@pytest.mark.parametrize("keeper", torture_except(KEEPERS, "an input"))
-def test_a_dataset_lives_as_long_as_what_was_made_of_it_and_no_longer(keeper: str) -> None:
-    ended: list[bool] = []
-
-    def source() -> Iterator[Any]:
-        try:
-            yield from Numbered(batches=300, last=3)()
-        finally:
-            ended.append(True)
-
-    kept = KEEPERS[keeper](to_dataset(source))
-    ended.clear()
-    gc.collect()
-    batches = iter(kept)
-    for _ in range(3):
-        next(batches)
-    gc.collect()
-    assert not ended
-    next(batches)
-
-    del kept, batches
-    gc.collect()
-
-    assert ended == [True]
-
-
-def test_the_plain_variant_of_a_dataset_that_is_gone_says_so() -> None:
-    dataset = to_dataset(Numbered())
-    variant, spec = tf.data.experimental.to_variant(dataset), dataset.element_spec
-    del dataset
-    gc.collect()
-    with pytest.raises(tf.errors.OpError, match="is gone"):
-        next(iter(tf.data.experimental.from_variant(variant, spec)))
 
 
 @pytest.mark.torture
@@ -170,19 +74,6 @@ def test_a_strategy_distributes_it_exactly(replicas: int, lmdb_shards: Path) -> 
             loader.receipt().check(204)
 
 
-def test_a_dataset_of_tensorflows_is_an_input() -> None:
-    dataset = tf.data.Dataset.range(10).batch(4).map(lambda n: {"n": n})
-    with DatasetInput(dataset) as each:
-        assert (len(each), each.batches_per_epoch, each.element_spec) == (3, 3, dataset.element_spec)
-        for way in (lambda: [arrays(b) for b in each], by_function(each)):
-            for _ in range(2):
-                assert [n for batch in way() for n in batch["n"]] == list(range(10))
-        assert each.to_dataset(prefetch=0) is dataset
-    with QueueInput(dataset) as each:
-        assert [n for batch in each for n in batch["n"].numpy()] == list(range(10))
-        assert len(each) == 3
-
-
 def test_an_infinite_dataset_has_no_end_of_epoch() -> None:
     with DatasetInput(tf.data.Dataset.range(3).repeat()) as each:
         assert each.batches_per_epoch is None
@@ -193,19 +84,6 @@ def test_an_infinite_dataset_has_no_end_of_epoch() -> None:
 def test_what_is_no_dataset_is_an_error_at_once(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"tf\.data\.Dataset"):
         DatasetInput(wrong)
-
-
-def test_an_error_passes_through_many_hands_as_itself() -> None:
-    def fail(step: int) -> None:
-        if step == 2:
-            raise OwnError("at 2")
-
-    source = Numbered(before=fail)
-    with StagingInput(QueueInput(to_dataset(QueueInput(source).to_dataset())), depth=2) as each:
-        got: list[Any] = []
-        with pytest.raises(OwnError, match="at 2"), original_errors():
-            gather(each.to_dataset().map(lambda *parts: parts), got)
-    assert numbers_of(got) == source.numbers()[:6]
 
 
 def test_tensorflows_own_errors_stay_what_they_are() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import EvalTransform, FakeData, Flow, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     FeedInput,
@@ -97,34 +95,6 @@ def labels_of(loader: Loader) -> list[int]:
     return sorted(int(loader.dataset[number].label) for number in range(len(loader.dataset)))
 
 
-@pytest.mark.parametrize("make", torture_except(MAKERS.values(), MAKERS["dataset"]), ids=MAKERS.keys())
-def test_three_epochs_of_fit_with_exact_validation(
-    make: Callable[[Any], Input], train: Loader, validate: Loader, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train.set_epoch(0)
-    fitted = model()
-    with make(train) as inputs, make(validate) as held_out:
-        history = fitted.fit(
-            inputs.to_dataset(),
-            validation_data=held_out.to_dataset(),
-            epochs=3,
-            shuffle=False,
-            verbose=1,
-            callbacks=[InputMonitor(train=inputs, val=held_out)],
-        )
-
-    assert sorted(fitted.seen["train"]) == sorted(labels_of(train) * 3)
-    assert sorted(fitted.seen["test"]) == sorted(labels_of(validate) * 3)
-    assert "6/6" in capsys.readouterr().out
-    assert train.epoch == 3
-    train.receipt().check(204)
-    for name in ("train/level", "train/starved", "train/blocked", "val/starved", "loss", "val_loss"):
-        assert len(history.history[name]) == 3
-        assert np.isfinite(history.history[name]).all()
-    if make is MAKERS["feed"]:
-        assert history.history["train/starved"] == [1, 1, 1]
-
-
 def test_steps_are_known_before_the_first_epoch(train: Loader) -> None:
     train.set_epoch(0)
     steps: list[Any] = []
@@ -139,15 +109,6 @@ def test_steps_are_known_before_the_first_epoch(train: Loader) -> None:
     assert steps == [6]
 
 
-def test_evaluate_and_predict_see_every_sample_once(validate: Loader) -> None:
-    fitted = model()
-    with QueueInput(validate) as inputs:
-        dataset = inputs.to_dataset()
-        fitted.evaluate(dataset, verbose=0)
-        assert sorted(fitted.seen["test"]) == labels_of(validate)
-        assert len(fitted.predict(dataset, verbose=0)) == 10
-
-
 @pytest.mark.torture
 def test_a_strategy_trains_on_every_sample(train: Loader, validate: Loader) -> None:
     train.set_epoch(0)
@@ -160,21 +121,6 @@ def test_a_strategy_trains_on_every_sample(train: Loader, validate: Loader) -> N
 
     assert sorted(fitted.seen["train"]) == sorted(labels_of(train) * 2)
     assert sorted(fitted.seen["test"]) == sorted(labels_of(validate) * 2)
-
-
-def test_what_keras_does_not_take_is_an_error_that_names_what_it_takes(train: Loader) -> None:
-    fitted = model()
-    with QueueInput(train) as inputs, Flow.from_dataset(train.dataset.path) as flow:
-        for given, taken in (
-            (inputs, "its to_dataset()"),
-            *[
-                (each, "shardprep.loaders.frameworks.tf_inputs() of it")
-                for each in (train, flow, FakeData(2, batch_size=2))
-            ],
-        ):
-            for call in (fitted.fit, fitted.evaluate, fitted.predict):
-                with pytest.raises(ValueError, match=re.escape(f"; Keras takes {taken}")):
-                    call(given)
 
 
 @pytest.mark.parametrize("make", torture_except(MAKERS.values(), MAKERS["queue"]), ids=MAKERS.keys())
@@ -203,18 +149,6 @@ def test_an_error_within_fit_comes_as_itself(make: Callable[[Any], Input]) -> No
 
     assert isinstance(caught.value.__cause__, tf.errors.OpError)
     assert steps == [0, 1, 2, 3, 4, 5, 0, 1, 2]
-
-
-def test_a_callback_that_fails_leaves_nothing_behind(train: Loader) -> None:
-    def fail(step: int, logs: Any) -> None:
-        if step == 2:
-            raise OwnError
-
-    callback = tf.keras.callbacks.LambdaCallback(on_train_batch_end=fail)
-    with pytest.raises(OwnError), QueueInput(train) as inputs:
-        model().fit(inputs.to_dataset(), shuffle=False, verbose=0, callbacks=[callback])
-
-    assert not [thread for thread in threading.enumerate() if thread.name == "shardprep-feeder"]
 
 
 def test_occupancy_is_written_where_tensorboard_reads_it(tmp_path: Path) -> None:

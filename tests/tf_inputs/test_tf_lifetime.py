@@ -119,22 +119,6 @@ def test_an_interpreter_ends_quietly(start: Start, states: list[str]) -> None:
 
 @pytest.mark.torture
 @in_pairs(PAIRS)
-def test_an_interpreter_ends_quietly_after_closing(start: Start, states: list[str]) -> None:
-    processes = [start(STATES[state] + "\neach.close()") for state in states]
-    assert [outcome(process) for process in processes] == [(0, "")] * len(states)
-
-
-@pytest.mark.torture
-@in_pairs(PAIRS)
-def test_a_program_that_fails_shows_its_own_error_only(start: Start, states: list[str]) -> None:
-    for code, said in map(outcome, [start(STATES[state] + "\n1 / 0") for state in states]):
-        assert code == 1
-        assert said.count("Traceback") == 1
-        assert said.endswith("ZeroDivisionError: division by zero\n")
-
-
-@pytest.mark.torture
-@in_pairs(PAIRS)
 def test_a_terminated_program_leaves_nothing(start: Start, states: list[str]) -> None:
     for process in [
         start(STATES[state] + "\nprint('now', flush=True)\ntime.sleep(3600)") for state in states

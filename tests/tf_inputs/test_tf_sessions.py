@@ -15,7 +15,6 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
-    FeedInput,
     QueueInput,
     StagingInput,
     TensorInput,
@@ -28,7 +27,6 @@ from support.tf_members import (
     Aside,
     Made,
     Numbered,
-    Stop,
     assert_whole,
     batch_queue,
     dataset_input,
@@ -36,7 +34,6 @@ from support.tf_members import (
     members,
     numbers_of,
     staging_over_queue,
-    woken_by_closing,
 )
 
 v1 = tf.compat.v1
@@ -102,39 +99,6 @@ def test_three_epochs_are_the_loaders_bit_for_bit(make: Made, lmdb_shards: Path)
 
 
 @members(MEMBERS)
-def test_a_monitored_session_trains_for_its_steps(make: Made) -> None:
-    source = Numbered()
-    with make(source) as each:
-        values, numbers = each.dequeue()
-        step = v1.train.get_or_create_global_step()
-        with tf.control_dependencies([values]):
-            train = v1.assign_add(step, 1)
-        got = []
-        with v1.train.MonitoredTrainingSession(hooks=[v1.train.StopAtStepHook(last_step=4)]) as session:
-            each.start(session)
-            while not session.should_stop():
-                got.append(session.run([numbers, train])[0])
-            each.close()
-
-    assert np.concatenate(got).tolist() == source.numbers()[:12]
-
-
-@members(MEMBERS)
-def test_a_monitored_session_ends_with_the_epoch(make: Made) -> None:
-    source = Numbered()
-    with make(source) as each:
-        _, numbers = each.dequeue()
-        v1.train.get_or_create_global_step()
-        got = []
-        with v1.train.MonitoredTrainingSession() as session:
-            each.start(session)
-            while not session.should_stop():
-                got.append(session.run(numbers))
-
-    assert np.concatenate(got).tolist() == source.numbers()
-
-
-@members(MEMBERS)
 def test_an_error_comes_as_itself_after_all_batches_before_it(make: Made) -> None:
     def fail(step: int) -> None:
         if step == 4:
@@ -169,18 +133,6 @@ def test_an_epoch_may_be_left(make: Made) -> None:
                 each.reset()  # type: ignore[attr-defined]
                 assert_whole(source, until_the_end(lambda: session.run(batch)))
             each.close()
-
-
-@members(FED)
-def test_a_step_that_waits_is_woken_by_closing(make: Made) -> None:
-    stop = Stop()
-    with make(stop.source()) as each:
-        batch = each.dequeue()
-        with v1.Session() as session:
-            each.start(session)
-            error = woken_by_closing(each, lambda: session.run(batch), stop)
-
-    assert isinstance(error, tf.errors.OutOfRangeError | tf.errors.CancelledError)
 
 
 @members(MEMBERS, quick=("staging-over-queue",))
@@ -219,83 +171,6 @@ def test_it_is_no_iterable(make: Made) -> None:
         iter(each)
 
 
-@members(FED)
-def test_after_closing_no_graph_dequeues(make: Made) -> None:
-    each = make(Numbered())
-    each.close()
-    with pytest.raises(UsageError, match="closed"):
-        each.dequeue()
-
-
-def test_feeding_goes_without_a_thread() -> None:
-    source = Numbered()
-    with FeedInput(source) as each:
-        values, numbers = each.dequeue()
-        total = tf.reduce_sum(values), numbers + 0
-        with v1.Session() as session:
-            for epoch in range(3):
-                got = [session.run(total, feed) for feed in each]
-                assert np.concatenate([numbers for _, numbers in got]).tolist() == source.numbers()
-                assert sum(float(total) for total, _ in got) == epoch * 2 * len(source.numbers())
-            for feed in each:
-                session.run(total, feed)
-                break
-            assert sum(1 for _ in each) == 6
-        assert each.stats().epochs == 4
-
-
-def test_feeding_from_a_loader_is_exact(lmdb_shards: Path) -> None:
-    with (
-        Loader(
-            lmdb_shards, batch_size=30, transform=Tagging(), workers=1, with_numbers=True, drop_last=False
-        ) as loader,
-        FeedInput(loader) as each,
-        v1.Session() as session,
-    ):
-        doubled = [part * 2 for part in each.dequeue()]
-        got = [session.run(doubled, feed) for feed in each]
-        loader.receipt().check(204)
-
-    assert [number for batch in got for number in batch[-1].tolist()] == [2 * n for n in range(204)]
-
-
-def test_an_error_while_feeding_is_the_sources() -> None:
-    def fail(step: int) -> None:
-        if step == 2:
-            raise OwnError("at 2")
-
-    with FeedInput(Numbered(before=fail)) as each:
-        feeds = iter(each)
-        assert [len(next(feeds)) for _ in range(2)] == [2, 2]
-        with pytest.raises(OwnError):
-            next(feeds)
-
-
 def test_a_stage_wraps_an_input_and_has_one_device() -> None:
     with pytest.raises(UsageError, match="wraps another input"):
         StagingInput([np.zeros(3)])
-
-
-def test_a_stage_keeps_only_what_the_step_needs_of_two_inputs() -> None:
-    train, other = Numbered(), Numbered(batches=4, last=2)
-    with StagingInput(QueueInput(train)) as left, QueueInput(other) as right:
-        both = left.dequeue()[1], right.dequeue()[1]
-        with v1.Session() as session:
-            left.start(session)
-            right.start(session)
-            got = [session.run(both) for _ in range(4)]
-            left.close()
-            right.close()
-    assert np.concatenate([x for x, _ in got]).tolist() == train.numbers()[:12]
-    assert np.concatenate([x for _, x in got]).tolist() == other.numbers()
-
-
-def test_another_input_after_a_closed_one_is_its_own() -> None:
-    for batches in (3, 5):
-        source = Numbered(batches=batches)
-        with tf.Graph().as_default(), StagingInput(QueueInput(source), depth=2) as each:
-            batch = each.dequeue()
-            with v1.Session() as session:
-                each.start(session)
-                assert_whole(source, until_the_end(lambda s=session, b=batch: s.run(b)))
-                each.close()

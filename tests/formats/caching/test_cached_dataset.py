@@ -2,31 +2,25 @@
 
 import json
 import multiprocessing
-import os
 import pickle
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import pytest
 
-from shardprep.formats import Dataset, UsageError, open_dataset, read_manifest, verify
+from shardprep.formats import Dataset, UsageError, open_dataset, verify
 from shardprep.formats.errors import ShardprepError
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.downloads import CacheTooSmall
-from shardprep.formats.storage.store import Location, RetryPolicy
-from shardprep.formats.verification.verify import verify_cached
-from support.datasets import flip, prep_here, tree
+from support.datasets import prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
 from support.object_server import HIDDEN as SECRET_KEY
 from support.resealed import reseal
 from support.sampling import torture_except
-from support.waiting import until
 
 TRAIN = "s3://bucket/splits/train"
-SOON = RetryPolicy(retries=1, timeout_s=0.5)
 
 
 def said_by(dataset: Dataset) -> list[object]:
@@ -74,39 +68,6 @@ def test_its_pickle_opens_the_same_dataset_and_asks_nobody(
 
     assert SECRET_KEY.encode() not in stored
     assert TRAIN in repr(remote)
-
-
-def test_a_closed_dataset_reads_again_and_is_closed_again(remote: CachedDataset) -> None:
-    first = remote[0]
-    remote.close()
-
-    assert remote[0] == first
-
-
-def test_a_cache_that_is_deleted_while_its_dataset_is_closed_is_made_again(
-    remote: CachedDataset, tmp_path: Path
-) -> None:
-    first = remote[0]
-    remote.close()
-    shutil.rmtree(tmp_path / "cache")
-
-    assert remote[0] == first
-
-
-def test_a_thread_reads_an_open_shard_while_another_one_waits_for_a_download(
-    remote: CachedDataset, proxy: Proxy
-) -> None:
-    there, name = remote.shard(0), remote.manifest.shards[1].name
-    proxy.fault = lambda path, count: "stall" if path.endswith(name) and count == 1 else None
-    with ThreadPoolExecutor(2) as pool:
-        coming = pool.submit(remote.shard, 1)
-        until(lambda: proxy.ranges_of(name))
-        try:
-            assert pool.submit(remote.shard, 0).result(10) is there
-            assert not coming.done()
-        finally:
-            proxy.ended.set()
-        assert coming.result(60) is remote.shard(1)
 
 
 def test_nothing_in_the_cache_shows_a_secret(remote: CachedDataset, tmp_path: Path) -> None:
@@ -213,47 +174,6 @@ def test_verify_passes_a_dataset_through_a_smaller_cache(
     )
 
     assert report.to_json() == local.to_json() | {"dataset": f"s3://bucket/{name}"}
-
-
-@pytest.mark.parametrize("level", torture_except(["quick", "full", "records"], "quick", "full"))
-def test_verify_finds_each_file_that_is_damaged_or_missing_in_the_bucket(
-    bucket: Path, tmp_path: Path, level: str
-) -> None:
-    published = Path(shutil.copytree(bucket / "splits/train", tmp_path / "published"))
-    (published / "shard-00001.h5").unlink()
-    with (published / "shard-00002.h5").open("ab") as file:
-        (published / "shard-00002.h5").chmod(0o644)
-        file.write(b"more")
-    os.truncate(published / "shard-00003.h5", 1000)
-    os.truncate(published / "shard-00004.h5", 0)
-    flip(published / "index.npy", 300)
-
-    report = verify_cached(
-        Location.parse(published.as_uri()), tmp_path / "cache", None, level, workers=2, policy=SOON
-    )
-
-    wanted = {
-        *(f"shard-0000{number}.h5" for number in (1, 2, 3, 4)),
-        *([] if level == "quick" else ["index.npy"]),
-    }
-    assert {finding.file for finding in report.findings} == wanted
-    assert not report.unchecked
-
-
-@pytest.mark.parametrize("scheme", ["s3", "http", "file"])
-def test_a_quick_verification_says_of_a_file_at_a_url_what_it_says_of_one_in_a_folder(
-    bucket: Path, proxy: Proxy, tmp_path: Path, scheme: str
-) -> None:
-    folder = Path(shutil.copytree(bucket / "columns", bucket / f"cut-{scheme}"))
-    first, second = read_manifest(folder).shards[:2]
-    os.truncate(folder / first.name, 1000)
-    (folder / second.name).unlink()
-    url = {"s3": "s3://bucket", "http": f"{proxy.url}/bucket", "file": bucket.as_uri()}[scheme]
-
-    report = verify(f"{url}/{folder.name}", level="quick", cache=tmp_path / "cache")
-
-    assert report.findings == verify(folder, level="quick").findings
-    assert (len(report.findings), report.unchecked, report.exit_code) == (2, [], 1)
 
 
 def test_verify_and_inspect_take_a_url_with_a_cache(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:

@@ -59,27 +59,3 @@ def test_with_the_future_told_no_choice_downloads_less(uses: list[str], room: in
         return nearest([LivingReader(1, at, told)])
 
     assert downloads(uses, room, known) == fewest(uses, room) <= downloads(uses, room, lambda at: {})
-
-
-@given(sequences)
-def test_without_a_future_the_least_recently_used_goes_first(uses: list[str]) -> None:
-    last = {name: at for at, name in enumerate(uses)}
-    files = [CachedFile(name, Path(name), 1, at) for name, at in last.items()]
-
-    order = eviction_order(files, {})
-
-    assert [file.used_ns for file in order] == sorted(last.values())
-
-
-@given(st.lists(st.tuples(sequences, st.integers(0, 12)), min_size=1, max_size=3))
-def test_a_file_is_as_far_as_for_the_reader_that_uses_it_first(readers: list[tuple[list[str], int]]) -> None:
-    told = [
-        LivingReader(1, at, np.array([identity_of(name) for name in uses], np.uint64)) for uses, at in readers
-    ]
-    wanted: dict[int, float] = {}
-    for uses, at in readers:
-        for distance, name in enumerate(uses[at:]):
-            identity = identity_of(name)
-            wanted[identity] = min(wanted.get(identity, distance), distance)
-
-    assert nearest(told) == wanted

@@ -1,6 +1,5 @@
 """A cache has whole, verified files within its limit, each downloaded once for all readers."""
 
-import json
 import os
 import random
 import shutil
@@ -22,7 +21,6 @@ from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.storage import cache_folder, downloads as cached_download
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import CacheBusy, CacheFolder, StillWaiting, hex_of
-from shardprep.formats.storage.downloads import CacheTooSmall, Downloads
 from shardprep.formats.storage.store import (
     TRIES,
     AnswerBroken,
@@ -32,7 +30,6 @@ from shardprep.formats.storage.store import (
     RetryPolicy,
 )
 from shardprep.formats.storage.transfer import RemoteDamaged
-from shardprep.formats.verification.verify import CachedFiles
 from support.datasets import flip
 from support.faulty_proxy import HIDDEN, Proxy
 from support.waiting import until
@@ -59,46 +56,6 @@ def files_in(cache: Path) -> set[str]:
 
 def names(entries: tuple[FileEntry, ...]) -> set[str]:
     return {hex_of(entry) for entry in entries}
-
-
-def test_what_is_held_is_the_published_file_and_comes_once(
-    bucket: Path, proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    with opened(tmp_path / "cache") as cache:
-        for _ in range(2):
-            with cache.hold([*shards, *shards]):
-                for shard in shards:
-                    found = cache.folder.path_of(hex_of(shard)).read_bytes()
-                    assert found == (bucket / "splits/train" / shard.name).read_bytes()
-        counts = cache.counts
-
-    assert all(len(proxy.ranges_of(shard.name)) == 1 for shard in shards)
-    assert (counts.downloaded, counts.hits) == (len(shards), len(shards))
-    assert counts.downloaded_bytes == sum(shard.size for shard in shards)
-    assert not [*(tmp_path / "cache/parts").iterdir(), *(tmp_path / "cache/readers").iterdir()]
-
-
-def test_threads_and_processes_that_want_a_file_at_once_download_it_once(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    program = (
-        "import sys\nfrom shardprep.formats import open_dataset\n"
-        f"with open_dataset({URL!r}, cache=sys.argv[1]) as found:\n    print(len([*found]))"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "cache")]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-
-    until(lambda: len(proxy.ranges_of("manifest.json")) == 2)
-
-    with FileCache(tmp_path / "cache", None, Location.parse(URL)) as cache, ThreadPoolExecutor(3) as pool:
-        for held in pool.map(cache.hold, [shards] * 3):
-            held.release()
-    said = [child.communicate(timeout=60)[0] for child in children]
-
-    assert said[0] == said[1] != ""
-    assert {shard.name: len(proxy.ranges_of(shard.name)) for shard in shards} == dict.fromkeys(
-        (shard.name for shard in shards), 1
-    )
 
 
 @pytest.mark.parametrize(
@@ -156,25 +113,6 @@ def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
         assert sum(path.stat().st_size for path in (tmp_path / "cache/files").glob("*/*")) <= shards[0].size
 
 
-def test_what_is_held_is_not_evicted_and_a_set_waits_until_there_is_room_for_all_of_it(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    limit = sum(shard.size for shard in shards[:4])
-    with opened(tmp_path / "cache", limit) as first, opened(tmp_path / "cache", limit) as second:
-        held = first.hold(shards[:3])
-        assert second.hold_now(shards[3:6]) is None
-        waiting = threading.Thread(target=lambda: second.hold(shards[3:6]).release())
-        waiting.start()
-        time.sleep(0.2)
-        assert files_in(tmp_path / "cache") == names(shards[:3])
-
-        held.release()
-        waiting.join(60)
-
-        assert files_in(tmp_path / "cache") >= names(shards[3:6])
-        assert second.counts.waited_s >= 0.15
-
-
 def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
     bucket: Path, tmp_path: Path, shards: tuple[FileEntry, ...]
 ) -> None:
@@ -191,34 +129,6 @@ def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
 
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(read, range(4))] == [36] * 4
-
-
-def test_a_limit_may_be_more_than_any_disk_has(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    with opened(tmp_path / "cache", 10**30) as cache, cache.hold(shards[:1]):
-        assert len(files_in(tmp_path / "cache")) == 1
-
-
-def test_a_limit_that_is_too_small_is_an_error_that_says_what_would_do(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    limit, needed = sum(shard.size for shard in shards[:3]), sum(shard.size for shard in shards[:4])
-    with (
-        opened(tmp_path / "cache", limit) as cache,
-        pytest.raises(CacheTooSmall, match=f"{limit:,}") as at_once,
-    ):
-        cache.hold(shards[:4])
-    with (
-        opened(tmp_path / "cache", limit) as first,
-        opened(tmp_path / "cache", limit, patience_s=0.3) as second,
-        first.hold(shards[:2]),
-        pytest.warns(StillWaiting, match=f"room in the cache .* processes {os.getpid()}"),
-        pytest.raises(CacheTooSmall, match="at least") as at_last,
-    ):
-        second.hold(shards[2:4])
-
-    assert (at_once.value.needed, at_last.value.needed) == (needed, needed)
 
 
 def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file_ahead(
@@ -268,53 +178,6 @@ def test_leftovers_of_dead_readers_go_and_files_of_others_stay(
     assert all(path.exists() for path in own)
 
 
-def test_a_file_of_another_size_is_not_there_and_is_downloaded_again(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    with opened(tmp_path / "cache") as cache:
-        cache.hold(shards[:1]).release()
-        path = cache.folder.path_of(hex_of(shards[0]))
-        os.truncate(path, 100)
-
-        with cache.hold(shards[:1]):
-            assert path.stat().st_size == shards[0].size
-
-
-def test_closing_ends_downloads_in_other_threads(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    proxy.fault = lambda path, count: "stall"
-    cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))
-    with ThreadPoolExecutor(1) as pool:
-        work = pool.submit(cache.hold, shards[:1])
-        until(lambda: bool(proxy.asked))
-        cache.close()
-        with pytest.raises(UsageError, match="closed"):
-            work.result(60)
-    assert not [*(tmp_path / "cache/parts").iterdir()]
-
-
-def test_a_download_that_begins_while_the_cache_closes_is_ended(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proxy.fault = lambda path, count: "stall"
-    cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))
-    closing = threading.Thread(target=cache.close)
-    running = Downloads._running
-
-    def running_while_it_closes(downloads: Downloads) -> object:
-        found = running(downloads)
-        closing.start()
-        closing.join(0.3)
-        return found
-
-    monkeypatch.setattr(Downloads, "_running", running_while_it_closes)
-    with pytest.raises(UsageError, match="closed"):
-        cache.hold(shards[:1])
-    closing.join()
-    assert not [*(tmp_path / "cache/parts").iterdir()]
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_closing_a_cache_that_was_deleted_ends_all_of_it(
     proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
@@ -355,40 +218,12 @@ def test_a_closed_cache_tells_nothing_and_waits_for_nothing(
         assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
 
 
-def test_a_cache_that_another_process_makes_meanwhile_is_no_other_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = Path.iterdir
-
-    def late(path: Path) -> Iterator[Path]:
-        monkeypatch.undo()
-        CacheFolder(tmp_path / "cache").make()
-        return listed(path)
-
-    monkeypatch.setattr(Path, "iterdir", late)
-    CacheFolder(tmp_path / "cache").make()
-
-
 def test_nothing_is_made_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "filesystem_type", lambda path: "nfs4")
 
     with pytest.raises(UsageError, match="nfs4"):
         opened(tmp_path / "new/cache")
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_verification_waits_for_its_own_threads_however_long_they_read(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    one, other = shards[:2]
-    with opened(tmp_path / "cache", max(one.size, other.size), patience_s=0.1) as cache:
-        files = CachedFiles(cache, PATIENT)
-        files.look((one, other), "decode")
-        with ThreadPoolExecutor(1) as pool:
-            with files.at_hand(one):
-                waiting = pool.submit(lambda: files.at_hand(other).__enter__().stat().st_size)
-                time.sleep(0.4)
-            assert waiting.result(60) == other.size
 
 
 def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path) -> None:
@@ -418,20 +253,6 @@ def test_a_reader_file_with_anything_in_it_is_no_error(
                 flip(cache.folder.path_of(hex_of(shards[0])), 5000)
                 cache.hold_right(shards[0]).release()
                 other.kill()
-
-
-def test_a_copy_that_a_disk_did_not_keep_is_replaced_by_a_verification(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    from shardprep.formats import verify
-
-    assert verify(URL, cache=tmp_path / "cache").exit_code == 0
-    flip(tmp_path / "cache/files" / hex_of(shards[0])[:2] / hex_of(shards[0]), 5000)
-
-    report = verify(URL, cache=tmp_path / "cache")
-
-    assert json.dumps(report.to_json()["findings"]) == "[]"
-    assert len(proxy.ranges_of(shards[0].name)) == 2
 
 
 IN_TURN = """
@@ -515,16 +336,3 @@ def test_a_process_that_is_frozen_in_a_download_is_named_and_one_that_lives_is_w
         proxy.ended.set()
         first.result(60).release()
         second.result(60).release()
-
-
-def test_a_clock_that_jumps_back_changes_nothing_but_the_order_of_eviction(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
-    limit = sum(shard.size for shard in shards[:3])
-    with opened(tmp_path / "cache", limit) as cache:
-        cache.hold(shards[:3]).release()
-        for path in [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]:
-            os.utime(path, (2**32, 2**32), follow_symlinks=False)
-        for shard in (*shards[3:6], *shards[:3]):
-            with cache.hold([shard]):
-                assert cache.folder.path_of(hex_of(shard)).stat().st_size == shard.size

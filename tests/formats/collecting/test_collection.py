@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
 
 from shardprep.formats import (
     DataError,
@@ -26,10 +25,8 @@ from shardprep.formats import (
 )
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.storage import collection as collections
-from shardprep.formats.storage.collection import CollectionFile, PartEntry
-from support.cut_datasets import collected, cut
-from support.datasets import converted, flip, prep_here, writable
+from support.cut_datasets import cut
+from support.datasets import prep_here, writable
 
 
 @pytest.fixture
@@ -43,38 +40,6 @@ def folder(parts: list[Path], tmp_path: Path) -> Path:
         return tmp_path / "all"
 
 
-ENTRIES = st.builds(
-    PartEntry,
-    name=st.text(min_size=1, max_size=9, alphabet="aé/\n") | st.just("n" * 4096),
-    path=st.sampled_from(["part", "../part", "/part", "\udcff"]),
-    root=st.just("sha256:" + "5" * 64),
-    content_root=st.just("blake3:" + "7" * 64),
-    records=st.integers(1, (1 << 63) - 1),
-    bytes=st.integers(0, (1 << 63) - 1),
-)
-
-
-@given(st.lists(ENTRIES, min_size=1, max_size=5, unique_by=lambda entry: entry.name).map(tuple))
-def test_what_is_written_is_read(entries: tuple[PartEntry, ...]) -> None:
-    made = CollectionFile(entries)
-
-    assert CollectionFile.parse(made.to_bytes()) == made
-
-
-def test_parts_of_different_containers_and_widths_of_keys_are_one(
-    lmdb_shards: Path, hdf5_shards: Path, tmp_path: Path
-) -> None:
-    converted(lmdb_shards.parent / "archives", tmp_path / "val", split="val")
-    folders = [tmp_path / "val", hdf5_shards]
-    wanted = [record for folder in folders for record in open_dataset(folder)]
-
-    with collect(tmp_path / "all", folders) as made:
-        assert list(made) == wanted
-        assert made.index["key"].tolist() == [record.key.encode() for record in wanted]
-        assert [part.name for part in made.parts] == ["val", "hdf5"]
-        assert made.index["shard"].tolist() == sorted(made.index["shard"])
-
-
 def test_a_collection_keeps_its_root_where_it_moves_with_its_parts(folder: Path, tmp_path: Path) -> None:
     with open_collection(folder) as before:
         first = before[0]
@@ -84,26 +49,6 @@ def test_a_collection_keeps_its_root_where_it_moves_with_its_parts(folder: Path,
 
     with open_collection(tmp_path / "moved/all") as after:
         assert (after.root, after[0]) == (before.root, first)
-
-
-def test_parts_elsewhere_are_found_by_their_absolute_path(parts: list[Path], tmp_path: Path) -> None:
-    with collect(tmp_path / "deep/deeper/all", parts) as made:
-        listed = json.loads((made.path / "collection.json").read_bytes())["parts"]
-        assert [part["path"] for part in listed] == [str(part.resolve()) for part in parts]
-    with collect(tmp_path, parts) as made:
-        assert [part.folder for part in made.parts] == parts
-        assert [
-            part["path"] for part in json.loads((tmp_path / "collection.json").read_bytes())["parts"]
-        ] == [part.name for part in parts]
-
-
-def test_parts_of_one_name_are_told_apart_by_the_folders_above(parts: list[Path], tmp_path: Path) -> None:
-    for letter, part in zip("ab", parts, strict=False):
-        (tmp_path / letter).mkdir()
-        part.rename(tmp_path / letter / "train")
-
-    with collect(tmp_path / "all", [tmp_path / "a/train", tmp_path / "b/train"]) as made:
-        assert [part.name for part in made.parts] == ["a/train", "b/train"]
 
 
 def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, parts: list[Path]) -> None:
@@ -163,21 +108,6 @@ def test_a_part_that_is_gone_is_refused_by_name(folder: Path, parts: list[Path])
         open_collection(folder)
 
 
-def test_verify_and_inspect_say_of_each_part_and_of_all(folder: Path, parts: list[Path]) -> None:
-    root = open_collection(folder).root
-
-    said = prep_here("verify", folder, "--level", "quick").stdout
-    assert all(f"{part.name}: complete" in said for part in parts)
-    assert said.splitlines()[-1].split() == ["root", root]
-    found = json.loads(prep_here("inspect", folder, "--json").stdout)
-    assert (found["root"], len(found["parts"])) == (root, 3)
-
-    flip(parts[0] / "index.npy", 300)
-    done = prep_here("verify", folder)
-    assert done.returncode == 1
-    assert "NOT intact: part-0 of part-0, part-1, part-2" in done.stdout
-
-
 def changed(folder: Path, **changes: object) -> bytes:
     value = json.loads((folder / "collection.json").read_bytes())
     return canonical_json(value | changes)
@@ -204,20 +134,6 @@ def test_a_damaged_file_is_refused(folder: Path) -> None:
         with pytest.raises(kind, match=said):
             open_collection(folder)
         writable(path).write_bytes(canonical_json(whole))
-
-
-def test_an_index_that_changes_while_its_rows_are_read_is_an_error(
-    lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = collected(lmdb_shards, tmp_path, 2)
-    monkeypatch.setattr(collections, "MOST_INDEX_BYTES", 0)
-    with open_collection(folder) as opened:
-        assert opened.index[5]["ordinal"] == 5
-        flip(tmp_path / "part-0/index.npy", 300)
-
-        with pytest.raises(ManifestDamaged, match="changed since it was verified"):
-            opened.index[5]
-        assert opened.index[203]["key"]
 
 
 def test_commands_take_a_collection_for_what_it_is(parts: list[Path], tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """A dataset with columns: written, read back, and damaged."""
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shardprep.formats import PlanOptions, open_dataset, read_manifest
-from shardprep.formats.errors import CorruptRecord, DataError, ManifestDamaged
+from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_datasets import EVERY_KIND, every_kind, write_columns
@@ -69,42 +68,6 @@ def test_the_content_root_covers_each_column_and_not_the_container(tmp_path: Pat
     assert other.content_root not in (root, records_root)
 
 
-def test_the_bytes_of_images_and_index_do_not_depend_on_columns(tmp_path: Path) -> None:
-    write_columns(tmp_path / "with", options=PlanOptions(shard_size=4000), schema=EVERY_KIND)
-    write_columns(tmp_path / "few", options=PlanOptions(shard_size=4000), schema=Schema({"age": "int"}))
-
-    index = [np.load(tmp_path / name / "index.npy") for name in ("with", "few")]
-    for column in ("key", "label", "length", "crc32c", "width"):
-        np.testing.assert_array_equal(index[0][column], index[1][column])
-
-
-def test_records_may_have_no_image(tmp_path: Path) -> None:
-    manifest = write_columns(tmp_path / "d", image=None)
-
-    assert not manifest.has_images
-    with open_dataset(tmp_path / "d") as opened:
-        assert opened[3].image == b""
-        assert opened[3]["age"] == int(opened[3].key[1:]) - 3
-
-
-@pytest.mark.parametrize("name", EVERY_KIND.names)
-@pytest.mark.parametrize("container", CONTAINERS)
-def test_a_damaged_value_is_an_error_that_names_it(tmp_path: Path, name: str, container: str) -> None:
-    folder = tmp_path / "d"
-    manifest = write_columns(folder, options=PlanOptions(container=container, shard_size=1 << 20))
-    assert manifest.columns is not None
-    entry = manifest.columns[name]
-    damaged = folder / (entry.shards[0] if entry.shards else entry.table).name
-    with open_dataset(folder) as opened:
-        place = next(number for number in range(len(opened)) if opened[number].key == "k0007")
-        value = entry.field.codec.encode(opened[place][name])
-    data = damaged.read_bytes().replace(value, bytes([value[0] ^ 0x55]) + value[1:])
-    damaged.write_bytes(data)
-
-    with open_dataset(folder) as opened, pytest.raises(DataError):
-        opened[place][name]
-
-
 def test_a_cut_table_is_an_error(tmp_path: Path) -> None:
     write_columns(tmp_path / "d")
     table = tmp_path / "d" / "column-age.npy"
@@ -122,10 +85,3 @@ def test_a_value_of_another_record_is_found(tmp_path: Path) -> None:
 
     with open_dataset(tmp_path / "d") as opened, pytest.raises(CorruptRecord, match="age"):
         opened[-1]["age"]
-
-
-def test_a_release_without_columns_refuses_the_dataset(tmp_path: Path) -> None:
-    manifest = write_columns(tmp_path / "d")
-
-    assert b'"crit":["columns","offsets"]' in manifest.to_bytes()
-    assert replace(manifest, columns=None).root != manifest.root

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shardprep.formats import open_dataset
@@ -21,9 +18,8 @@ from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.read import ALL_CONTAINERS, CONTAINERS, container
 from support.loaded import epoch_of, loader_on
-from support.loader_workers import CutShort, Tagging
 from support.sampling import torture_except
-from support.shard_files import THREE, address, opened, read, stored, write
+from support.shard_files import THREE, stored, write
 
 STRACE = shutil.which("strace")
 
@@ -31,12 +27,6 @@ STRACE = shutil.which("strace")
 @pytest.fixture(params=torture_except(ALL_CONTAINERS, "lmdb"))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def copy(lmdb_shards: Path, tmp_path: Path) -> Path:
-    """A dataset that may be damaged."""
-    return Path(shutil.copytree(lmdb_shards, tmp_path / "copy"))
 
 
 READING = """
@@ -136,84 +126,6 @@ def test_a_read_that_a_signal_interrupts_is_made_again(kind: str, tmp_path: Path
     assert found == ([], [], 10 * 24)
 
 
-@contextmanager
-def limited(which: int, value: int) -> Iterator[None]:
-    before = resource.getrlimit(which)
-    resource.setrlimit(which, (value, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(which, before)
-
-
-def test_no_descriptor_left_is_no_damage(kind: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "shard", kind, THREE)
-    assert read(path, kind, 3) == THREE  # everything that reading imports is open
-    following = os.dup(0)
-    os.close(following)
-
-    with limited(resource.RLIMIT_NOFILE, following), pytest.raises(OSError, match="shard") as raised:
-        container(kind).read(path)
-
-    assert raised.value.errno == errno.EMFILE
-
-
-LITTLE_MEMORY = """
-import errno, resource, sys
-from pathlib import Path
-from shardprep.formats.shards.read import container
-import numpy as np
-
-kind, path = sys.argv[1], Path(sys.argv[2])
-container(kind).read(path).close()
-pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-found = set()
-for more in [0, *(1 << bits for bits in range(16, 28))]:
-    resource.setrlimit(resource.RLIMIT_AS, (pages + more, resource.RLIM_INFINITY))
-    try:
-        with container(kind).read(path) as reader:
-            for ordinal in range(0, len(reader), 999):
-                reader.checked(ordinal)
-        found.add("read")
-    except OSError as error:
-        assert error.filename in (str(path), str(path.with_name("archive.tar")))
-        found.add(errno.errorcode[error.errno])
-    except MemoryError:
-        found.add("ENOMEM")
-print(sorted(found))
-"""
-
-
-@pytest.mark.slow
-def test_too_little_memory_is_no_damage(kind: str, tmp_path: Path) -> None:
-    many = [stored(f"{n:01000d}", n, b"") for n in range(5000)]
-    path = write(tmp_path / "shard", kind, [stored("large", 1, bytes(40 << 20)), *many])
-
-    command = [sys.executable, "-c", LITTLE_MEMORY, kind, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    # The interpreter itself may say on stderr that it had too little memory for a warning.
-    assert (done.returncode, done.stdout) == (0, "['ENOMEM', 'read']\n")
-
-
-@pytest.mark.parametrize("at_once", [1, 7, 10_000])
-def test_what_the_kernel_gives_piece_by_piece_is_whole(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
-    path = write(tmp_path / "shard", kind, THREE)
-    pread, preadv = os.pread, os.preadv
-    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, at_once), at))
-    monkeypatch.setattr(os, "preadv", lambda file, parts, at: preadv(file, [parts[0][:at_once]], at))
-
-    with closing(opened(path, kind, 3)) as shard:
-        images = [
-            shard.image_in(n, address(THREE[n]), lambda size: np.empty(size, np.uint8)).tobytes()
-            for n in range(3)
-        ]
-    assert read(path, kind, 3) == THREE
-    assert images == [record.image for record in THREE]
-
-
 @pytest.mark.parametrize("kind", CONTAINERS)
 @pytest.mark.parametrize("transform", [{}, {"transform": None}], ids=["decoded", "encoded"])
 def test_a_bad_sector_is_not_skipped_and_names_the_record(
@@ -253,22 +165,6 @@ def _failing(call: Callable[..., Any], file: Path, place: int) -> Callable[..., 
         return call(descriptor, what, at)
 
     return failing
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", torture_except([0, 1], 0))
-def test_what_a_shard_that_is_cut_short_has_lost_can_be_skipped(copy: Path, workers: int) -> None:
-    with open_dataset(copy) as dataset:
-        shard, key = dataset.manifest.shards[0], dataset[5].key
-        lost = [dataset[number].key for number in range(6, shard.records)]
-    transform = Tagging({key: CutShort(copy / shard.name)})
-    with loader_on(copy, transform=transform, shuffle=None, workers=workers, on_bad_record="skip") as loader:
-        epoch_of(loader)
-        restarts = loader.stats().restarts
-
-    assert sorted(loader.skipped) == sorted(lost)
-    assert all("ends before record" in reason for reason in loader.skipped.values())
-    assert restarts == 0
 
 
 def test_damage_in_the_tree_is_of_the_records_below_it_alone(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -22,7 +21,7 @@ from shardprep.formats.runtime.workers import isolated
 from shardprep.formats.shards.container import Memory, ShardReader, Stored
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
-from shardprep.formats.shards.read import ALL_CONTAINERS, CONTAINERS, container
+from shardprep.formats.shards.read import ALL_CONTAINERS, container
 from shardprep.formats.verification.checks import Checked, ShardCheck
 from support.image_files import png
 from support.sampling import torture_except
@@ -37,7 +36,6 @@ from support.shard_files import (
     stored,
     try_flips,
     write,
-    write_around,
 )
 
 SEVERAL_COMMITS = range(3 * RECORDS_PER_COMMIT + 5)
@@ -94,17 +92,6 @@ def test_what_is_written_is_read_by_this_reader_and_by_the_library(kind: str, re
         assert path.stat().st_size <= container(kind).bytes_needed(extent(records))
 
 
-@pytest.mark.slow
-@identity
-@given(records=lists_of_records)
-@example(records=MANY)
-def test_what_the_library_writes_is_read(kind: str, records: list[Stored]) -> None:
-    with TemporaryDirectory() as folder:
-        path = write_around(Path(folder) / "shard", kind, records)
-
-        assert read(path, kind, len(records)) == records
-
-
 @pytest.mark.parametrize("kind", torture_except(ALL_CONTAINERS, "lmdb"), indirect=True)
 @pytest.mark.torture
 def test_equal_records_are_equal_bytes_in_any_process(kind: str, tmp_path: Path) -> None:
@@ -138,24 +125,6 @@ def test_no_flipped_bit_changes_a_record_unseen(shard: Path, kind: str, tmp_path
     assert unseen.read_text() == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CONTAINERS, indirect=True)
-def test_a_file_of_another_size_is_refused_before_it_is_opened(shard: Path, kind: str) -> None:
-    size = shard.stat().st_size
-    for wrong in [*range(size - 1, -1, -1), size + 1]:
-        os.truncate(shard, wrong)
-        with pytest.raises(ShardDamaged, match=f"has {wrong} bytes, not {size}"):
-            opened(shard, kind, 3, size)
-
-
-def test_another_number_of_records_than_format_1_0_listed_is_refused(shard: Path, kind: str) -> None:
-    with (
-        closing(opened(shard, kind, 4)) as records,
-        pytest.raises(ShardDamaged, match="has 3 records, not 4"),
-    ):
-        records.image(0, address(THREE[0]))
-
-
 PICTURES = [stored(f"n{n}", n, png(n + 3, 2, 2)) for n in range(3)]
 
 
@@ -164,64 +133,14 @@ def checked_against(records: list[Stored], path: Path, kind: str) -> Checked:
     return ShardCheck(path, len(records), hash_file(path), False, 0, kind, rows).found()
 
 
-def test_an_intact_shard_agrees_with_its_index(tmp_path: Path, kind: str) -> None:
-    checked = checked_against(PICTURES, write(tmp_path / "shard", kind, PICTURES), kind)
-
-    assert checked.problems == []
-    assert checked.digests == b"".join(content_digest(r.key, r.label, r.image) for r in PICTURES)
-
-
 def test_records_that_changed_places_are_found(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "shard", kind, [PICTURES[1], PICTURES[0], PICTURES[2]])
 
     assert [key for key, _ in checked_against(PICTURES, path, kind).problems] == ["n0", "n1"]
 
 
-@pytest.mark.parametrize("part", ["key", "label", "image", "crc32c"])
-def test_a_record_with_a_part_of_another_is_corrupt(tmp_path: Path, kind: str, part: str) -> None:
-    mixed = THREE[0]._replace(**{part: getattr(THREE[1], part)})
-    path = write(tmp_path / "shard", kind, [mixed, *THREE[1:]])
-
-    with pytest.raises(CorruptRecord, match="record 0") as raised:
-        read(path, kind, 3)
-    assert (raised.value.shard, raised.value.key) == ("shard", mixed.key.decode())
-
-
-@pytest.mark.parametrize("ordinal", [-1, 3, 1 << 64])
-def test_a_record_that_is_not_there_is_an_error(reader: ShardReader, ordinal: int) -> None:
-    with pytest.raises(ShardDamaged, match="has no record"):
-        reader.stored(ordinal)
-
-
 def fresh(size: int) -> Memory:
     return np.empty(size, np.uint8)
-
-
-@pytest.mark.slow
-@identity
-@given(records=lists_of_records)
-@example(records=LONG)
-@example(records=MANY)
-@pytest.mark.parametrize("has_offsets", [True, False])
-def test_images_are_read_into_the_memory_that_was_given_and_not_beyond(
-    kind: str, has_offsets: bool, records: list[Stored]
-) -> None:
-    memory, used = np.full(sum(len(r.image) for r in records) + 8, 7, np.uint8), 0
-
-    def room(size: int) -> Memory:
-        return memory[used : used + size]
-
-    with TemporaryDirectory() as folder:
-        path = write(Path(folder) / "shard", kind, records)
-        with container(kind).read(path) as reader, closing(opened(path, kind, len(records))) as shard:
-            for ordinal, record in enumerate(records):
-                there = reader.address(ordinal) if has_offsets else address(record)
-                image = shard.image_in(ordinal, there, room)
-                assert image.base is memory
-                assert shard.image(ordinal, there) == record.image
-                used += image.size
-
-    assert memory.tobytes() == b"".join(r.image for r in records) + b"\7" * 8
 
 
 @pytest.mark.parametrize("has_offset", [True, False])
@@ -265,33 +184,12 @@ def test_eight_threads_read_through_one_shard(tmp_path: Path, kind: str) -> None
     assert [image.result() for image in earlier] == [record.image for record in MANY] * 8
 
 
-def test_a_forked_child_reads_what_its_parent_opened(reader: ShardReader) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads should not fork
-        child = os.fork()
-    if child == 0:
-        try:
-            found = [reader.checked(ordinal)[:4] for ordinal in range(3)]
-            reader.close()
-            os._exit(0 if found == [record[:4] for record in THREE] else 1)
-        finally:
-            os._exit(2)
-
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert reader.checked(0)[:4] == THREE[0][:4]
-
-
 def test_a_closed_reader_may_be_closed_and_must_not_be_read(reader: ShardReader) -> None:
     reader.close()
     reader.close()
 
     with pytest.raises(ValueError, match="closed"):
         reader.stored(0)
-
-
-def test_a_missing_file_is_no_damage(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(FileNotFoundError):
-        container(kind).read(tmp_path / "missing")
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")

@@ -1,25 +1,17 @@
 """Conversion: the same images give the same bytes, whatever they came in and however often it stopped."""
 
-import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats import (
-    BadImage,
-    ConvertOptions,
     NoSpace,
-    OutputBusy,
     PlanMismatch,
     PlanOptions,
     SourceDamaged,
-    SourceIncomplete,
     UsageError,
     convert,
     open_dataset,
@@ -27,8 +19,7 @@ from shardprep.formats import (
 )
 from shardprep.formats.conversion import prepare as preflight
 from shardprep.formats.runtime import files as filesystem
-from shardprep.formats.runtime.work_folder import WorkFolder
-from support.datasets import converted, prep, tree, unpack, writable
+from support.datasets import converted, prep, tree, unpack
 from support.sampling import torture_except
 
 
@@ -101,17 +92,6 @@ def test_any_number_of_workers_gives_the_same_bytes(archives: Path, tmp_path: Pa
     assert tree(outputs[0]) == tree(outputs[1]) == tree(outputs[2])
 
 
-def test_another_executor_can_be_handed_in(archives: Path, tmp_path: Path) -> None:
-    options = PlanOptions(shard_size=60_000)
-    with ThreadPoolExecutor(3) as threads:
-        convert(archives, tmp_path / "threads", split="val", plan_options=options, executor=threads)
-        assert threads.submit(int).result() == 0  # left open
-
-    converted(archives, tmp_path / "plain", split="val")
-
-    assert tree(tmp_path / "threads") == tree(tmp_path / "plain")
-
-
 def test_records_are_the_original_bytes_with_their_labels(
     archives: Path, extracted: Path, tmp_path: Path
 ) -> None:
@@ -136,72 +116,6 @@ def test_labels_of_val_follow_the_ground_truth_in_every_space(archives: Path, tm
         for number, record in enumerate(plain):
             assert devkit[number].label == plain.manifest.labels.classes[record.label].ilsvrc2012_id
             assert background[number].label == record.label + 1
-
-
-def test_test_images_have_no_labels(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "test", split="test")
-
-    for space in ("sorted_wnid0", "sorted_wnid1_bg", "ilsvrc2012_id"):
-        with open_dataset(tmp_path / "test", labels=space) as ds:
-            assert {record.label for record in ds} == {-1}
-
-
-def test_the_index_says_what_each_image_is(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "train")
-
-    with open_dataset(tmp_path / "train") as ds:
-        for number, record in enumerate(ds):
-            row = ds.index[number]
-            pixels = cv2.imdecode(
-                np.frombuffer(record.image, np.uint8), cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
-            )
-            assert (row["height"], row["width"]) == pixels.shape[:2]
-            assert row["key"].decode() == record.key
-            assert row["length"] == len(record.image)
-
-
-def test_boxes_lie_beside_the_index(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "train")
-
-    with open_dataset(tmp_path / "train") as ds:
-        boxes = ds.boxes
-        assert boxes is not None
-        assert len(boxes) > 0
-        assert (boxes["x_min"] <= boxes["x_max"]).all()
-        assert ((boxes["x_min"] >= 0) & (boxes["x_max"] <= 1)).all()
-        assert (boxes["label"] == ds.index["label"][boxes["record"]]).all()
-        assert (np.diff(boxes["record"].astype(int)) >= 0).all()
-
-
-def test_without_a_split_every_split_gets_a_folder(archives: Path, tmp_path: Path) -> None:
-    done = convert(archives, tmp_path / "out", workers=0)
-
-    assert [d.path.name for d in done] == ["train", "val", "test"]
-    assert {d.manifest.labels.digest for d in done} == {done[0].manifest.labels.digest}
-
-
-def test_a_class_sorted_result_is_flagged(archives: Path, tmp_path: Path) -> None:
-    assert converted(archives, tmp_path / "key", order="key").class_sorted
-    assert not converted(archives, tmp_path / "shuffled").class_sorted
-
-
-def test_a_finished_output_is_verified_and_left_alone(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "out")
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
-
-    (again,) = convert(
-        archives, tmp_path / "out", split="train", plan_options=PlanOptions(shard_size=60_000), workers=0
-    )
-
-    assert again.already_complete
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
-
-
-def test_a_finished_output_of_another_plan_is_refused(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "out")
-
-    with pytest.raises(PlanMismatch):
-        converted(archives, tmp_path / "out", seed=1)
 
 
 def interrupted(source: Path, output: Path, **options: object) -> None:
@@ -238,31 +152,6 @@ class StopAfter:
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_conversion_goes_on_where_it_was(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "whole")
-    interrupted(archives, tmp_path / "out")
-    done = {p.name: p.stat().st_ino for p in (tmp_path / "out").glob("shard-*")}
-
-    converted(archives, tmp_path / "out")
-
-    assert len(done) == 3
-    assert {name: (tmp_path / "out" / name).stat().st_ino for name in done} == done
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
-
-
-def test_resuming_trusts_no_shard_that_has_changed(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "whole")
-    interrupted(archives, tmp_path / "out")
-    first, second, third = sorted((tmp_path / "out").glob("shard-*"))
-    writable(first).write_bytes(first.read_bytes()[:-1] + b"x")
-    writable(second).write_bytes(second.read_bytes()[:-1])
-    third.unlink()
-
-    converted(archives, tmp_path / "out")
-
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
-
-
 CHANGES = [
     ({"seed": 5}, "--seed was 0, is now 5"),
     ({"order": "key"}, "--order was shuffled, is now key"),
@@ -283,32 +172,6 @@ def test_resuming_with_other_options_is_refused_and_names_old_and_new(
         converted(archives, tmp_path / "out", **changed)
 
 
-@pytest.mark.parametrize(("changed", "said"), CHANGES)
-def test_another_plan_than_a_finished_outputs_names_old_and_new(
-    archives: Path, tmp_path: Path, changed: dict[str, object], said: str
-) -> None:
-    converted(archives, tmp_path / "out")
-
-    with pytest.raises(PlanMismatch, match=f"finished dataset: {said}; choose"):
-        converted(archives, tmp_path / "out", **changed)
-
-
-def test_restart_discards_what_was_begun(archives: Path, tmp_path: Path) -> None:
-    interrupted(archives, tmp_path / "out", seed=7)
-
-    convert(
-        archives,
-        tmp_path / "out",
-        split="train",
-        plan_options=PlanOptions(shard_size=90_000),
-        options=ConvertOptions(restart=True),
-        workers=0,
-    )
-    converted(archives, tmp_path / "fresh", shard_size=90_000)
-
-    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
-
-
 def test_a_source_that_changed_since_is_refused(extracted: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(extracted, source)
@@ -317,11 +180,6 @@ def test_a_source_that_changed_since_is_refused(extracted: Path, tmp_path: Path)
 
     with pytest.raises(PlanMismatch, match="source"):
         converted(source, tmp_path / "out")
-
-
-def test_a_second_converter_is_refused_at_once(archives: Path, tmp_path: Path) -> None:
-    with WorkFolder(tmp_path / "out"), pytest.raises(OutputBusy):
-        converted(archives, tmp_path / "out")
 
 
 def test_space_is_checked_before_anything_is_written(
@@ -349,29 +207,6 @@ def test_lmdb_on_a_network_file_system_is_refused(
     converted(archives, tmp_path / "hdf5", container="hdf5")
 
 
-@pytest.mark.parametrize("what", ["file", "foreign"])
-def test_an_output_that_is_something_else_is_refused(archives: Path, tmp_path: Path, what: str) -> None:
-    output = tmp_path / "out"
-    if what == "file":
-        output.write_text("")
-    else:
-        output.mkdir()
-        (output / "thesis.txt").write_text("three years")
-
-    with pytest.raises(UsageError):
-        converted(archives, output)
-
-
-@pytest.mark.parametrize("inside", ["", "out", "train/out"])
-def test_an_output_inside_the_source_is_refused(extracted: Path, tmp_path: Path, inside: str) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(extracted / "train", source / "train")
-    folders = tmp_path / "source" / "train" if inside != "train/out" else tmp_path / "source"
-
-    with pytest.raises(UsageError, match="source"):
-        convert(folders, folders / inside, split="train", workers=0)
-
-
 class TestBadImages:
     """What ``--on-bad-image`` does."""
 
@@ -384,25 +219,6 @@ class TestBadImages:
         victims[1].write_bytes(b"GIF89a" + bytes(50))
         victims[2].write_bytes(b"")
         return source
-
-    def test_fail_names_the_file_and_stops(self, source: Path, tmp_path: Path) -> None:
-        with pytest.raises(BadImage) as caught:
-            converted(source, tmp_path / "out", order="key")
-
-        assert caught.value.path is not None
-        assert caught.value.path.endswith(".JPEG")
-        assert caught.value.key
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("container", torture_except(["lmdb", "hdf5"], "lmdb"))
-    def test_skip_lists_what_was_left_out(self, source: Path, tmp_path: Path, container: str) -> None:
-        manifest = converted(source, tmp_path / "out", on_bad_image="skip", container=container)
-
-        quarantine = json.loads((tmp_path / "out" / "quarantine.json").read_bytes())
-        assert manifest.skipped == len(quarantine) == 3
-        assert manifest.records == len(list(source.rglob("*.JPEG"))) - 3
-        assert all(q["reason"] and q["where"] for q in quarantine)
-        assert verify(tmp_path / "out", level="decode").findings == []
 
     @pytest.mark.torture
     def test_skipping_does_not_move_other_records(self, source: Path, tmp_path: Path) -> None:
@@ -422,35 +238,6 @@ class TestBadImages:
         assert done.returncode == 1
         assert not (tmp_path / "out" / "train" / "manifest.json").exists()
 
-    def test_decode_check_finds_what_headers_cannot(self, extracted: Path, tmp_path: Path) -> None:
-        source = tmp_path / "source"
-        shutil.copytree(extracted / "train", source)
-        victim = next(p for p in sorted(source.rglob("*.JPEG")) if p.read_bytes()[:2] == b"\xff\xd8")
-        data = bytearray(victim.read_bytes())
-        at = data.index(b"\xff\xc4") + 5  # the first Huffman table's code counts
-        data[at : at + 16] = b"\xff" * 16
-        victim.write_bytes(data)
-        options = PlanOptions(decode_check=True)
-
-        with pytest.raises(BadImage, match="decode"):
-            convert(source, tmp_path / "out", split="train", plan_options=options, workers=0)
-
-
-def test_a_wrong_number_of_images_is_an_error_unless_allowed(
-    archives: Path, extracted: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(extracted, source)
-    next((source / "train").rglob("*.JPEG")).unlink()
-
-    with pytest.raises(SourceIncomplete, match="--allow-partial"):
-        converted(source, tmp_path / "out")
-    (done,) = convert(
-        source, tmp_path / "out", split="train", options=ConvertOptions(allow_partial=True), workers=0
-    )
-
-    assert done.manifest.partial
-
 
 def test_a_damaged_archive_is_an_error_and_never_a_smaller_dataset(archives: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
@@ -460,10 +247,3 @@ def test_a_damaged_archive_is_an_error_and_never_a_smaller_dataset(archives: Pat
 
     with pytest.raises(SourceDamaged):
         converted(source, tmp_path / "out", split="val")
-
-
-def test_an_unknown_source_says_what_was_looked_for(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-
-    with pytest.raises(UsageError):
-        convert(tmp_path / "empty", tmp_path / "out")

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
@@ -26,7 +25,6 @@ from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.sources.sample import make_sample
 from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform, decode_rgb
 from support.datasets import converted, tree, writable
-from support.image_files import encoded, png
 from support.sampling import torture_except
 
 pytestmark = pytest.mark.skipif(not shutil.which(jpegtran.PROGRAM), reason="no jpegtran")
@@ -99,42 +97,6 @@ def test_the_manifest_is_refused_by_readers_that_do_not_know_segments(ready: Pat
     assert manifest["plan"]["transcoder"] == jpegtran.jpegtran_version()
 
 
-def test_plain_shards_know_nothing_of_it(plain: Path) -> None:
-    manifest = json.loads((plain / "manifest.json").read_bytes())
-
-    assert manifest["crit"] == ["offsets"]
-    assert "crop_ready" not in manifest
-    assert "crop_ready" not in manifest["plan"]
-    assert "quality" not in manifest["plan"]
-
-
-@pytest.mark.parametrize("level", torture_except(["quick", "records", "decode", "full"], "decode", "quick"))
-def test_crop_ready_shards_verify(ready: Path, level: str) -> None:
-    assert not verify(ready, level=level).findings
-
-
-def test_containers_and_workers_give_the_same_content(archives: Path, ready: Path, tmp_path: Path) -> None:
-    hdf5 = converted(archives, tmp_path / "hdf5", container="hdf5", crop_ready=True, workers=2)
-    with open_dataset(ready) as dataset:
-        assert hdf5.content_root == dataset.manifest.content_root
-
-
-def test_a_table_that_does_not_fit_is_a_finding(ready: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "hdf5"
-    converted(ready, folder, container="hdf5", shard_size=1 << 30)
-    with open_dataset(folder) as dataset:
-        number = int(np.flatnonzero(dataset.index["flags"] & ImageFlag.CROP_READY)[0])
-        record = dataset[number]
-    shard = writable(folder / "shard-00000.h5")
-    data = shard.read_bytes()
-    at = data.index(record.image) + record.image.index(b"shardprep\0") + 70
-    shard.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-
-    findings = verify(folder, level="records").findings
-
-    assert any(record.key in str(finding) for finding in findings)
-
-
 def test_repair_rebuilds_the_same_bytes(archives: Path, ready: Path, tmp_path: Path) -> None:
     shutil.copytree(ready, tmp_path / "copy")
     shard = writable(tmp_path / "copy/shard-00000.lmdb")
@@ -172,15 +134,6 @@ def test_a_dataset_becomes_crop_ready_without_its_source(plain: Path, ready: Pat
         assert made.source["dataset"]["source"] == first.manifest.source
 
 
-def test_a_crop_ready_dataset_stays_so_in_another_container_and_order(ready: Path, tmp_path: Path) -> None:
-    made = converted(ready, tmp_path / "made", container="hdf5", order="key", shard_size=100_000)
-
-    with open_dataset(ready) as before, open_dataset(tmp_path / "made") as after:
-        assert made.crop_ready == before.manifest.crop_ready
-        assert {record.key: record for record in before} == {record.key: record for record in after}
-    assert not verify(tmp_path / "made").findings
-
-
 @pytest.mark.slow
 def test_shrunk_images_are_crop_ready_and_said_to_be_lossy(
     archives: Path, plain: Path, tmp_path: Path
@@ -197,25 +150,6 @@ def test_shrunk_images_are_crop_ready_and_said_to_be_lossy(
     assert found is not None
     assert (found.shorter_side, found.quality) == (64, 85)
     assert not verify(tmp_path / "small", level="decode").findings
-
-
-def test_kinds_without_segments_stay_as_they_are(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    smooth = cv2.resize(rng.integers(0, 256, (6, 6, 3)).astype(np.uint8), (200, 150))
-    images = {"a.jpg": encoded(smooth), "b.png": png(200, 150, 2), "c.webp": encoded(smooth, ".webp")}
-    (tmp_path / "photos/cat").mkdir(parents=True)
-    for name, data in images.items():
-        (tmp_path / "photos/cat" / name).write_bytes(data)
-
-    made = converted(tmp_path / "photos", tmp_path / "out", crop_ready=True)
-
-    assert made.crop_ready == 1
-    found = inspect(tmp_path / "out").crop_ready
-    assert found is not None
-    assert (found.images, found.others) == (1, {"PNG": 1, "WebP": 1})
-    with open_dataset(tmp_path / "out") as dataset:
-        stored = {record.key.rpartition("/")[2]: record.image for record in dataset}
-    assert [stored[name] == data for name, data in images.items()] == [False, True, True]
 
 
 @pytest.mark.parametrize("options", [{"quality": 0}, {"quality": 101}, {"shorter_side": 0}])

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from shardprep.formats import BadImage, PlanOptions, SourceOptions, convert, export, verify
-from shardprep.formats.runtime.executors import AT_ONCE, ExecutorFailed, OtherMachine
-from shardprep.formats.shards import lmdb as lmdb_shard
+from shardprep.formats.runtime.executors import ExecutorFailed, OtherMachine
 from support.column_sources import write_pictures
 from support.datasets import converted, tree, unpack
-from support.engines import Engine, elsewhere, finish
+from support.engines import Engine, elsewhere
 from support.waiting import until
 
 OPTIONS = PlanOptions(shard_size=60_000)
@@ -107,44 +106,6 @@ def test_what_a_job_raises_is_raised_as_it_is(
                 on(threads, archives, tmp_path / "out")
             assert found.value is raised
     assert "in fail" in raised.__notes__[0]
-
-
-def test_the_caller_chooses_how_many_jobs_are_submitted(archives: Path, tmp_path: Path) -> None:
-    held: list[tuple[Future[Any], Callable[[], Any]]] = []
-    engine = Engine(lambda future, call: held.append((future, call)))
-    for workers, expected in ((3, 3), (None, 24)):
-        engine.submitted.clear()
-        options = PlanOptions(shard_size=1)  # 24 shards
-        thread = threading.Thread(
-            target=convert,
-            args=(archives, tmp_path / str(workers)),
-            kwargs={"split": "train", "plan_options": options, "executor": engine, "workers": workers},
-        )
-        thread.start()
-        until(lambda expected=expected: len(held) == expected)
-        assert len(engine.submitted) == expected <= AT_ONCE
-        while thread.is_alive():
-            while held:
-                finish(*held.pop())
-            thread.join(0.01)
-
-
-def test_a_machine_with_another_version_is_refused_by_its_name_before_it_builds(
-    archives: Path, tmp_path: Path
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-
-        def change() -> None:
-            patch.setattr(socket, "gethostname", lambda: "node7")
-            patch.setattr(lmdb_shard.lmdb, "version", lambda: (0, 9, 1))
-
-        with pytest.raises(
-            OtherMachine, match=r"machine node7 has lmdb 0\.9\.1, but .* lmdb 0\.9\."
-        ) as other:
-            on(elsewhere(change, patch.undo), archives, tmp_path / "out")
-
-    assert (other.value.host, other.value.exit_code) == ("node7", 3)
-    assert not [*(tmp_path / "out").glob("shard-*")]
 
 
 @pytest.mark.parametrize("layout", ["tars", "tree"])

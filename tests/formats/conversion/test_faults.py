@@ -1,8 +1,6 @@
 """Faults at system calls: after a kill, a full disk or an error anywhere, the next run finishes the job."""
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -11,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import convert, verify
-from support.datasets import converted, is_root, prep, tree
+from shardprep.formats import convert
+from support.datasets import is_root, prep, tree
 from support.process_table import text_of
 from support.sampling import torture_except
 
@@ -105,43 +103,6 @@ def command_of(archives: Path, output: Path) -> list[str]:
     return [*prep, "convert", str(archives), str(output), "--split", "train", "--shard-size", "1"]
 
 
-def run_and_kill(archives: Path, output: Path, after: float) -> bool:
-    """Kill the whole process group of a run with two workers; return whether it was still running."""
-    command = [
-        sys.executable,
-        "-m",
-        "shardprep.cli",
-        "convert",
-        str(archives),
-        str(output),
-        "--split",
-        "train",
-    ]
-    process = subprocess.Popen([*command, "--shard-size", "1", "--workers", "2"], start_new_session=True)
-    try:
-        process.wait(timeout=after)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return True
-    return False
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("seed", torture_except(range(3), 1))
-def test_killed_with_its_workers_at_any_time_it_finishes_byte_identical(
-    archives: Path, tmp_path: Path, seed: int
-) -> None:
-    converted(archives, tmp_path / "whole", shard_size=1)
-    after = 0.5 + 0.11 * seed
-
-    while run_and_kill(archives, tmp_path / "out", after):
-        after *= 1.6
-
-    assert verify(tmp_path / "out").findings == []
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
-
-
 def children_of(parent: int) -> list[int]:
     tasks = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(pid) for task in tasks for pid in text_of(task).split()]
@@ -169,22 +130,6 @@ def running(archives: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     yield process
     process.kill()
     process.communicate()
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(
-    running: subprocess.Popen[str], archives: Path, tmp_path: Path
-) -> None:
-    workers = [pid for pid in children_of(running.pid) if is_worker(pid)]
-    for pid in workers[:1]:
-        os.kill(pid, signal.SIGKILL)
-
-    _, errors = running.communicate(timeout=120)
-
-    assert workers
-    assert running.returncode == 0, errors
-    converted(archives, tmp_path / "whole", shard_size=1)
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_workers_end_when_their_parent_is_killed(running: subprocess.Popen[str]) -> None:

@@ -1,10 +1,7 @@
 """Columns joined to a finished dataset."""
 
 import json
-import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +18,8 @@ from shardprep.formats.errors import (
     SourceIncomplete,
     UsageError,
 )
-from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards.read import CONTAINERS
-from support.column_datasets import EVERY_KIND, write_columns
 from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
 from support.datasets import flip, prep_here, tree
 from support.sampling import torture_except
@@ -151,23 +146,6 @@ def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: 
     assert by_key(plain.path, "caption") == {row["file_name"]: row["caption"] for row in ROWS}
 
 
-def test_every_kind_of_column_is_joined_from_a_dataset_as_it_is(tmp_path: Path) -> None:
-    write_columns(tmp_path / "from", options=PlanOptions(seed=1, shard_size=9000))
-    write_columns(tmp_path / "to", schema=Schema({"age": "int"}))
-
-    columns = {f"joined-{name}": f"{tmp_path / 'from'}#{name}" for name in EVERY_KIND.names}
-    done = join(tmp_path / "to", columns, workers=0)
-
-    joined = [(field.kind, field.classes) for field in done.manifest.schema.fields[1:]]
-    assert joined == [(field.kind, field.classes) for field in EVERY_KIND]
-    with open_dataset(tmp_path / "from") as one, open_dataset(tmp_path / "to") as other:
-        rows = [
-            {record.key: [pickle.dumps(record[name]) for name in names] for record in opened}
-            for opened, names in ((one, EVERY_KIND.names), (other, columns))
-        ]
-    assert rows[0] == rows[1]
-
-
 @pytest.mark.parametrize(
     ("keys", "match", "key"),
     [
@@ -262,27 +240,6 @@ def test_the_same_join_again_does_nothing_and_mends_what_is_damaged(
     assert tree(dataset) == before
 
 
-def test_other_values_do_not_mend_a_column(dataset: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "ages.npy", np.arange(9))
-    join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
-    np.save(tmp_path / "ages.npy", np.arange(9) + 1)
-
-    with pytest.raises(UsageError, match="a column age with different values"):
-        join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
-
-
-def test_a_joined_dataset_is_repaired_from_its_source_and_keeps_its_columns(
-    dataset: Path, tmp_path: Path
-) -> None:
-    np.save(tmp_path / "ages.npy", np.arange(9))
-    done = join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
-    flip(dataset / "shard-00001.lmdb", 4000)
-
-    assert repair(dataset, tmp_path / "dataset-source", workers=0).exit_code == 0
-    assert verify(dataset, level="quick").manifest == done.manifest
-    assert [*by_key(dataset, "age").values()] == [*range(9)]
-
-
 def test_a_damaged_joined_column_is_found_and_mended_by_joining(dataset: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ages.npy", np.arange(9))
     join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
@@ -335,73 +292,6 @@ def test_two_joins_at_once_are_refused(dataset: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ages.npy", np.arange(9))
     with WorkFolder(dataset), pytest.raises(OutputBusy):
         join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
-
-
-KILLS = """
-import os, shutil, signal, sys
-from shardprep.formats import join
-
-origin, target, step, *words = sys.argv[1:]
-columns = dict(word.split("=") for word in words)
-count, number = 0, 0
-
-def kill(event, arguments):
-    global count
-    count += event == "os.rename"
-    if event == "os.rename" and count > number:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-while True:
-    output = f"{target}/{number}"
-    shutil.copytree(origin, output)
-    child = os.fork()
-    if not child:
-        sys.addaudithook(kill)
-        join(output, columns, workers=0)
-        os._exit(0)
-    if os.waitpid(child, 0)[1] == 0:
-        break
-    number += int(step)
-"""
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(
-    "step", [pytest.param(1, marks=pytest.mark.torture), pytest.param(6, marks=pytest.mark.slow)]
-)
-def test_killed_before_any_file_gets_its_name_the_dataset_is_valid_and_the_next_join_finishes(
-    dataset: Path, masks: Path, tmp_path: Path, step: int
-) -> None:
-    np.save(tmp_path / "ages.npy", np.arange(9))
-    np.save(tmp_path / "other.npy", np.arange(9))
-    columns = {"mask": str(masks), "age": str(tmp_path / "ages.npy")}
-    (tmp_path / "killed").mkdir()
-    words = [f"{name}={origin}" for name, origin in columns.items()]
-    arguments = [dataset, tmp_path / "killed", str(step), *words]
-    subprocess.run([sys.executable, "-c", KILLS, *arguments], check=True, timeout=120)
-    plain = tree(dataset)
-    join(dataset, columns, workers=0)
-    whole = tree(dataset)
-    killed = sorted((tmp_path / "killed").iterdir(), key=lambda path: int(path.name))
-
-    assert len(killed) * step > 12
-    assert tree(killed[-1]) == whole
-    for number, output in enumerate(killed):
-        report = verify(output)
-        assert (report.findings, report.exit_code) == ([], 0), number
-        assert len(open_dataset(output)) == 9
-        if number % 3 == 2:
-            other = join(output, {"other": tmp_path / "other.npy"}, workers=0)
-            left = {path.name for path in output.iterdir()} - {"provenance.json", "manifest.json"}
-            assert left == {file.name for file in other.manifest.files}
-        elif number % 3 == 1 and output != killed[-1]:
-            shutil.copytree(dataset.parent / "dataset-source", tmp_path / f"s{number}")
-            flip(output / "shard-00000.lmdb", 4000)
-            assert repair(output, tmp_path / f"s{number}", workers=0).exit_code == 0
-            assert tree(output) == plain
-        else:
-            join(output, columns, workers=0)
-            assert tree(output) == whole, number
 
 
 def test_the_command_says_what_was_joined(dataset: Path, tmp_path: Path) -> None:

@@ -43,12 +43,7 @@ def planned(entries: Iterable[Entry], **options: Any) -> Plan:
     return plan(listing(entries), PlanOptions(**options))
 
 
-def keys(made: Plan) -> list[bytes]:
-    return [bytes(key) for key in made.entries["key"][made.order]]
-
-
 ENTRIES = [(f"n{1 + i // 4}/{i:02}", i // 4, 100 + i) for i in range(12)]
-BY_KEY = [key.encode() for key, _, _ in ENTRIES]
 
 entry_lists = st.lists(
     st.tuples(st.text("abc/é", min_size=1, max_size=6), st.integers(-1, 2), st.integers(0, 50)),
@@ -82,45 +77,6 @@ def test_every_entry_is_in_one_shard_and_no_shard_is_too_large(
     for shard, following in zip(made.shards, made.shards[1:], strict=False):
         next_length = made.entries_of(following)["length"][0]
         assert shard.extent.payload_bytes + next_length > options.shard_size
-
-
-@settings(deadline=None)
-@given(entry_lists, options, st.randoms(use_true_random=False))
-def test_the_order_of_a_listing_does_not_matter(
-    entries: list[Entry], options: PlanOptions, random: Any
-) -> None:
-    shuffled = random.sample(entries, len(entries))
-    one, other = (plan(listing(order), options) for order in (entries, shuffled))
-
-    assert keys(one) == keys(other)
-    assert (one.shards, one.digest, one.class_sorted) == (other.shards, other.digest, other.class_sorted)
-
-
-def test_room_for_longer_keys_and_paths_does_not_matter() -> None:
-    rows = listing(ENTRIES).entries
-    roomy = rows.astype(entry_dtype(100, 100))
-
-    assert plan(replace(listing(ENTRIES), entries=roomy), PlanOptions()).digest == planned(ENTRIES).digest
-
-
-def test_where_a_source_keeps_its_images_does_not_matter() -> None:
-    rows = listing(ENTRIES).entries
-    rows["offset"], rows["mtime_ns"] = 512, 7
-
-    moved = replace(listing(ENTRIES), entries=rows, layout="official")
-    assert plan(moved, PlanOptions()).digest == planned(ENTRIES).digest
-
-
-def test_a_shuffled_order_is_another_for_every_seed() -> None:
-    orders = {tuple(planned(ENTRIES, seed=seed).order) for seed in range(20)}
-
-    assert len(orders) == 20
-
-
-def test_key_order_is_the_order_of_the_keys_bytes() -> None:
-    made = planned([*reversed(ENTRIES), ("é", 0, 1), ("z", 0, 1), ("Z", 0, 1)], order="key", seed=5)
-
-    assert keys(made) == [b"Z", *BY_KEY, b"z", "é".encode()]
 
 
 def test_the_permutation_of_a_seed_never_changes() -> None:
@@ -158,36 +114,6 @@ def test_the_digest_differs_for_every_difference() -> None:
     digests = {made.digest for made in DIFFERENCES.values()} | {planned(ENTRIES).digest}
 
     assert len(digests) == len(DIFFERENCES) + 1
-
-
-def test_a_plan_describes_its_options_and_digest() -> None:
-    made = planned(ENTRIES, seed=3)
-
-    assert PlanOptions(**{k: v for k, v in made.describe().items() if k != "sha256"}) == made.options
-    assert made.describe()["sha256"] == made.digest
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ([0, 0, 1, 1], True),
-        ([1, 1, 0, 2], True),
-        ([0, 1, 0, 1], False),
-        ([0, 0, 0], False),
-        ([-1, -1], False),
-    ],
-)
-def test_classes_in_one_run_each_are_recognised(labels: list[int], expected: bool) -> None:
-    entries = [(f"{number:02}", label, 1) for number, label in enumerate(labels)]
-
-    assert planned(entries, order="key").class_sorted is expected
-
-
-def test_shards_are_numbered_and_named_for_their_container() -> None:
-    made = planned(ENTRIES, container="hdf5", shard_size=700)
-
-    assert [shard.name for shard in made.shards] == ["shard-00000.h5", "shard-00001.h5"]
-    assert [shard.number for shard in made.shards] == [0, 1]
 
 
 def test_an_empty_listing_is_a_usage_error() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import ManifestDamaged, OperationError, PlanMismatch, repair, verify
-from support.datasets import converted, flip, prep, tree, writable
-from support.repository import ROOT
+from shardprep.formats import OperationError, PlanMismatch, repair
+from support.datasets import converted, flip, tree, writable
 from support.sampling import torture_except
 
 
@@ -41,37 +40,6 @@ def test_exactly_the_damaged_shards_are_rebuilt(dataset: Path, archives: Path) -
     assert {name: (dataset / name).stat().st_ino for name in untouched} == {n: inodes[n] for n in untouched}
 
 
-@pytest.mark.parametrize("table", ["index.npy", "boxes.npy"])
-def test_damaged_tables_are_rebuilt(dataset: Path, archives: Path, table: str) -> None:
-    before = tree(dataset)
-    flip(dataset / table, 300)
-
-    assert repair(dataset, archives, workers=0).exit_code == 0
-    assert tree(dataset) == before
-
-
-def test_a_damaged_quarantine_list_is_rebuilt(archives: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source" / "cat"
-    source.mkdir(parents=True)
-    for number, name in enumerate(["a.jpg", "b.jpg"]):
-        shutil.copy(ROOT / "formats/data/photographs/coffee.jpg", source / name)
-        if number:
-            (source / name).write_bytes(b"no image")
-    converted(source.parent, tmp_path / "out", on_bad_image="skip")
-    before = tree(tmp_path / "out")
-    (tmp_path / "out" / "quarantine.json").unlink()
-
-    assert repair(tmp_path / "out", source.parent, workers=0).exit_code == 0
-    assert tree(tmp_path / "out") == before
-
-
-def test_repairing_what_is_intact_does_nothing(dataset: Path, archives: Path) -> None:
-    before = {p: p.stat().st_ino for p in dataset.iterdir()}
-
-    assert repair(dataset, archives).exit_code == 0
-    assert {p: p.stat().st_ino for p in dataset.iterdir()} == before
-
-
 def test_another_source_is_refused(dataset: Path, archives: Path, tmp_path: Path) -> None:
     from shardprep.formats import make_sample
 
@@ -98,31 +66,3 @@ def test_a_shard_that_comes_out_otherwise_is_not_published(
     with pytest.raises(OperationError, match="different bytes"):
         repair(dataset, source, workers=0)
     assert not victim.exists()
-
-
-def test_a_damaged_manifest_cannot_be_repaired_and_says_so(dataset: Path, archives: Path) -> None:
-    flip(dataset / "manifest.json", 50)
-
-    with pytest.raises(ManifestDamaged):
-        repair(dataset, archives)
-
-
-def test_foreign_files_are_reported_and_left_alone(dataset: Path, archives: Path) -> None:
-    (dataset / "notes.txt").write_text("mine")
-    damage(dataset)
-
-    report = repair(dataset, archives, workers=0)
-
-    assert [f.file for f in report.findings] == ["notes.txt"]
-    assert (dataset / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_the_command_ends_with_the_same_root(dataset: Path, archives: Path) -> None:
-    root = verify(dataset).manifest.root  # type: ignore[union-attr]
-    damage(dataset)
-
-    done = prep("repair", dataset, "--source", archives)
-
-    assert done.returncode == 0, done.stderr
-    assert root in done.stdout

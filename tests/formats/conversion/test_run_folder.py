@@ -1,6 +1,5 @@
 """A run builds its files in a separate folder, which is removed with it."""
 
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats import BadImage, NoSpace, PlanMismatch, PlanOptions, convert, verify
+from shardprep.formats import BadImage, PlanOptions, convert, verify
 from shardprep.formats.runtime.work_folder import WorkFolder
-from support.datasets import converted, tree
+from support.datasets import converted
 
 
 class Holding(ThreadPoolExecutor):
@@ -79,21 +78,6 @@ def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_follow
     assert (victim / "file").read_text() == "three years"
 
 
-def test_what_a_killed_run_left_half_built_is_counted_as_room(
-    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = tmp_path / "out" / ".prep" / "run-that-is-dead"
-    left.mkdir(parents=True)
-    (left / "shard-00000.lmdb.tmp").write_bytes(bytes(64 << 20))
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
-
-    converted(archives, tmp_path / "out")
-
-    with pytest.raises(NoSpace):
-        converted(archives, tmp_path / "other")
-
-
 @pytest.fixture
 def overtaken(monkeypatch: pytest.MonkeyPatch, archives: Path, tmp_path: Path) -> None:
     """Another run begins and finishes when a conversion into ``tmp_path / "out"`` is about to lock it."""
@@ -116,15 +100,3 @@ def test_a_run_that_another_one_overtook_finds_it_complete(archives: Path, tmp_p
 
     assert done.already_complete
     assert not (tmp_path / "out" / ".prep").exists()
-
-
-@pytest.mark.usefixtures("overtaken")
-def test_a_run_with_another_plan_leaves_alone_what_one_that_overtook_it_made(
-    archives: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(PlanMismatch):
-        converted(archives, tmp_path / "out", seed=1)
-
-    shutil.rmtree(tmp_path / "out" / ".prep")
-    converted(archives, tmp_path / "whole")
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +13,10 @@ from hypothesis.extra import numpy as arrays
 
 from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
 from shardprep.formats.conversion.saved_items import BadItem
-from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
+from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.records.codecs import DTYPES
-from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.loaders import Flow
-from support.flow_functions import process_of
 from support.image_files import JPEG
-from support.repository import SUPPORT
-from support.sampling import torture_except
 from support.saved_items import NUMBER, are_same, made
 
 JSON = st.recursive(
@@ -151,17 +141,6 @@ def test_the_bytes_do_not_depend_on_the_workers_or_on_where_items_are_made(
     assert verify(whole).findings == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "is_here"), torture_except([(0.0, True), (0.04, False)], (0.0, True)), ids=["soon", "slow"]
-)
-def test_processes_are_started_only_where_that_saves_time(
-    tmp_path: Path, seconds: float, is_here: bool
-) -> None:
-    Flow.from_iterable([seconds] * 100).map(process_of).save(tmp_path / "out")
-
-    assert (set(Flow.from_dataset(tmp_path / "out")) == {os.getpid()}) == (is_here or usable_cpus() == 1)
-
-
 def test_shuffled_items_are_all_there_and_in_another_order(whole: Path, tmp_path: Path) -> None:
     manifest = numbered().save(tmp_path / "out", order="shuffled", seed=1, workers=0)
     names = [item["name"] for item in Flow.from_dataset(tmp_path / "out")]
@@ -234,26 +213,6 @@ def test_a_masked_array_is_refused_with_the_remedy(tmp_path: Path, name: str, va
             samples = [{name: value, "b": 0}]
 
 
-class Point(NamedTuple):
-    x: int
-    y: int
-
-
-def test_the_types_that_come_back_as_others_are_those_that_the_page_names(tmp_path: Path) -> None:
-    for item, back in [
-        (Point(1, 2), (1, 2)),
-        (np.str_("a"), "a"),
-        (np.array(1.5, np.float32), np.float32(1.5)),
-        (bytearray(b"a"), b"a"),
-        (memoryview(b"a"), b"a"),
-        (np.zeros(2).view(np.memmap), np.zeros(2)),
-    ]:
-        write_dataset([item], tmp_path / type(item).__name__, workers=0)
-        (found,) = Flow.from_dataset(tmp_path / type(item).__name__)
-        assert type(found) is type(back)
-        np.testing.assert_array_equal(found, back)
-
-
 @pytest.mark.parametrize("samples", [[], iter([]), {}, b"abc", 7, [{}], [()]])
 def test_what_has_no_items_or_no_columns_is_refused(tmp_path: Path, samples: Any) -> None:
     with pytest.raises(UsageError):
@@ -270,17 +229,6 @@ def test_a_finished_output_is_recognised_and_others_are_refused(whole: Path) -> 
     with pytest.raises(PlanMismatch):
         other.save(whole, workers=0, shard_size=8000)
     assert bytes_of(whole) == before
-
-
-def test_an_output_that_is_being_written_is_busy(tmp_path: Path) -> None:
-    def items() -> Iterator[int]:
-        for number in range(200):
-            if number == 150:
-                with pytest.raises(OutputBusy):
-                    write_dataset([1], tmp_path / "out")
-            yield number
-
-    write_dataset(items(), tmp_path / "out")
 
 
 class Counted:
@@ -317,48 +265,3 @@ def test_finished_shards_are_kept_and_a_generator_begins_anew(tmp_path: Path) ->
     for name in ("numbered", "stream"):
         assert same(Flow.from_dataset(tmp_path / name), [bytes([n % 256]) * 1500 for n in range(400)])
         assert not (tmp_path / name / ".prep").exists()
-
-
-KILLED = """
-import sys, time
-from shardprep import Flow, write_dataset
-from support.saved_items import made
-
-def slow(number, rng):
-    time.sleep(0.01)
-    return made(number, rng)
-
-flow = Flow.from_iterable(range(60)).map(slow, random=True, seed=3)
-if __name__ == "__main__":
-    if sys.argv[2] == "stream":
-        write_dataset(flow.at_pass(0), sys.argv[1], shard_size=8000)
-    else:
-        flow.save(sys.argv[1], shard_size=8000, workers=1)
-"""
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("way", torture_except(["numbered", "stream"], "stream"))
-def test_killed_at_any_time_it_finishes_with_the_same_bytes(whole: Path, tmp_path: Path, way: str) -> None:
-    script, output = tmp_path / "save.py", tmp_path / "out"
-    script.write_text(KILLED)
-    command = [sys.executable, str(script), str(output), way]
-    kills = 0
-    while True:
-        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": SUPPORT}, start_new_session=True)
-        wanted = 1 + kills * 2
-        while process.poll() is None and len(list(output.glob("shard-*"))) < wanted:
-            time.sleep(0.01)
-        if process.poll() is not None or kills == 2:
-            assert process.wait() == 0
-            break
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        kills += 1
-
-    assert kills
-    assert same(Flow.from_dataset(output), numbered().at_pass(0))
-    assert not (output / ".prep").exists()
-    assert verify(output).findings == []
-    if way == "numbered":
-        assert bytes_of(output) == bytes_of(whole)

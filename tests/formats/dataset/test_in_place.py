@@ -7,37 +7,28 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from shardprep.formats import (
     CorruptRecord,
-    DataError,
     Manifest,
     ManifestDamaged,
     PlanOptions,
     ShardDamaged,
-    SourceDamaged,
-    UnknownVersion,
     UsageError,
-    convert,
     open_dataset,
     read_manifest,
-    repair,
     verify,
 )
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
-from shardprep.formats.shards import manifest as manifest_checks
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, IndexedArchive, blocks_in
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.read import container
-from support.datasets import converted, flip, tree
+from support.datasets import converted, flip
 from support.resealed import with_rows
-from support.sampling import torture_except
 
 TRAIN = "ILSVRC2012_img_train.tar"
 SIZE = 150_000
@@ -85,47 +76,6 @@ def test_the_records_are_those_of_shards_in_the_order_of_the_archive(
     assert manifest.class_sorted
 
 
-def test_no_byte_of_an_image_is_copied(own: Path, dataset: Path) -> None:
-    files = [path for path in dataset.iterdir() if not path.is_symlink()]
-
-    assert sum(path.stat().st_size for path in files) < (own / TRAIN).stat().st_size / 20
-    assert (dataset / ARCHIVE_NAME).samefile(own / TRAIN)
-
-
-def test_the_regions_are_the_whole_archive(own: Path, dataset: Path) -> None:
-    archive = read_manifest(dataset).archive
-
-    assert archive is not None
-    assert archive.size == (own / TRAIN).stat().st_size
-    assert [region.start for region in archive.regions[1:]] == [r.stop for r in archive.regions[:-1]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("split", torture_except(["val", "test"], "test"))
-def test_the_other_tars_are_indexed_too(archives: Path, tmp_path: Path, split: str) -> None:
-    indexed(archives, tmp_path / "out", split=split)
-    converted(archives, tmp_path / "lmdb", split=split)
-
-    assert content(tmp_path / "out") == content(tmp_path / "lmdb")
-    assert verify(tmp_path / "out", level="decode").exit_code == 0
-
-
-def test_shards_are_converted_from_it_as_from_the_archives(
-    archives: Path, dataset: Path, tmp_path: Path
-) -> None:
-    ours = converted(dataset, tmp_path / "again", seed=3)
-
-    assert ours.content_root == converted(archives, tmp_path / "lmdb", seed=3).content_root
-
-
-def test_a_release_without_the_key_refuses_it(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = tuple(key for key in manifest_checks.CRITICAL_KEYS if key != "archive")
-    monkeypatch.setattr(manifest_checks, "CRITICAL_KEYS", known)
-
-    with pytest.raises(UnknownVersion, match="archive"):
-        open_dataset(dataset)
-
-
 def cut(archive: Path) -> None:
     os.truncate(archive, archive.stat().st_size - 5000)
 
@@ -163,20 +113,6 @@ def test_an_archive_of_another_size_or_none_is_an_error_that_names_it(
         assert [finding.file for finding in report.findings] == [ARCHIVE_NAME]
         assert report.exit_code == 1
         assert str(own / TRAIN) in report.findings[0].problem
-
-
-def test_an_archive_that_is_cut_after_it_was_opened_gives_errors_and_no_signal(
-    own: Path, dataset: Path
-) -> None:
-    with open_dataset(dataset) as opened:
-        first = opened[0]
-        os.truncate(own / TRAIN, offsets(dataset)[1] + 3)
-
-        assert opened[0] == first
-        for number in range(1, len(opened)):
-            with pytest.raises(ShardDamaged, match="prep index") as raised:
-                opened[number]
-            assert raised.value.path == str(own / TRAIN)
 
 
 def test_a_changed_image_is_never_given(own: Path, dataset: Path) -> None:
@@ -219,16 +155,6 @@ def test_any_flipped_bit_of_the_archive_is_found_by_its_hash(own: Path, dataset:
         flip(own / TRAIN, position, bit)
 
 
-def test_an_archive_with_the_same_images_at_other_places_is_another_one(own: Path, dataset: Path) -> None:
-    data = (own / TRAIN).read_bytes()
-    (own / TRAIN).write_bytes(data[512:] + data[:512])
-
-    with open_dataset(dataset) as opened:
-        for number in range(len(opened)):
-            with pytest.raises(CorruptRecord):
-                opened[number]
-
-
 def test_an_archive_that_moved_is_linked_by_the_same_command_with_its_new_place(
     own: Path, dataset: Path, tmp_path: Path
 ) -> None:
@@ -245,14 +171,6 @@ def test_an_archive_that_moved_is_linked_by_the_same_command_with_its_new_place(
     shutil.copy(moved / TRAIN, dataset / ARCHIVE_NAME)  # the archive itself, as on another machine
     assert content(dataset) == before
     assert verify(dataset).exit_code == 0
-
-
-def test_the_same_command_refuses_an_archive_with_other_bytes(own: Path, dataset: Path) -> None:
-    flip(own / TRAIN, offsets(dataset)[3] + 100)
-
-    with pytest.raises(DataError, match="prep index into another folder") as raised:
-        indexed(own, dataset)
-    assert "prep repair" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -281,19 +199,6 @@ def test_a_hostile_address_is_an_error_in_the_index_and_in_a_table(
         opened[1]
 
 
-def test_a_damaged_table_is_rebuilt_to_the_same_root_and_no_archive_is(own: Path, dataset: Path) -> None:
-    root, table = read_manifest(dataset).root, sorted(dataset.glob("shard-*.tar.npy"))[1]
-    flip(table, table.stat().st_size - 9)
-    assert [finding.file for finding in verify(dataset).findings] == [table.name]
-
-    report = repair(dataset, own, workers=0)
-
-    assert (report.exit_code, report.rebuilt, read_manifest(dataset).root) == (0, (table.name,), root)
-    flip(own / TRAIN, offsets(dataset)[3] + 100)
-    with pytest.raises(SourceDamaged, match="prep repair rebuilds tables but no archive"):
-        repair(dataset, own, workers=0)
-
-
 def sealed(dataset: Path, change: dict[str, Any]) -> bytes:
     body = parse_canonical_json((dataset / "manifest.json").read_bytes()) | change
     del body["root"]
@@ -320,17 +225,6 @@ def test_a_hostile_archive_in_a_manifest_is_refused(dataset: Path, change: dict[
         Manifest.parse(sealed(dataset, {"container": "lmdb"}))
 
 
-@pytest.mark.slow
-def test_any_number_of_workers_makes_the_same_bytes(archives: Path, dataset: Path, tmp_path: Path) -> None:
-    indexed(archives, tmp_path / "two", workers=2)
-
-    assert tree_of(tmp_path / "two") == tree_of(dataset)
-
-
-def tree_of(dataset: Path) -> dict[str, str]:
-    return {name: digest for name, digest in tree(dataset).items() if name != ARCHIVE_NAME}
-
-
 def test_only_official_tars_are_indexed(lmdb_shards: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="official tar"):
         indexed(lmdb_shards, tmp_path / "out")
@@ -340,37 +234,3 @@ def test_only_official_tars_are_indexed(lmdb_shards: Path, tmp_path: Path) -> No
         PlanOptions(order="archive")
     with pytest.raises(UsageError, match="re-encoded"):
         PlanOptions(container="tar", order="archive", crop_ready=True)
-
-
-def test_every_split_of_the_tars_is_indexed(own: Path, tmp_path: Path) -> None:
-    options = PlanOptions(container="tar", order="archive")
-
-    done = convert(own, tmp_path / "out", plan_options=options, workers=0)
-
-    assert [one.path.name for one in done] == ["train", "val", "test"]
-    assert {one.manifest.container for one in done} == {"tar"}
-
-
-@given(
-    regions=st.lists(st.lists(st.integers(1, 400), max_size=30), min_size=1, max_size=5),
-    block_bytes=st.integers(1, 2000),
-)
-def test_blocks_are_all_records_in_order_each_within_its_region(
-    regions: list[list[int]], block_bytes: int
-) -> None:
-    sizes = tuple(sum(length + 1024 for length in lengths) for lengths in regions)
-    archive = IndexedArchive("a.tar", sizes, ("",) * len(sizes), block_bytes)
-    counts = [len(lengths) for lengths in regions]
-    lengths = np.array([length for some in regions for length in some], np.uint32)
-
-    blocks = blocks_in(archive, counts, lengths)
-
-    ends = np.cumsum([block.records for block in blocks], dtype=np.int64)
-    assert (ends[-1] if blocks else 0) == len(lengths)
-    assert set(np.cumsum(counts)) - {0} <= set(ends.tolist())
-    bytes_of = [int(some.sum()) for some in np.split(lengths, ends[:-1])] if blocks else []
-    assert all(size < block_bytes + 400 for size in bytes_of)
-    regions_of = {(region.start, region.stop) for region in archive.regions}
-    for block in blocks:
-        assert any(start <= block.start <= block.start + block.size <= stop for start, stop in regions_of)
-    assert all(one.start + one.size <= other.start for one, other in pairwise(blocks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import numpy as np
 import pytest
 
 from shardprep.formats import open_dataset
-from shardprep.formats.errors import CorruptRecord, ManifestDamaged
-from shardprep.loaders import Flow
+from shardprep.formats.errors import CorruptRecord
 from support.datasets import writable
 from support.fuzz_targets import seal
-from support.loaded import Kept, assert_same, epoch_of, loader_on
+from support.loaded import epoch_of, loader_on
 from support.sampling import torture_except
 
 
@@ -22,37 +20,6 @@ from support.sampling import torture_except
 def copy(lmdb_shards: Path, tmp_path: Path) -> Path:
     """A dataset that may be damaged."""
     return Path(shutil.copytree(lmdb_shards, tmp_path / "copy"))
-
-
-def relabelled(index: Path) -> None:
-    rows = np.load(index, mmap_mode="r+")
-    rows["label"] = (rows["label"] + 1) % 4
-    rows.flush()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", torture_except([0, 2], 0))
-def test_what_becomes_of_the_index_does_not_matter_once_it_is_open(copy: Path, workers: int) -> None:
-    with loader_on(copy, transform=None) as honest:
-        expected = epoch_of(honest)
-    with loader_on(copy, transform=None, workers=workers) as loader, open_dataset(copy) as dataset:
-        batches = iter(loader)
-        found = epoch_of(batches, 3)
-        relabelled(writable(copy / "index.npy"))
-        found += epoch_of(batches, 8)
-        os.truncate(copy / "index.npy", 200)
-        found += epoch_of(batches)
-        records = [record.label for record in dataset]
-
-    assert_same(found, expected)
-    loader.receipt().check(204)
-    assert records == labels_of(expected)
-
-
-def labels_of(batches: list[Kept]) -> list[int]:
-    """In the order of the records."""
-    pairs = [pair for *_, labels, numbers in batches for pair in zip(numbers, labels, strict=True)]
-    return [int(label) for _, label in sorted(pairs)]
 
 
 def changed_row(dataset: Path, number: int, column: str, value: object) -> str:
@@ -101,35 +68,3 @@ def test_a_record_that_is_not_as_the_index_says_is_corrupt(
             epoch_of(loader)
         assert raised.value.key == key
         assert raised.value.shard is not None
-
-
-def test_a_dataset_and_a_flow_compare_with_the_index_too(copy: Path) -> None:
-    with open_dataset(copy) as dataset:
-        label = (int(dataset.index["label"][20]) + 1) % 4
-    changed_row(copy, 20, "label", label)
-
-    with open_dataset(copy) as dataset, pytest.raises(CorruptRecord, match="does not match its CRC-32C"):
-        dataset[20]
-    with pytest.raises(CorruptRecord, match="does not match its CRC-32C"):
-        list(Flow.from_dataset(copy))
-
-
-def test_a_record_that_is_not_as_the_index_says_is_skipped_on_request(copy: Path) -> None:
-    with open_dataset(copy) as dataset:
-        label = (int(dataset.index["label"][20]) + 1) % 4
-    key = changed_row(copy, 20, "label", label)
-
-    with loader_on(copy, workers=1, on_bad_record="skip") as loader:
-        batches = epoch_of(loader)
-        assert list(loader.skipped) == [key]
-    assert len(labels_of(batches)) == 203
-
-
-@pytest.mark.parametrize(
-    ("column", "value"), [("label", 4), ("label", -2), ("shard", 9), ("shard", 1), ("ordinal", 5)]
-)
-def test_an_index_that_cannot_be_relied_on_is_refused(copy: Path, column: str, value: object) -> None:
-    changed_row(copy, 0, column, value)
-
-    with pytest.raises(ManifestDamaged, match=r"index\.npy"):
-        open_dataset(copy)

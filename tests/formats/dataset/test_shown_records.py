@@ -39,11 +39,6 @@ def test_too_many_records_are_refused(lmdb_shards: Path, records: int | list[int
         dataset.show(records)
 
 
-def test_a_number_that_no_record_has_is_an_index_error(lmdb_shards: Path) -> None:
-    with open_dataset(lmdb_shards) as dataset, pytest.raises(IndexError):
-        dataset.show([len(dataset)])
-
-
 def test_hostile_captions_stay_bounded_text_and_large_images_are_made_small() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (900, 900, 3), np.uint8)
     large = bytes(cv2.imencode(".png", noise)[1])

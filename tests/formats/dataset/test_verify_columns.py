@@ -16,7 +16,7 @@ from support.column_datasets import EVERY_KIND, write_columns
 from support.crashing_decoder import crashing, install
 from support.image_files import JPEG
 from support.mutations import mutated
-from support.resealed import listed, reseal, with_header, with_rows
+from support.resealed import listed, reseal, with_rows
 from support.sampling import torture_except
 
 NAMES = EVERY_KIND.names
@@ -51,14 +51,6 @@ def of_column(dataset: Path, name: str) -> Path:
     return next((path for path in sorted(dataset.glob(f"column-{name}-*"))), dataset / f"column-{name}.npy")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("has_images", torture_except([True, False], True))
-def test_an_intact_dataset_with_columns_has_no_findings(tmp_path: Path, has_images: bool) -> None:
-    write_columns(tmp_path / "d", **({} if has_images else {"image": None}))
-
-    assert [found(tmp_path / "d", level) for level in ("quick", "full", "decode")] == [[], [], []]
-
-
 def test_any_changed_file_of_a_column_is_found(dataset: Path) -> None:
     rng = random.Random(0)
     assert len(files(dataset)) >= len(NAMES) + 2 * len(VARYING)
@@ -69,17 +61,6 @@ def test_any_changed_file_of_a_column_is_found(dataset: Path) -> None:
 
         assert {f.file for f in found(dataset)} == ({path.name} if changed != honest else set())
         path.write_bytes(honest)
-
-
-def test_a_missing_or_unlisted_file_of_a_column_is_found_at_once(dataset: Path) -> None:
-    (dataset / "column-age.npy").unlink()
-    of_column(dataset, "mask").rename(dataset / "column-depth-00000.lmdb")
-
-    found_names = {f.file: f.problem for f in found(dataset, "quick")}
-
-    assert found_names.pop("column-depth-00000.lmdb") == "does not belong to the dataset"
-    assert set(found_names.values()) == {"is missing"}
-    assert len(found_names) == 2
 
 
 @pytest.mark.slow
@@ -162,13 +143,6 @@ def far_too_long(rows: np.ndarray) -> None:
 
 def one_byte_more(rows: np.ndarray) -> None:
     rows["length"][1] += 1
-
-
-@pytest.mark.parametrize("name", ["age", "sound"])
-def test_a_table_with_another_header_is_found_under_a_right_root(dataset: Path, name: str) -> None:
-    with_header(dataset, f"column-{name}.npy", "{'descr': '<i8', 'fortran_order': False, 'shape': (12,), }")
-
-    assert [f.file for f in found(dataset)] == [f"column-{name}.npy"]
 
 
 @pytest.mark.torture

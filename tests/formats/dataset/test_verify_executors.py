@@ -5,19 +5,18 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardprep.formats import repair, verify
-from shardprep.formats.runtime.executors import ExecutorFailed, OtherMachine
+from shardprep.formats.runtime.executors import OtherMachine
 from shardprep.formats.verification import running as seen_dataset
 from shardprep.formats.verification.levels import LEVELS
 from support.datasets import converted, flip, tree
 from support.engines import Engine, elsewhere, finish
-from support.sampling import torture_except
 
 
 @pytest.fixture
@@ -35,22 +34,6 @@ def damage(dataset: Path) -> None:
     shards[3].write_bytes(bytes(shards[3].stat().st_size))
     flip(shards[4], 40)
     (dataset / "foreign").touch()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("level", torture_except(["full", "decode"], "full"))
-def test_an_executor_finds_what_this_machine_finds_in_the_same_order(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, level: str
-) -> None:
-    monkeypatch.chdir(dataset.parent)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context, initializer=os.chdir, initargs=("/",)) as processes:
-        assert verify("out", level=level, executor=processes).exit_code == 0
-        damage(dataset)
-        here, there = (verify("out", level=level, executor=each, workers=3) for each in (None, processes))
-
-    assert here.findings
-    assert there.to_json() == here.to_json()
 
 
 @pytest.mark.torture
@@ -110,20 +93,6 @@ def test_a_machine_with_another_version_is_refused_and_nothing_is_repaired(
         with pytest.raises(OtherMachine, match="shardprep 99"):
             repair(dataset, archives, executor=elsewhere(change, patch.undo))
     assert tree(dataset) == before
-
-
-def test_what_an_engine_raises_ends_the_verification_and_its_other_jobs(dataset: Path) -> None:
-    submitted: list[Future[Any]] = []
-
-    def lose_the_third(future: Future[Any], call: Callable[[], Any]) -> None:
-        submitted.append(future)
-        if len(submitted) == 3:
-            future.set_exception(ConnectionError("gone"))
-
-    with pytest.raises(ExecutorFailed, match=r"ConnectionError: gone") as failed:
-        verify(dataset, level="records", executor=Engine(lose_the_third), workers=5)
-    assert failed.value.shard == "shard-00002.lmdb"
-    assert [future.cancelled() for future in submitted] == [True, True, False, True, True]
 
 
 def test_a_file_that_is_there_and_cannot_be_read_is_unchecked_as_on_this_machine(

@@ -1,41 +1,29 @@
 """An export has the same bytes however it is made, and the same call finishes it after any interruption."""
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardprep.formats import (
     CorruptRecord,
-    OutputBusy,
     PlanMismatch,
     UsageError,
     convert,
     export,
 )  # fmt: skip
 from shardprep.formats.exports.export import FORMATS, MARKER
-from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import is_root, prep_here, tree, writable
-from support.process_table import text_of
 from support.sampling import torture_except
 
 SIZE = 60_000
-STRACE = shutil.which("strace")
 every_format = pytest.mark.parametrize("to", FORMATS)
 one_shard_and_many_files = pytest.mark.parametrize(
     "to", [pytest.param(to, marks=() if to == "mds" else pytest.mark.torture) for to in FORMATS]
 )
-FAULTS = {"rename": "signal=SIGKILL", "write": "error=ENOSPC"}
-ALL_FAULTS = [
-    (name, f) for name in ("write", "fsync", "rename", "chmod") for f in ("signal=SIGKILL", "error=EIO")
-]
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +109,6 @@ def test_an_export_writes_through_no_link_in_its_output(
     assert {path.name: path.stat().st_ino for path in elsewhere.iterdir()} == before
 
 
-def test_an_output_that_another_process_works_on_is_refused(intact: Path, tmp_path: Path) -> None:
-    with WorkFolder(tmp_path), pytest.raises(OutputBusy):
-        export(intact, tmp_path, to="mds", workers=0)
-
-
 def test_a_damaged_record_ends_the_export_and_is_named(dataset: Path, tmp_path: Path) -> None:
     (shard,) = dataset.glob("*.lmdb")
     data = bytearray(shard.read_bytes())
@@ -153,50 +136,6 @@ def test_the_command_says_what_it_wrote(intact: Path, tmp_path: Path) -> None:
 
 def arguments(dataset: Path, output: Path, to: str, workers: int = 0) -> list[object]:
     return ["export", dataset, output, "--to", to, "--shard-size", SIZE, "--workers", workers, "--quiet"]
-
-
-@pytest.fixture
-def running(intact: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """An export with two workers that has published its first file."""
-    command = [
-        sys.executable,
-        "-m",
-        "shardprep.cli",
-        *map(str, arguments(intact, tmp_path / "out", "webdataset", 2)),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not list((tmp_path / "out").glob("*.tar")) and process.poll() is None:
-        time.sleep(0.002)
-    yield process
-    process.kill()
-    process.communicate()
-
-
-@pytest.mark.torture
-def test_killed_with_its_workers_it_finishes_byte_identical(
-    running: subprocess.Popen[str], intact: Path, whole: dict[str, Path], tmp_path: Path
-) -> None:
-    os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
-
-    export(intact, tmp_path / "out", to="webdataset", shard_size=SIZE, workers=2)
-
-    assert tree(tmp_path / "out") == tree(whole["webdataset"])
-    assert not (tmp_path / "out" / ".prep").exists()
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced(
-    running: subprocess.Popen[str], whole: dict[str, Path], tmp_path: Path
-) -> None:
-    tasks = Path(f"/proc/{running.pid}/task").glob("*/children")
-    for pid in [int(pid) for task in tasks for pid in text_of(task).split()][:1]:
-        os.kill(pid, signal.SIGKILL)
-
-    _, errors = running.communicate(timeout=120)
-
-    assert running.returncode == 0, errors
-    assert tree(tmp_path / "out") == tree(whole["webdataset"])
 
 
 @pytest.mark.slow

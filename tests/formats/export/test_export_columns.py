@@ -11,7 +11,7 @@ import pytest
 from shardprep.formats import UsageError, export, open_dataset
 from shardprep.formats.exports.export import FORMATS
 from shardprep.formats.records.schema import Schema
-from support.column_datasets import EVERY_KIND, every_kind, write_columns
+from support.column_datasets import every_kind, write_columns
 from support.exports import mds_array, mds_samples, tfrecord_features, webdataset_samples
 from support.image_files import JPEG
 
@@ -109,18 +109,6 @@ def test_tfrecord_has_each_column_as_features(dataset: Path, tmp_path: Path) -> 
         shape = list(features["boxes/shape"].int64_list.value)
         assert np.reshape(features["boxes"].float_list.value, shape).tolist() == values["boxes"]
         assert list(features["vector"].float_list.value) == values["vector"]
-
-
-def test_folders_have_the_columns_in_their_metadata(tmp_path: Path) -> None:
-    schema = Schema(field for field in EVERY_KIND if field.kind not in ("image", "bytes"))
-    write_columns(tmp_path / "dataset", schema=schema)
-    export(tmp_path / "dataset", tmp_path / "out", to="folders", workers=0, shard_size=2000)
-
-    lines = [json.loads(line) for line in (tmp_path / "out" / "metadata.jsonl").read_text().splitlines()]
-
-    for line, values in zip(lines, wanted(tmp_path / "dataset"), strict=True):
-        assert (tmp_path / "out" / line["file_name"]).read_bytes() == JPEG
-        assert {name: line[name] for name in schema.names} == {name: values[name] for name in schema.names}
 
 
 def test_folders_refuse_columns_of_bytes_by_name(dataset: Path, tmp_path: Path) -> None:

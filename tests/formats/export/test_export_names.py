@@ -4,7 +4,6 @@ import shutil
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.shards.tables import index_dtype
 from support.datasets import converted
-from support.exports import expected, from_folders
 from support.image_files import JPEG
 from support.source_builders import write
 
@@ -64,35 +62,6 @@ def test_files_have_different_safe_names_on_any_file_system(records: dict[str, i
         assert len(parts) == 1 if label < 0 else len(parts) > 1
 
 
-@given(st.sets(KEYS, min_size=1, max_size=8))
-def test_stems_are_unique_have_no_dot_and_have_the_key_in_them(keys: set[str]) -> None:
-    index = index_of(sorted(keys), [0] * len(keys))
-
-    stems = WebDatasetTars(source(), index).names(index)
-
-    assert len(set(stems)) == len(stems)
-    for stem, key in zip(stems, sorted(keys), strict=True):
-        assert stem.isascii()
-        assert not set(stem) & set(". \n\\")
-        assert all(stem.split("/"))
-        assert key.startswith(unquote(stem))
-
-
-def test_names_that_differ_in_case_only_are_told_apart(tmp_path: Path) -> None:
-    names = ["a/x.jpg", "a/X.jpg", "a/x.JPG", "A/x.jpg", "b/y/z.jpg", "b/z.jpg"]
-    for name in names:
-        write(tmp_path / "source" / name, JPEG)
-    converted(tmp_path / "source", tmp_path / "dataset")
-
-    export(tmp_path / "dataset", tmp_path / "out", to="folders", workers=0)
-
-    paths = [str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.jpg")]
-    assert len({path.lower() for path in paths}) == len(names)
-    assert sorted(read.label for read in from_folders(tmp_path / "out")) == sorted(
-        one.label for one in expected(tmp_path / "dataset")
-    )
-
-
 @pytest.mark.parametrize(
     ("to", "column"), [(MDS, "boxes"), (Parquet, "Objects"), (Folders, "objects"), (WebDatasetTars, "boxes")]
 )
@@ -128,12 +97,3 @@ def test_a_class_that_is_too_long_for_a_folder_is_refused_by_name_if_it_has_no_i
         Folders(source(("a", "?" * 100)), index_of(["a/x.jpg"], [1]))
 
     assert caught.value.key == "?" * 100
-
-
-def test_a_key_that_is_too_long_for_a_file_is_refused_by_name() -> None:
-    index = index_of(["%" * 100], [0])
-
-    with pytest.raises(UsageError, match="more than 255 bytes") as caught:
-        Folders(source(), index)
-
-    assert caught.value.key == "%" * 100

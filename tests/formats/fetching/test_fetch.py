@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import shutil
 from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
@@ -13,7 +12,6 @@ import pytest
 from shardprep.formats import (
     FetchedDataset,
     ManifestDamaged,
-    NoSpace,
     OutputBusy,
     PlanMismatch,
     ShardprepError,
@@ -41,12 +39,6 @@ from support.sampling import torture_except
 SHARD = "shard-00000.h5"
 TRAIN = "s3://bucket/shards/train"
 
-ONCE = [
-    "flip",
-    "cut",
-    "503",
-    *(pytest.param(fault, marks=pytest.mark.torture) for fault in ("short", "long", "stall", "500", "429")),
-]
 ALWAYS = {
     "cut": AnswerBroken,
     "stall": AnswerBroken,
@@ -120,51 +112,6 @@ def test_a_split_that_is_not_published_yet_is_no_smaller_dataset(proxy: Proxy, t
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("fetch", "URL", "copy"),
-        ("verify", "URL", "--cache", "cache"),
-        ("inspect", "URL", "--cache", "cache"),
-        ("bench-loader", "URL", "--cache", "cache"),
-        ("repair", "DATASET", "--source", "URL"),
-        ("convert", "URL", "copy"),
-        ("publish", "DATASET", "s3://nothing/train"),
-    ],
-)
-@pytest.mark.parametrize(
-    "url",
-    torture_except(
-        ["s3://bucket/nothing", "s3://nothing/train", "file:///nothing/there", "PROXY/bucket/nothing"],
-        "s3://nothing/train",
-    ),
-)
-def test_a_place_that_is_not_there_is_not_called_damaged(
-    bucket: Path, proxy: Proxy, tmp_path: Path, words: tuple[str, ...], url: str
-) -> None:
-    damaged = Path(shutil.copytree(bucket / "lmdb", tmp_path / "dataset"))
-    if words[0] == "repair":
-        (damaged / "index.npy").unlink()
-    given = {"URL": url.replace("PROXY", proxy.url), "DATASET": damaged}
-
-    done = prep_here(*(given.get(word, word) for word in words), cwd=tmp_path)
-
-    assert done.returncode in (2, 3), done.stderr
-    assert (given["URL"] if "URL" in words else words[-1]) in done.stderr
-
-
-@pytest.mark.parametrize("fault", ONCE)
-def test_an_answer_that_is_wrong_once_is_fetched_anew(
-    bucket: Path, proxy: Proxy, tmp_path: Path, fault: str
-) -> None:
-    proxy.fault = lambda path, count: fault if count == 1 and path.endswith(".h5") else None
-
-    fetched(TRAIN, tmp_path / "copy")
-
-    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
-    assert len(proxy.ranges_of(SHARD)) == 2
-
-
-@pytest.mark.parametrize(
     "fault",
     torture_except(ALWAYS, "flip", "long", "403"),
 )
@@ -187,25 +134,6 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
     assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
 
 
-def test_a_truncated_file_in_a_folder_is_damage_on_every_run(bucket: Path, tmp_path: Path) -> None:
-    published = Path(shutil.copytree(bucket / "lmdb", tmp_path / "published"))
-    os.truncate(published / "index.npy", 1000)
-
-    for _ in range(2):
-        with pytest.raises(RemoteDamaged, match="ends after 1,000 of"):
-            fetched(published.as_uri(), tmp_path / "copy")
-
-
-@pytest.mark.parametrize("fault", ["flip", "cut", "short", "long", "500"])
-def test_a_manifest_that_is_always_wrong_is_an_error(proxy: Proxy, tmp_path: Path, fault: str) -> None:
-    proxy.fault = lambda path, count: fault if path.endswith("train/manifest.json") else None
-
-    with pytest.raises(RemoteFailed if fault in ("cut", "500") else ManifestDamaged, match="s3://"):
-        fetched(TRAIN, tmp_path / "copy")
-
-    assert not (tmp_path / "copy").exists()
-
-
 def test_what_was_received_of_a_file_is_not_asked_for_again(
     bucket: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,16 +154,6 @@ def test_what_was_received_of_a_file_is_not_asked_for_again(
     assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
 
 
-def test_a_server_that_sends_no_parts_is_asked_for_the_whole(
-    bucket: Path, proxy: Proxy, tmp_path: Path
-) -> None:
-    proxy.fault = lambda path, count: "cut" if count == 1 and path.endswith(SHARD) else "whole"
-
-    fetched(f"{proxy.url}/bucket/shards/train", tmp_path / "copy")
-
-    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
-
-
 def test_a_rerun_keeps_what_is_right_and_mends_what_is_not(
     bucket: Path, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -246,34 +164,6 @@ def test_a_rerun_keeps_what_is_right_and_mends_what_is_not(
     (done,) = fetched(TRAIN, tmp_path / "copy")
 
     assert set(done.fetched) == {SHARD, "index.npy"}
-    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
-
-
-def test_some_shards_are_no_dataset_until_the_others_are_there(
-    bucket: Path, proxy: Proxy, tmp_path: Path
-) -> None:
-    (some,) = fetched(TRAIN, tmp_path / "copy", shards=[1])
-    there = tree(tmp_path / "copy").keys()
-
-    (all_,) = fetched(TRAIN, tmp_path / "copy")
-
-    assert (some.complete, all_.complete) == (False, True)
-    assert {"shard-00001.h5", "index.npy"} <= there
-    assert not {SHARD, "manifest.json"} & there
-    assert set(all_.kept) == set(some.fetched)
-    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
-
-
-def test_the_last_of_the_shards_makes_a_dataset_only_if_the_others_are_right(
-    bucket: Path, proxy: Proxy, tmp_path: Path
-) -> None:
-    (some,) = fetched(TRAIN, tmp_path / "copy", shards=[0])
-    flip(tmp_path / "copy" / SHARD, 5000)
-
-    (rest,) = fetched(TRAIN, tmp_path / "copy", shards=range(1, len(some.manifest.shards)))
-
-    assert rest.complete
-    assert SHARD in rest.fetched
     assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
 
 
@@ -298,16 +188,6 @@ def test_a_hostile_manifest_writes_nothing(bucket: Path, tmp_path: Path) -> None
         fetched(f"file://{hostile}", tmp_path / "copy")
 
     assert {path.name for path in tmp_path.iterdir()} == {"hostile"}
-
-
-def test_more_than_the_disk_has_is_refused_before_anything_is_fetched(bucket: Path, tmp_path: Path) -> None:
-    huge = Path(shutil.copytree(bucket / "lmdb", tmp_path / "huge"))
-    reseal(huge, lambda manifest: manifest["shards"][0].update(size=1 << 60))
-
-    with pytest.raises(NoSpace, match="MB free"):
-        fetched(f"file://{huge}", tmp_path / "copy")
-
-    assert not (tmp_path / "copy").exists()
 
 
 def test_another_dataset_and_another_process_are_left_alone(bucket: Path, tmp_path: Path) -> None:

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import is_root, prep, tree
+from support.datasets import prep, tree
 from support.faulty_proxy import Proxy
 
 pytestmark = pytest.mark.slow
-
-STRACE = shutil.which("strace")
-needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
 
 
 def ended(when: Callable[[], object], how: signal.Signals, *words: object) -> tuple[int, str]:
@@ -85,32 +82,3 @@ def test_killed_at_random_moments_it_finishes_with_the_same_bytes(
     assert tree(copy) == tree(bucket / url)
     assert not list(copy.rglob(".prep"))
     prep("verify", copy, check=True)
-
-
-@pytest.mark.torture
-@needs_mounts
-def test_a_disk_that_gets_full_is_an_error_and_a_run_with_more_room_finishes(
-    bucket: Path, proxy: Proxy, tmp_path: Path
-) -> None:
-    disk, kept = tmp_path / "disk", tmp_path / "kept"
-    disk.mkdir()
-    command = f"{sys.executable} -m shardprep.cli fetch s3://bucket/lmdb {disk}/out --quiet"
-    faked = "import os, sys; sys.argv[0] = 'prep'; import shutil; real = shutil.disk_usage"
-    program = (
-        f"{faked}; shutil.disk_usage = lambda path: real('/'); from shardprep.cli.main import main; main()"
-    )
-    script = f"""
-        mount -t tmpfs -o size=300k tmpfs {disk}
-        {command}; echo first $?
-        {sys.executable} -c "{program}" fetch s3://bucket/lmdb {disk}/out --quiet; echo second $?
-        mount -o remount,size=16m {disk}
-        {command} >/dev/null; echo third $?
-        cp -r {disk}/out {kept}
-    """
-
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120)
-
-    assert done.stdout.split() == ["first", "3", "second", "3", "third", "0"], done.stderr
-    assert "MB free" in done.stderr
-    assert "the disk is full" in done.stderr
-    assert tree(kept) == tree(bucket / "lmdb")

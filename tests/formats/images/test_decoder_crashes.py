@@ -1,18 +1,16 @@
 """An image that crashes the decoder is a bad image: it is named, and can be left out."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 from test_png import CRASHERS
 
-from shardprep.formats import BadImage, Finding, WorkerDied, open_dataset, verify
+from shardprep.formats import Finding, WorkerDied, verify
 from shardprep.loaders import Loader, TrainTransform
 from support import crashing_decoder
 from support.crashing_decoder import write_images
 from support.datasets import converted, prep, tree
-from support.image_files import frame, scan, skeleton
 from support.sampling import torture_except
 from support.source_builders import write
 
@@ -22,11 +20,6 @@ REASON = "crashes the decoder (SIGSEGV)"
 @pytest.fixture(autouse=True)
 def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crashing_decoder.install(tmp_path / "site", monkeypatch)
-
-
-def keys_in(dataset: Path) -> list[str]:
-    with open_dataset(dataset) as opened:
-        return sorted(record.key for record in opened)
 
 
 @pytest.mark.torture
@@ -44,23 +37,6 @@ def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path)
     assert {entry["key"]: entry["reason"] for entry in quarantine} == {
         f"class{at % 2}/{at:03}.jpg": REASON for at in (3, 4, 10)
     }
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("workers", torture_except([0, 2], 2))
-@pytest.mark.parametrize(
-    "number", torture_except([signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE], signal.SIGSEGV)
-)
-def test_convert_that_may_not_leave_it_out_names_it(
-    tmp_path: Path, workers: int, number: signal.Signals
-) -> None:
-    source = write_images(tmp_path / "source", 6, 5, number=number)
-
-    with pytest.raises(BadImage, match=rf"crashes the decoder \({number.name}\)") as caught:
-        converted(source, tmp_path / "out", workers=workers, decode_check=True)
-
-    assert caught.value.key == "class1/005.jpg"
-    assert str(caught.value.path) == str(source / "class1/005.jpg")
 
 
 @pytest.mark.slow
@@ -103,21 +79,6 @@ def test_verify_names_the_images_and_checks_the_others(tmp_path: Path) -> None:
     ]
     assert report.exit_code == 1
     assert verify(tmp_path / "out", level="records").findings == []
-
-
-@pytest.mark.torture
-def test_verify_still_finds_what_else_is_wrong_with_the_shard(tmp_path: Path) -> None:
-    source = write_images(tmp_path / "source", 6, 2)
-    (source / "class1" / "003.jpg").write_bytes(skeleton(frame(9, 6), scan()))  # which does not decode
-    converted(source, tmp_path / "out")
-
-    report = verify(tmp_path / "out", level="decode", workers=1)
-
-    assert {f.key: f.problem for f in report.findings} == {
-        "class0/002.jpg": REASON,
-        "class1/003.jpg": "does not decode",
-    }
-    assert len(keys_in(tmp_path / "out")) == 6
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """An image's properties are read from its header; what is not intact is refused: JPEG and PNG."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from importlib.resources.abc import Traversable
 
 import cv2
 import numpy as np
@@ -12,10 +10,8 @@ from hypothesis import example, given, settings, strategies as st
 from shardprep.formats.errors import BadImage
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.info import MAX_PIXELS, ImageFlag, ImageInfo
-from shardprep.formats.images.kinds import MAX_SCANS
 from support.image_files import (
     JPEG,
-    PHOTOGRAPHS,
     PROGRESSIVE,
     chunk,
     encoded,
@@ -41,18 +37,6 @@ def decoded(image: bytes, mode: int) -> tuple[int, ...]:
     return () if array is None else tuple(array.shape)
 
 
-@pytest.mark.parametrize("photograph", PHOTOGRAPHS, ids=lambda file: file.name)
-def test_every_photograph_is_what_the_decoder_makes_of_it(photograph: Traversable) -> None:
-    image = photograph.read_bytes()
-
-    info = read_image_header(image)
-
-    assert (info.height, info.width, 3) == decoded(image, AS_STORED)
-    gray, cmyk = (photograph.name == name for name in ("camera-gray.jpg", "cmyk.jpg"))
-    assert info.components == (1 if gray else 4 if cmyk else 3)
-    assert (ImageFlag.ADOBE in info.flags) == cmyk
-
-
 VARIANTS = {
     "colour": (JPEG, ImageInfo(9, 6, 3, NONE)),
     "gray": (encoded(pixels(6, 9)), ImageInfo(9, 6, 1, NONE)),
@@ -76,46 +60,7 @@ def test_every_variant_is_known(image: bytes, info: ImageInfo) -> None:
     assert decoded(image, AS_STORED) == (info.height, info.width, 3)
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_orientation_is_the_one_that_the_decoder_applies(order: str, orientation: int) -> None:
-    image = with_exif(JPEG, tiff(order, (0x010F, 2, 7), (0x0112, 3, orientation)))
-
-    info = read_image_header(image)
-
-    assert info == ImageInfo(9, 6, 3, NONE, orientation)
-    turned = (9, 6, 3) if orientation >= 5 else (6, 9, 3)
-    assert decoded(image, cv2.IMREAD_COLOR) == turned
-
-
-def test_exif_without_an_orientation_is_upright() -> None:
-    assert read_image_header(with_exif(JPEG, tiff("<", (0x010F, 2, 7)))) == ImageInfo(9, 6, 3, NONE, 1)
-
-
 GOOD_BLOCK = tiff("<", (0x0112, 3, 6))
-CORRUPT_BLOCKS = {
-    "empty": b"",
-    "no byte order": b"XX" + GOOD_BLOCK[2:],
-    "mixed byte order": b"MM" + GOOD_BLOCK[2:],
-    "orientation 0": tiff("<", (0x0112, 3, 0)),
-    "orientation 9": tiff(">", (0x0112, 3, 9)),
-    "orientation as text": tiff("<", (0x0112, 2, 6)),
-    "directory behind the end": GOOD_BLOCK[:4] + b"\xff\xff\xff\x7f" + GOOD_BLOCK[8:],
-    "more entries than there are": GOOD_BLOCK[:8] + b"\xff\xff" + tiff("<", (0x010F, 2, 7))[10:],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("block", CORRUPT_BLOCKS.values(), ids=CORRUPT_BLOCKS)
-def test_corrupt_exif_is_noted_and_the_image_kept(block: bytes) -> None:
-    info = read_image_header(with_exif(JPEG, block))
-
-    assert info == ImageInfo(9, 6, 3, ImageFlag.CORRUPT_EXIF, 1)
-
-
-def test_exif_cut_anywhere_is_corrupt_or_as_before() -> None:
-    infos = {read_image_header(with_exif(JPEG, GOOD_BLOCK[:size])) for size in range(len(GOOD_BLOCK))}
-
-    assert infos == {ImageInfo(9, 6, 3, ImageFlag.CORRUPT_EXIF, 1), ImageInfo(9, 6, 3, NONE, 6)}
 
 
 @pytest.mark.parametrize("image", [JPEG, PROGRESSIVE, PNG, encoded(pixels(6, 9, 4), ".png")])
@@ -123,11 +68,6 @@ def test_an_image_cut_anywhere_is_refused(image: bytes) -> None:
     for size in range(len(image)):
         with pytest.raises(BadImage):
             read_image_header(image[:size])
-
-
-def test_an_empty_file_is_refused() -> None:
-    with pytest.raises(BadImage, match="nothing"):
-        read_image_header(b"")
 
 
 def scans(count: int, *, first: bytes) -> bytes:
@@ -166,23 +106,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 def test_what_would_harm_a_decoder_is_refused(image: bytes, message: str) -> None:
     with pytest.raises(BadImage, match=message):
         read_image_header(image)
-
-
-def test_the_largest_image_is_accepted() -> None:
-    info = read_image_header(skeleton(frame(MAX_PIXELS >> 13, 1 << 13), scan()))
-
-    assert info.width * info.height == MAX_PIXELS
-
-
-def test_as_many_scans_as_allowed_are_accepted() -> None:
-    info = read_image_header(scans(MAX_SCANS, first=frame(9, 6, marker=0xC2)))
-
-    assert replace(info, flags=NONE) == ImageInfo(9, 6, 3, NONE)
-
-
-def test_scans_that_no_decoder_reads_are_not_counted() -> None:
-    """A baseline image with every component in its first scan ends with that scan."""
-    assert read_image_header(skeleton(frame(9, 6), scan(3), *[scan(1)] * 300)).components == 3
 
 
 def is_refused_or_sane(image: bytes) -> bool:

@@ -2,18 +2,16 @@
 
 import struct
 
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import BadImage, ImageFlag, read_image_header
-from shardprep.formats.images.info import KINDS as NAMES, MAX_PIXELS
+from shardprep.formats.images.info import MAX_PIXELS
 from shardprep.formats.images.kinds import MAX_BLOCKS
 from shardprep.loaders import decode_rgb
 from support.image_files import encoded
 from support.image_kinds import (
-    ALPHA,
     COLOUR,
     GRAY,
     JP2,
@@ -29,7 +27,6 @@ from support.image_kinds import (
 )
 
 TEXT_OR_PADDED = ("plain.pbm", "plain.pgm", "plain.ppm", "pages.tiff")
-ANY = sum(NAMES.values())
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -43,14 +40,6 @@ def test_a_header_says_what_the_decoder_makes_of_it(name: str) -> None:
         is_turned = orientation == "apply" and info.orientation >= 5
         size = (info.width, info.height) if is_turned else (info.height, info.width)
         assert decode_rgb(image, orientation=orientation).shape == (*size, 3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_pixels_are_those_of_opencv(name: str) -> None:
-    image, _ = KINDS[name]
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-
-    assert np.array_equal(decode_rgb(image)[..., ::-1], cv2.imdecode(np.frombuffer(image, np.uint8), flags))
 
 
 LOSS = {"alpha.tiff": 60, "colour.gif": 80, "animated.gif": 80, "colour.jp2": 60, "bare.j2k": 60}
@@ -72,21 +61,6 @@ def test_the_pixels_are_those_that_were_encoded(name: str) -> None:
     assert np.abs(pixels - COLOUR[:, 38:40]).max() <= LOSS.get(name, 25)
 
 
-def test_deep_and_gray_samples_keep_their_upper_bits() -> None:
-    for name in (
-        "deep.tiff",
-        "deep.jp2",
-        "raw.tiff",
-        "motorola.tiff",
-        "big.tiff",
-        "gray.pgm",
-        "gray.bmp",
-        "gray.sr",
-    ):
-        assert np.array_equal(decode_rgb(KINDS[name][0])[..., 1], GRAY), name
-    assert np.array_equal(decode_rgb(KINDS["inverted.tiff"][0])[..., 1], 255 - GRAY)
-
-
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(TEXT_OR_PADDED)))
 def test_an_image_cut_anywhere_is_refused(name: str) -> None:
     image, _ = KINDS[name]
@@ -94,13 +68,6 @@ def test_an_image_cut_anywhere_is_refused(name: str) -> None:
     for size in sorted({*range(0, len(image), 1 + len(image) // 100), len(image) - 1}):
         with pytest.raises(BadImage):
             read_image_header(image[:size])
-
-
-def test_a_cut_image_is_called_truncated() -> None:
-    for name, (image, _) in KINDS.items():
-        if name not in TEXT_OR_PADDED:
-            with pytest.raises(BadImage, match=r"^truncated: the"):
-                read_image_header(image[:-1])
 
 
 TRAILING = [
@@ -222,13 +189,6 @@ def test_corrupt_exif_of_a_webp_is_noted() -> None:
     assert (info.flags, info.orientation) == (ImageFlag.WEBP | ImageFlag.CORRUPT_EXIF, 1)
 
 
-def test_each_kind_has_a_flag_of_its_own() -> None:
-    assert sorted(NAMES.values()) == sorted(set(NAMES.values()))
-    assert {read_image_header(image).flags & ANY for image, _ in KINDS.values()} == {
-        flag for name, flag in NAMES.items() if name not in ("JPEG", "PNG")
-    }
-
-
 def is_refused_or_sane(image: bytes) -> bool:
     try:
         info = read_image_header(image)
@@ -254,7 +214,3 @@ def test_no_mutation_gives_another_error(name: str, data: st.DataObject) -> None
         )
         image[at : at + len(new)] = new
     assert is_refused_or_sane(bytes(image))
-
-
-def test_alpha_is_left_out() -> None:
-    assert np.array_equal(decode_rgb(encoded(ALPHA, ".bmp")), decode_rgb(encoded(COLOUR, ".bmp")))

@@ -1,6 +1,5 @@
 """A PNG with chunks against the specification is refused; of an animated one the still image is decoded."""
 
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -12,7 +11,7 @@ from shardprep.formats.images.info import ImageFlag, ImageInfo
 from shardprep.formats.images.kinds import without_animation
 from shardprep.formats.runtime.workers import isolated
 from shardprep.loaders import decode_rgb
-from support.image_files import acTL, animated, chunk, encoded, fcTL, fdAT, pixels, png, png_head
+from support.image_files import acTL, animated, chunk, fcTL, fdAT, png, png_head
 from support.sampling import torture_except
 
 STILL = png(3, 2, 0)
@@ -33,16 +32,6 @@ WELL_FORMED = {
 def test_a_well_formed_animation_is_an_image(image: bytes) -> None:
     assert read_image_header(image) == ImageInfo(3, 2, 1, ImageFlag.PNG)
     assert np.array_equal(decode_rgb(image), np.zeros((2, 3, 3), np.uint8))
-
-
-def test_of_an_animation_that_opencv_writes_the_first_frame_is_decoded() -> None:
-    animation = cv2.Animation()
-    animation.frames = [pixels(6, 9, 3), 255 - pixels(6, 9, 3)]
-    animation.durations = [10, 10]
-    image = cv2.imencodeanimation(".png", animation)[1].tobytes()
-
-    assert read_image_header(image).width == 9
-    assert np.array_equal(decode_rgb(image), pixels(6, 9, 3)[..., ::-1])
 
 
 BEFORE = acTL(2) + fcTL(0, 3, 2)
@@ -117,11 +106,6 @@ CRASHERS = {
 def test_what_crashes_opencv_is_refused_before_it_is_decoded(image: bytes) -> None:
     with pytest.raises(BadImage):  # and no ChildDied
         isolated(60, check_decodes, image)
-
-
-def test_an_image_without_animation_is_decoded_as_it_is() -> None:
-    for image in (STILL, encoded(pixels(50, 70, 3), ".png"), STILL + b"more"):
-        assert without_animation(image) is image
 
 
 CHUNKS = st.sampled_from(

@@ -52,18 +52,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield start_script
 
 
-def test_a_dataset_is_read_in_a_copy_forked_while_a_thread_opened_a_shard(
-    start: Start, lmdb_shards: Path
-) -> None:
-    script = f"""
-dataset = open_dataset({str(lmdb_shards)!r})
-stop_within(shard_cache, "Shard")
-fork_within(lambda: dataset[0], lambda: dataset[1])
-"""
-    process = start(script)
-    assert process.wait(PATIENCE) == 0, process.communicate()
-
-
 @pytest.mark.torture
 def test_a_process_is_started_in_a_copy_forked_while_a_thread_started_one(start: Start) -> None:
     script = """

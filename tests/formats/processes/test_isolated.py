@@ -10,52 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats.errors import CorruptRecord, OperationError, ShardDamaged
-from shardprep.formats.runtime.workers import CRASHES, ChildDied, ChildLost, isolated
-from support.isolated_calls import imported, killed_by, killed_in_the_middle_of_its_answer, raises, sleeps
+from shardprep.formats.runtime.workers import ChildLost, isolated
+from support.isolated_calls import killed_by, sleeps
 from support.sampling import torture_except
 from support.waiting import until
 
 SECONDS = 60.0
 
 
-@pytest.mark.slow
-def test_an_answer_comes_back() -> None:
-    assert isolated(SECONDS, divmod, 7, 2) == (3, 1)
-    assert isolated(SECONDS, int, "ff", base=16) == 255
-
-
 def test_a_large_answer_comes_back_whole() -> None:
     assert isolated(SECONDS, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)
-
-
-def test_an_error_comes_back_as_itself() -> None:
-    error = CorruptRecord("does not match", path="folder", shard="shard-00000.lmdb", key="n1/a")
-
-    with pytest.raises(CorruptRecord) as raised:
-        isolated(SECONDS, raises, error)
-    assert vars(raised.value) == vars(error)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", torture_except(CRASHES, signal.SIGSEGV))
-def test_a_crash_is_a_damaged_shard(number: signal.Signals) -> None:
-    with pytest.raises(ChildDied, match=f"crashed .{number.name}") as raised:
-        isolated(SECONDS, killed_by, number)
-    assert isinstance(raised.value, ShardDamaged)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 1])
-def test_a_death_by_another_process_says_nothing_about_the_shard(number: int) -> None:
-    with pytest.raises(ChildLost, match=f"by signal {int(number)}$") as raised:
-        isolated(SECONDS, killed_by, number)
-    assert isinstance(raised.value, OperationError)
-
-
-def test_a_death_for_want_of_memory_is_reported_as_that() -> None:
-    with pytest.raises(ChildLost, match="signal 9; out of memory"):
-        isolated(SECONDS, killed_by, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -63,16 +27,6 @@ def test_a_death_for_want_of_memory_is_reported_as_that() -> None:
 def test_an_exit_without_an_answer_is_reported(code: int) -> None:
     with pytest.raises(ChildLost, match=f"exited with {code}"):
         isolated(SECONDS, os._exit, code)
-
-
-def test_sys_exit_is_an_exit_without_an_answer() -> None:
-    with pytest.raises(ChildLost, match="exited with 3"):
-        isolated(SECONDS, sys.exit, 3)
-
-
-def test_death_while_answering_is_reported() -> None:
-    with pytest.raises(ChildLost, match="signal 9"):
-        isolated(SECONDS, killed_in_the_middle_of_its_answer)
 
 
 @pytest.mark.torture
@@ -99,21 +53,6 @@ def test_threads_do_not_take_each_others_processes() -> None:
 
     assert answers == [f"the process that worked on it exited with {code}" for code in range(12)]
     assert (getattr(main, "__file__", None), main.__spec__) == before
-
-
-def test_the_process_imports_nothing_of_its_caller() -> None:
-    assert isolated(SECONDS, imported, "pytest", "test_isolated") == []
-
-
-@pytest.mark.slow
-def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from shardprep.formats.runtime.workers import isolated\nprint(isolated(60, divmod, 7, 2), flush=True)\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
-
-    assert (done.stdout, done.stderr) == ("(3, 1)\n", "")
 
 
 @pytest.mark.slow

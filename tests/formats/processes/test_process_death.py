@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.runtime.processes import SpawnedProcess
-from shardprep.formats.runtime.workers import Child, ChildDied, ChildLost
+from shardprep.formats.runtime.workers import Child, ChildLost
 from shardprep.loaders import Flow
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Items
@@ -24,11 +22,7 @@ from support.engine_workers import Once, Writing, layout
 from support.forking_work import (
     AtItem,
     ForkThen,
-    crash,
-    fork_one_that_lives,
     kill_those_of,
-    killed_within_its_answer,
-    leave,
     say_three_things_and_leave,
     stopped_within_its_answer,
 )
@@ -96,19 +90,6 @@ def test_a_worker_that_forked_and_died_is_replaced_while_what_it_forked_lives(
         assert all(is_running(int(path.name)) for path in forked.iterdir() if path.name.isdecimal())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_watched_by")
-def test_an_engine_closes_in_order_while_what_its_workers_forked_lives(forked: Path) -> None:
-    work = Writing(
-        {0: ForkThen(forked, engine_workers.nothing)}, at_closing=ForkThen(forked, engine_workers.nothing)
-    )
-    with Engine(work, layout(10), workers=1) as engine:
-        check_all(engine, 2)
-
-    assert len([path for path in forked.iterdir() if path.name.isdecimal()]) == 2
-    assert engine.stats().restarts == 0
-
-
 def in_a_map(flow: Flow, function: Callable[[int], object]) -> Flow:
     return flow.map(function, processes=1)
 
@@ -164,23 +145,6 @@ def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
     assert process.end(0) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_watched_by")
-@pytest.mark.parametrize(
-    ("end", "error", "said"),
-    [
-        (crash, ChildDied, "SIGSEGV"),
-        (leave, ChildLost, "exited with 0"),
-        (killed_within_its_answer, ChildLost, "signal 9"),
-    ],
-)
-def test_a_call_in_a_process_that_forked_and_died_is_an_error_at_once(
-    end: Callable[[int], object], error: type[Exception], said: str, forked: Path
-) -> None:
-    with Child() as child, pytest.raises(error, match=said):
-        child.call(ForkThen(forked, end))
-
-
 @pytest.mark.torture
 @pytest.mark.usefixtures("_watched_by")
 def test_a_call_that_stops_within_its_answer_takes_no_longer_than_it_may() -> None:
@@ -196,20 +160,6 @@ def test_a_large_call_to_a_process_that_stopped_takes_no_longer_than_it_may() ->
 
         with pytest.raises(ChildLost, match="no answer within 1 seconds"):
             child.call_within(1, len, bytes(50 << 20))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_watched_by")
-def test_a_large_call_to_a_process_that_dies_is_an_error_at_once(forked: Path) -> None:
-    with Child() as child:
-        child.call(fork_one_that_lives, forked)
-        os.kill(child._process.pid, signal.SIGSTOP)
-        child._process.channel.post(bytes(50 << 20))
-        assert not child._process.channel.flush()
-        os.kill(child._process.pid, signal.SIGKILL)
-
-        with pytest.raises(ChildLost, match="signal 9"):
-            child.call(abs, 1)
 
 
 @pytest.mark.slow
@@ -349,39 +299,6 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("watched_by", torture_except(["descriptor", "polling"], "descriptor"))
-def test_a_child_ends_with_its_parent_while_a_process_lives_that_has_the_other_end(
-    start: Start, watched_by: str
-) -> None:
-    process = start(f"""
-import socket
-from shardprep.formats.runtime.processes import end_with_parent
-if {watched_by == "polling"}:
-    del os.pidfd_open
-parent, (parent_end, child_end) = os.getpid(), socket.socketpair()
-child = os.fork()
-if not child:
-    os.close(2)
-    parent_end.close()
-    end_with_parent(parent, child_end.fileno())
-    print(os.getpid(), flush=True)
-    os.close(1)
-    time.sleep(3600)
-fork_one_that_lives()
-time.sleep(3600)
-""")
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
-    until(lambda: len(programs_of(process.pid)) == 3)
-
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(TEST_TIMEOUT_S)
-
-    until(lambda: not is_running(child))
-    assert len(programs_of(process.pid)) == 1
-
-
 BY_NAME = """
 import sys
 sys.modules["cloudpickle"] = None  # with it, what the main script defines is sent by value
@@ -429,19 +346,3 @@ next(Engine(Mine(), layout(10), workers=1).run([np.arange(10)]))
     assert code == 1
     assert "a worker process imports the main script" in said
     assert said.rstrip().endswith('under `if __name__ == "__main__":`')
-
-
-def test_a_parent_that_closes_its_connection_ends_its_child_too() -> None:
-    parent_end, child_end = socket.socketpair()
-    pid = os.fork()
-    if not pid:
-        from shardprep.formats.runtime.processes import end_with_parent
-
-        parent_end.close()
-        end_with_parent(os.getppid(), child_end.fileno())
-        time.sleep(3600)
-    child_end.close()
-    assert is_running(pid)
-    parent_end.close()
-
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

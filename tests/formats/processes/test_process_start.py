@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import OperationError, WorkerDied
-from shardprep.formats.runtime.workers import START_TIMEOUT_S, Child, ChildLost, WorkerPool
-from shardprep.loaders.engine.dispatcher import MIN_START_TIMEOUT_S, Starts
+from shardprep.formats.runtime.workers import Child
 from shardprep.loaders.engine.engine import Engine
 from support import engine_workers
 from support.engine_workers import Once, Writing, layout
@@ -64,53 +63,6 @@ def test_a_worker_that_blocks_at_each_start_is_an_error(block: engine_workers.Ac
         next(engine.run([np.arange(4)]))
 
 
-@pytest.mark.slow
-def test_a_worker_that_is_stopped_before_it_reads_what_to_do_holds_up_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_at_every_start(tmp_path, monkeypatch)
-    large = Writing(dict.fromkeys(range(100000), engine_workers.nothing))
-    with (
-        Engine(large, layout(4), workers=2, start_timeout=SHORT) as engine,
-        pytest.raises(WorkerDied, match=IN_VAIN),
-    ):
-        next(engine.run([np.arange(4)]))
-
-
-def test_an_engine_with_blocked_workers_closes() -> None:
-    with Engine(Writing(at_opening=engine_workers.stop), layout(4), workers=2) as engine:
-        pass
-
-    assert engine.stats().restarts == 0
-
-
-@pytest.mark.parametrize(
-    ("deadline", "timeout", "limit"),
-    [
-        (None, None, START_TIMEOUT_S),
-        (0.5, None, MIN_START_TIMEOUT_S),
-        (600.0, None, 600.0),
-        (600.0, 5.0, 5.0),
-    ],
-)
-def test_a_start_may_take_as_long_as_a_row_and_a_good_deal_in_any_case(
-    deadline: float | None, timeout: float | None, limit: float
-) -> None:
-    assert Starts(timeout=timeout, deadline=deadline).timeout == limit
-    assert 30 <= MIN_START_TIMEOUT_S < START_TIMEOUT_S
-
-
-def test_only_overdue_starts_of_one_worker_in_a_row_are_failures() -> None:
-    starts = Starts(timeout=SHORT, deadline=None)
-    for worker in (0, 1, 2):
-        starts.failed(worker, -9, overdue=True)
-    starts.succeeded(0)
-    starts.failed(0, -9, overdue=True)
-
-    with pytest.raises(WorkerDied, match=IN_VAIN):
-        starts.failed(1, -9, overdue=True)
-
-
 # Where Python itself does not begin
 
 
@@ -151,30 +103,6 @@ def test_a_child_that_is_stopped_at_each_start_is_an_error(
     stop_at_every_start(tmp_path, monkeypatch)
     with Child(start_timeout=SHORT) as child, pytest.raises(WorkerDied, match=IN_VAIN):
         child.call(divmod, 7, 2)
-
-
-def test_a_child_that_is_killed_while_it_starts_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_at_every_start(tmp_path, monkeypatch)
-    with Child() as child:
-        child.kill()
-        with pytest.raises(ChildLost, match="signal 9"):
-            child.call(divmod, 7, 2)
-
-
-def test_a_start_does_not_count_as_time_of_a_call() -> None:
-    with Child() as child:
-        assert child.call_within(SHORT, os.getppid) == os.getpid()
-
-
-@pytest.mark.slow
-def test_a_pool_that_cannot_start_a_process_says_so_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_at_every_start(tmp_path, monkeypatch)
-    with WorkerPool(1, start_timeout=SHORT) as pool, pytest.raises(WorkerDied, match=IN_VAIN):
-        pool.submit(abs, 1).result()
 
 
 @pytest.mark.parametrize("start", [opened, called])

@@ -1,7 +1,5 @@
 """A dataset that is converted into a bucket is the one of a local conversion, or there is none."""
 
-import random
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,12 +11,10 @@ from shardprep.formats.storage.store import RemoteFailed
 from shardprep.formats.storage.transfer import RemoteDamaged
 from shardprep.formats.transfer.publish import CLAIM_NAME, Claim
 from support.column_sources import as_csv, rows_of, write_pictures
-from support.datasets import prep, prep_here, tree
+from support.datasets import prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
-from support.killing import killed
 
 OPTIONS = PlanOptions(container="hdf5", shard_size=60_000)
-WORDS = ("--format", "hdf5", "--shard-size", 60_000, "--workers", 1, "--quiet")
 
 
 def stored(source: Path, url: str, scratch: Path, **options: object) -> list[ConvertedTo]:
@@ -155,25 +151,3 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(archives: Path, 
     done = prep_here("convert", archives, "s3://key:hunter2@b/out", cwd=tmp_path)
     assert (done.returncode, "hunter2" in done.stdout + done.stderr) == (2, False)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.torture)])
-def test_a_conversion_killed_at_random_moments_ends_with_the_same_bytes(
-    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, kills: int
-) -> None:
-    convert(archives, tmp_path / "local", split="train", plan_options=OPTIONS, workers=0)
-    words = ("convert", archives, url, "--split", "train", "--scratch", tmp_path / "scratch", *WORDS)
-    faults, chosen = ["slow", "slow", "cut", "503", "flip"], random.Random(0)
-    for _ in range(kills):
-        proxy.sending = lambda path, count: chosen.choice(faults[: 3 if path.endswith(".json") else 5])
-        killed(chosen.uniform(0.8, 2.5), *words)
-        if (bucket / "manifest.json").exists():
-            assert tree(bucket).items() >= tree(tmp_path / "local").items()
-        if tree(bucket) == tree(tmp_path / "local"):
-            shutil.rmtree(bucket)
-
-    proxy.sending = lambda path, count: None
-    prep(*words, check=True)
-    assert tree(bucket) == tree(tmp_path / "local")
-    assert not (tmp_path / "scratch").exists()

@@ -2,10 +2,6 @@
 
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,18 +31,3 @@ def test_a_publishing_killed_at_random_moments_ends_with_the_same_bytes(
     proxy.sending = lambda path, count: None
     prep("publish", local, url, check=True)
     assert tree(bucket) == tree(local)
-
-
-def test_ctrl_c_ends_a_publishing_at_once(local: Path, url: str, proxy: Proxy) -> None:
-    proxy.sending, proxy.pause_s = lambda path, count: "slow" if path.endswith(".h5") else None, 6
-    command = [sys.executable, "-m", "shardprep.cli", "publish", local / "train", url, "--quiet"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not any(path.endswith(".h5") for path in proxy.sent):
-            time.sleep(0.01)
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        _, complained = process.communicate(timeout=60)
-
-    assert process.returncode == 130
-    assert "Traceback" not in complained
-    assert time.monotonic() - began < 30

@@ -13,18 +13,14 @@ from shardprep.formats import (
     PlanMismatch,
     PublishedDataset,
     ShardDamaged,
-    ShardprepError,
     UsageError,
     fetch,
     publish,
 )
 from shardprep.formats.storage import writable as writable_folder
-from shardprep.formats.storage.store import TRIES, RemoteDenied, RemoteFailed
-from shardprep.formats.storage.transfer import RemoteDamaged
-from shardprep.formats.transfer.publish import CLAIM_NAME, Claim
-from support.column_datasets import write_columns
+from shardprep.formats.storage.store import RemoteFailed
 from support.datasets import flip, prep_here, tree
-from support.faulty_proxy import HIDDEN, Proxy
+from support.faulty_proxy import Proxy
 from support.sampling import torture_except
 
 SHARD = "shard-00000.h5"
@@ -60,34 +56,6 @@ def test_a_published_folder_of_splits_is_the_local_one(
     assert tree(tmp_path / "copy") == tree(local)
 
 
-async def undropped(claim: Claim) -> None:
-    """What a process does that is killed between the manifest and the end of its claim."""
-
-
-def test_a_claim_that_was_left_beside_the_manifest_goes_with_the_next_run(
-    local: Path, bucket: Path, url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as killed:
-        killed.setattr(Claim, "drop", undropped)
-        published(local / "val", url)
-    left = tree(bucket).keys() - tree(local / "val").keys()
-
-    (again,) = published(local / "val", url)
-
-    assert left == {CLAIM_NAME}
-    assert again.already_complete
-    assert tree(bucket) == tree(local / "val")
-
-
-def test_columns_and_a_folder_of_this_machine_are_published_too(tmp_path: Path) -> None:
-    write_columns(tmp_path / "columns")
-
-    published(tmp_path / "columns", f"file://{tmp_path}/new/copy")
-
-    assert tree(tmp_path / "new/copy") == tree(tmp_path / "columns")
-    assert {path.name for path in (tmp_path / "new/copy").iterdir()} <= tree(tmp_path / "columns").keys()
-
-
 @pytest.mark.parametrize("fault", torture_except(["500", "503", "cut", "flip"], "flip"))
 def test_a_file_that_is_not_received_as_it_was_sent_is_sent_anew(
     local: Path, bucket: Path, url: str, proxy: Proxy, fault: str
@@ -96,31 +64,6 @@ def test_a_file_that_is_not_received_as_it_was_sent_is_sent_anew(
 
     published(local / "train", url)
 
-    assert tree(bucket) == tree(local / "train")
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    torture_except(
-        [("500", RemoteFailed), ("403", RemoteDenied), ("cut", RemoteFailed), ("flip", RemoteDamaged)],
-        ("403", RemoteDenied),
-        ("cut", RemoteFailed),
-    ),
-)
-def test_a_file_that_is_never_right_is_an_error_and_no_dataset(
-    local: Path, bucket: Path, url: str, proxy: Proxy, fault: str, error: type[ShardprepError]
-) -> None:
-    proxy.sending = lambda path, count: fault if path.endswith(SHARD) else None
-
-    with pytest.raises(error) as caught:
-        published(local / "train", url)
-
-    assert (caught.value.path, caught.value.shard) == (url, SHARD)
-    assert HIDDEN not in str(caught.value)
-    assert "manifest.json" not in tree(bucket)
-    assert len([path for path in proxy.sent if path.endswith(SHARD)]) <= max(TRIES, 2)
-    proxy.sending = lambda path, count: None
-    published(local / "train", url)
     assert tree(bucket) == tree(local / "train")
 
 
@@ -135,18 +78,6 @@ def test_a_rerun_sends_what_is_missing_or_damaged_and_nothing_else(
 
     assert set(done.uploaded) == {SHARD, "index.npy"}
     assert tree(bucket) == tree(local / "train")
-
-
-def test_a_store_of_which_the_etag_is_no_md5_is_read_back(
-    local: Path, bucket: Path, url: str, proxy: Proxy
-) -> None:
-    proxy.opaque = True
-    proxy.sending = lambda path, count: "flip" if count == 1 and path.endswith(SHARD) else None
-
-    published(local / "train", url)
-
-    assert tree(bucket) == tree(local / "train")
-    assert len(proxy.ranges_of(SHARD)) == 2
 
 
 def test_a_local_file_that_is_damaged_is_not_uploaded(

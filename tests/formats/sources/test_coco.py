@@ -1,20 +1,18 @@
 """Images with COCO's instances."""
 
 import json
-import pickle
 import shlex
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from shardprep.formats import PlanOptions, SourceOptions, convert, open_dataset, repair
-from shardprep.formats.errors import DataError, LabelConflict, ShardprepError, UsageError
+from shardprep.formats import SourceOptions, convert, open_dataset, repair
+from shardprep.formats.errors import LabelConflict, ShardprepError, UsageError
 from shardprep.formats.sources.recognise import recognise
-from support.column_sources import coco_instances, picture, write_pictures
+from support.column_sources import coco_instances, write_pictures
 from support.datasets import prep_here
 from support.source_builders import write
 
@@ -27,34 +25,6 @@ def coco(folder: Path, instances: dict[str, Any] | None = None, name: str = "tra
     text = json.dumps(instances or coco_instances(NAMES), ensure_ascii=False)
     write(folder / f"annotations/instances_{name}.json", text.encode())
     return folder
-
-
-def test_annotations_become_columns_of_their_images(tmp_path: Path) -> None:
-    coco(coco(tmp_path / "s"), name="val2017")
-    write_pictures(tmp_path / "s/unlabeled2017", NAMES)
-
-    train, val = convert(
-        tmp_path / "s", tmp_path / "out", workers=0, plan_options=PlanOptions(shard_size=600)
-    )
-
-    assert train.notes == val.notes == ("folders with images that are left out: unlabeled2017",)
-    assert len(train.manifest.shards) > 1
-    assert train.manifest.schema["objects"].classes == ("car", "brush")
-    assert (
-        train.manifest.content_root != val.manifest.content_root or train.manifest.split != val.manifest.split
-    )
-    with open_dataset(train.path) as opened:
-        for record in opened:
-            n = NAMES.index(record.key)
-            assert (record.label, record.image) == (-1, picture(n))
-            boxes = [[m / 10, 2 * m / 20, (m + 4) / 10, (2 * m + 5.5) / 20] for m in range(n)]
-            np.testing.assert_array_equal(
-                record["boxes"], np.array(boxes, np.float32).clip(0, 1).reshape(-1, 4)
-            )
-            assert record["box_labels"].tolist() == [(1, 0)[m % 2] for m in range(n)]
-            assert record["crowd"].tolist() == [bool(m % 2) for m in range(n)]
-            assert record["segmentation"] == [[[m, 1.5, "é"]] for m in range(n)]
-            assert record["objects"].tolist() == sorted({(1, 0)[m % 2] for m in range(n)})
 
 
 def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) -> None:
@@ -111,31 +81,6 @@ def test_instances_that_contradict_themselves_are_an_error(change: Any, match: s
     assert found.value.exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("extra", "match"),
-    [
-        ("{}", "has more after its end"),
-        ("x", "has more after its end"),
-        ("\n \n", None),
-    ],
-)
-def test_what_follows_the_object_of_instances_is_an_error(
-    extra: str, match: str | None, tmp_path: Path
-) -> None:
-    path = coco(tmp_path / "s") / "annotations/instances_train2017.json"
-    write(path, path.read_bytes() + extra.encode())
-
-    with pytest.raises(DataError, match=match) if match else nullcontext():
-        recognise(tmp_path / "s").listing("train")
-
-
-def test_a_part_that_is_no_list_is_an_error(tmp_path: Path) -> None:
-    coco(tmp_path / "s", coco_instances(NAMES) | {"annotations": {}})
-
-    with pytest.raises(DataError, match="expected '\\['"):
-        recognise(tmp_path / "s").listing("train")
-
-
 def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
     fewer = coco_instances(NAMES)
     fewer["categories"] = [one for one in fewer["categories"] if one["name"] == "car"]
@@ -156,15 +101,6 @@ def roboflow(folder: Path, splits: tuple[str, ...] = ("train", "valid", "test"))
         instances["categories"].append({"id": 0, "name": "car", "supercategory": "none"})
         write(folder / split / "_annotations.coco.json", json.dumps(instances).encode())
     return folder
-
-
-def test_all_images_may_lie_in_a_folder_images_with_one_file_of_instances(tmp_path: Path) -> None:
-    coco(tmp_path / "s", name="default")
-    (tmp_path / "s/default").rename(tmp_path / "s/images")
-
-    (done,) = convert(tmp_path / "s", tmp_path / "out", workers=0)
-
-    assert (done.manifest.source["layout"], done.manifest.records) == ("coco", 5)
 
 
 def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
@@ -234,28 +170,6 @@ def test_a_file_of_instances_as_source_says_what_to_run(
     ]
     words = [word.replace("IMAGES", str(tmp_path / images)) for word in words]
     assert prep_here(*words, "--workers", 0, "--quiet").returncode == 0
-
-
-@pytest.mark.parametrize("cut", [0, 1, 20, 500, 900, -1])
-def test_a_file_that_ends_too_early_is_an_error(cut: int, tmp_path: Path) -> None:
-    path = coco(tmp_path / "s") / "annotations/instances_train2017.json"
-    data = path.read_bytes()
-    path.unlink()
-    write(path, data[:cut])
-
-    with pytest.raises(DataError, match=r"train2017\.json: "):
-        recognise(tmp_path / "s").listing("train")
-
-
-def test_a_job_takes_the_annotations_of_its_images_alone(tmp_path: Path) -> None:
-    listing = recognise(coco(tmp_path / "s")).listing("train")
-    some = listing.entries[3:4]
-
-    reader = pickle.loads(pickle.dumps(listing.reader.only(some)))  # noqa: S301 - of this test
-
-    assert len(reader.places.offsets) == 3
-    with reader, listing.reader as whole:
-        assert reader.values(some[0]) == whole.values(some[0])
 
 
 @settings(max_examples=150, deadline=None)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import os
 import struct
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from shardprep.formats.errors import BadImage, SourceDamaged
 from shardprep.formats.images import kinds as jpeg
 from shardprep.formats.images.header import READERS, read_image_header
 from shardprep.formats.records.labels import MAX_WORDS
-from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.runtime.files import foreign_file
 from shardprep.formats.sources.annotations import read_boxes
 from shardprep.formats.sources.devkit import (
     MAX_DIMENSIONS,
@@ -23,49 +20,11 @@ from shardprep.formats.sources.devkit import (
     read_devkit,
     read_struct_array,
 )
-from shardprep.formats.sources.listing import EntryTable
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.sample import DOUBLE, INT8, INT32, MATRIX, STRUCT, UINT32, meta_mat
-from shardprep.formats.sources.tar import parse_pax
-from support.source_builders import DEVKIT, Miniature, contents, tar_of, write
+from support.source_builders import DEVKIT, Miniature, tar_of, write
 
 MINI = Miniature()
-
-ERRORS = [
-    ValueError("it is odd"),
-    TypeError("none"),
-    KeyError("x"),
-    IndexError("9"),
-    OverflowError("large"),
-    ZeroDivisionError("0"),
-    RecursionError("deep"),
-    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd"),
-    LookupError("unknown encoding"),
-    AttributeError("none"),
-    struct.error("short"),
-    EOFError("end"),
-]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_an_error_over_a_file_names_the_file_and_what_to_do(error: Exception) -> None:
-    with (
-        pytest.raises(SourceDamaged, match=r"some\.file: some\.key: here: .*; copy it again") as caught,
-        foreign_file(Path("some.file"), "copy it again", key="some.key", place=lambda: "here: "),
-    ):
-        raise error
-
-    assert caught.value.__cause__ is error
-
-
-@pytest.mark.parametrize(
-    "error", [BadImage("bad"), PermissionError("no"), MemoryError(), KeyboardInterrupt(), SystemExit(1)]
-)
-def test_documented_errors_and_the_machines_pass(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, foreign_file("some.file", "copy it again"):
-        raise error
-
-    assert caught.value is error
 
 
 def element(kind: int, data: bytes) -> bytes:
@@ -95,10 +54,6 @@ def mat(
 
 def doubles(*numbers: float) -> bytes:
     return element(DOUBLE, struct.pack(f"<{len(numbers)}d", *numbers))
-
-
-def test_the_parts_make_a_struct_array() -> None:
-    assert read_struct_array(mat(), "synsets") == [{"a": None}]
 
 
 HOSTILE_MATS = {
@@ -167,41 +122,6 @@ def test_an_annotation_that_cannot_be_read_is_named(data: bytes, tmp_path: Path)
     with pytest.raises(SourceDamaged, match=r"val_00000001\.xml: .*copy it again, or remove it") as caught:
         list(read_boxes(archive))
     assert caught.value.__cause__ is not None
-
-
-def test_a_name_of_very_many_digits_is_no_images(tmp_path: Path) -> None:
-    archive = tmp_path / "ILSVRC2012_bbox_train_v2.tar"
-    archive.write_bytes(tar_of({f"{WNID}/{WNID}_{'1' * MAX_KEY_BYTES}.xml": xml(BOX)}))
-
-    with pytest.raises(SourceDamaged, match="not named after an image"):
-        list(read_boxes(archive))
-
-
-@pytest.mark.parametrize("nanoseconds", [1 << 63, -(1 << 63) - 1, 9_900_000_000 * 10**9])
-def test_a_file_of_another_century_is_read_and_guarded(nanoseconds: int, tmp_path: Path) -> None:
-    """int64 holds nanoseconds of the years 1677 to 2262 only."""
-    tree = MINI.write_tree(tmp_path / "tree")
-    image = tree / "test" / "ILSVRC2012_test_00000001.JPEG"
-    os.utime(image, ns=(0, nanoseconds))
-    if image.stat().st_mtime_ns != nanoseconds:
-        pytest.skip("the file system has no such time")
-    listing = recognise(tree, split="test").listing("test")
-
-    assert len(contents(listing)) == 2
-    os.utime(image, ns=(0, nanoseconds - 1_000_000_000))
-    with pytest.raises(SourceDamaged, match="changed while it was read"):
-        contents(listing)
-
-
-def test_a_path_longer_than_any_key_is_refused() -> None:
-    with pytest.raises(SourceDamaged, match="path of more than"):
-        EntryTable(Path("tree")).append("key", 0, length=1, path=b"x" * (MAX_KEY_BYTES + 1))
-
-
-def test_a_pax_header_of_many_records_is_read() -> None:
-    records = b"".join(b"13 k%04d=123\n" % number for number in range(1000))
-
-    assert len(parse_pax(records)) == 1000
 
 
 def test_bytes_that_trip_the_reader_of_images_are_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:

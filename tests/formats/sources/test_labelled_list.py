@@ -1,8 +1,6 @@
 """Lists of images with their labels: three forms, one contract."""
 
 import json
-import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import (
-    ConvertOptions,
-    PlanMismatch,
-    PlanOptions,
     ShardprepError,
     SourceDamaged,
     SourceIncomplete,
@@ -21,17 +16,14 @@ from shardprep.formats import (
     UsageError,
     convert,
     open_dataset,
-    repair,
 )
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tables import MAX_LINE_BYTES
 from support.column_sources import as_csv as table_as_csv, as_json_lines, write_pictures
 from support.datasets import prep_here
-from support.image_files import encoded, pixels
-from support.source_builders import Miniature, contents, image, write
+from support.source_builders import contents, image, write
 
-MINI = Miniature()
 ROWS = {"cat/1.jpg": "cat", "cat/a b.jpg": "cat", "dog.jpg": "dog", "été/2.jpg": "dog"}
 
 
@@ -55,107 +47,12 @@ def as_csv(rows: dict[str, str]) -> str:
     return "label,path\r\n" + "".join(f'{label},"{path}"\r\n' for path, label in rows.items())
 
 
-def as_json(rows: dict[str, str]) -> str:
-    return "".join(json.dumps({"file_name": path, "label": label}) + "\n" for path, label in rows.items())
-
-
-FORMS: dict[str, Callable[[dict[str, str]], str]] = {
-    "list.txt": as_text,
-    "list.csv": as_csv,
-    "list.jsonl": as_json,
-    "tabs.txt": lambda rows: as_text(rows).replace(" cat\n", "\tcat\n").replace(" dog", "\t dog"),
-    "blank.lst": lambda rows: "\ufeff" + as_text(rows).replace("\n", "\r\n\r\n"),
-    "semicolon.csv": lambda rows: as_csv(rows).replace(",", ";"),
-    "tabs.tsv": lambda rows: as_csv(rows).replace(",", "\t"),
-    "headless.csv": lambda rows: as_csv({})[:0] + "".join(f"{p}, {label}\n" for p, label in rows.items()),
-}
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_every_form_gives_the_same_keys_labels_and_bytes(name: str, root: Path, tmp_path: Path) -> None:
-    found = listing(tmp_path / name, FORMS[name](ROWS), root)
-
-    assert contents(found) == {
-        path: (["cat", "dog"].index(label), image(path)) for path, label in ROWS.items()
-    }
-    assert [one.name for one in found.labels.classes] == ["cat", "dog"]
-    assert [archive.name for archive in found.archives] == [name]
-
-
-def test_a_list_of_wnids_is_what_the_tree_is(tmp_path: Path) -> None:
-    tree = MINI.write_tree(tmp_path / "tree")
-    rows = {f"{w}/{w}_{i}.JPEG": w for w, numbers in MINI.train.items() for i in numbers}
-
-    found = listing(tmp_path / "list.txt", as_text(rows), tree / "train")
-
-    assert contents(found) == MINI.records["train"]
-    assert found.labels.digest == recognise(tree).listing("train").labels.digest
-
-
-def test_labels_that_are_numbers_stay_the_same(root: Path, tmp_path: Path) -> None:
-    found = listing(
-        tmp_path / "list.txt", as_text(dict(zip(ROWS, ["7", "0", "007", "2"], strict=True))), root
-    )
-
-    assert {key: label for key, (label, _) in contents(found).items()} == dict(
-        zip(ROWS, [7, 0, 7, 2], strict=True)
-    )
-    assert [one.name for one in found.labels.classes] == [f"{number:05d}" for number in range(8)]
-
-
-def test_a_number_in_json_is_a_label(root: Path, tmp_path: Path) -> None:
-    found = listing(tmp_path / "list.jsonl", '{"image": "dog.jpg", "target": 3}', root)
-
-    assert [label for label, _ in contents(found).values()] == [3]
-
-
-def test_columns_can_be_named(root: Path, tmp_path: Path) -> None:
-    text = "id,photo,path,animal\n1,dog.jpg,x,dog\n"
-
-    found = listing(tmp_path / "list.csv", text, root, path_column="photo", label_column="animal")
-
-    assert [*contents(found)] == ["dog.jpg"]
-    assert found.options == {"path_column": "photo", "label_column": "animal"}
-
-
-@pytest.mark.parametrize("form", ["{}", "./{}", "cat/../{}", "/abs/{}", "cat/./{}"])
-def test_a_path_has_one_form_and_stays_below_the_root(form: str, root: Path, tmp_path: Path) -> None:
-    form = form.replace("/abs", str(root)).replace("cat/./{}", "cat/.//1.jpg")
-    text = f"{form.format('dog.jpg')} dog\n"
-
-    if ".." in form:
-        with pytest.raises(SourceDamaged, match=r"list\.txt: line 1: .*without \.\."):
-            listing(tmp_path / "list.txt", text, root)
-    else:
-        assert [*contents(listing(tmp_path / "list.txt", text, root))] in (["dog.jpg"], ["cat/1.jpg"])
-
-
 def test_an_absolute_path_may_begin_with_the_root_as_it_was_given(root: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(root)
 
     found = listing(tmp_path / "list.txt", f"{tmp_path}/link/dog.jpg dog\n", tmp_path / "link")
 
     assert contents(found) == {"dog.jpg": (0, image("dog.jpg"))}
-
-
-def test_without_a_root_paths_begin_at_the_lists_folder(root: Path) -> None:
-    write(root / "list.txt", as_text(ROWS).encode())
-
-    assert len(recognise(root / "list.txt").listing("train").entries) == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        *(("val.txt", "val"), ("train.csv", "train"), ("x.txt", "train"), ("validation_list.jsonl", "val")),
-        *(("photos-test.csv", "test"), ("train_and_val.txt", "train"), ("contest.txt", "train")),
-    ],
-)
-def test_a_list_named_for_a_split_is_that_split(name: str, split: str, tmp_path: Path) -> None:
-    write(tmp_path / name, b"path,label\n" if name.endswith("csv") else b"")
-
-    assert recognise(tmp_path / name).splits == (split,)
-    assert recognise(tmp_path / name, split="test").splits == ("test",)
 
 
 HOSTILE: dict[str, tuple[str, bytes, str]] = {
@@ -238,54 +135,6 @@ def test_bad_lines_of_one_kind_are_counted(root: Path, tmp_path: Path) -> None:
         listing(tmp_path / "list.csv", "../a,x\n../b,x\n../c,x\ndog.jpg,\n".replace("..", "x.y/.."), root)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "first"),
-    [
-        ("list.txt", "one\ndog.jpg dog\ntwo\n../x dog\n", "line 1: 'one' is not a path"),
-        ("list.csv", "path,label\none\ndog.jpg,dog\n1,2,3\n../x,dog\n", "line 2: has 1 column,"),
-        (
-            "list.jsonl",
-            '[1]\n{"path": "dog.jpg", "label": 1}\n{"\n{"path": "../x", "label": 1}',
-            "line 1: is not",
-        ),
-    ],
-)
-def test_lines_that_are_no_rows_are_counted_and_the_others_are_read(
-    name: str, text: str, first: str, root: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(SourceDamaged, match=rf"{first}.* \(the first of 2\); also: .*'\.\./x' may lead out"):
-        listing(tmp_path / name, text, root)
-
-
-@pytest.mark.parametrize("allow_partial", [False, True])
-def test_a_list_without_any_of_its_files_is_an_error_that_names_the_root(
-    allow_partial: bool, root: Path, tmp_path: Path
-) -> None:
-    write(tmp_path / "list.txt", as_text(ROWS).encode())
-
-    with pytest.raises(
-        SourceIncomplete,
-        match=r"none of its 4 files exists; the first is .*line 1; give the folder .* --root",
-    ) as caught:
-        convert(
-            tmp_path / "list.txt",
-            tmp_path / "out",
-            options=ConvertOptions(allow_partial=allow_partial),
-            workers=0,
-        )
-    assert "also:" not in str(caught.value)
-
-
-def test_missing_files_are_counted_and_the_first_is_named(root: Path, tmp_path: Path) -> None:
-    write(tmp_path / "list.txt", as_text({**ROWS, "gone/1.jpg": "cat", "gone/2.jpg": "dog"}).encode())
-    options = SourceOptions(root=root)
-
-    with pytest.raises(
-        SourceIncomplete, match=r"4 images, not 6 \(2 files missing, .*gone/1.jpg in line 5\)"
-    ):
-        convert(tmp_path / "list.txt", tmp_path / "out", source_options=options, workers=0)
-
-
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_file_with_too_long_a_name_is_missing(root: Path, tmp_path: Path, follow: bool) -> None:
     long = {"n" * 300 + ".jpg": "cat", "folder/" + "m" * 300 + ".jpg": "dog"}
@@ -319,11 +168,6 @@ def test_options_of_lists_are_refused_for_other_sources(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="--root, --path-column: not for class-folders"):
         recognise(tmp_path, options=SourceOptions(root=tmp_path, path_column="x"))
-
-
-def test_a_text_file_has_no_names_of_columns(tmp_path: Path) -> None:
-    with pytest.raises(SourceDamaged, match="needs named columns"):
-        listing(tmp_path / "list.txt", "a b\n", tmp_path, path_column="x")
 
 
 def test_a_root_that_is_no_folder_is_wrong_usage(tmp_path: Path) -> None:
@@ -391,16 +235,6 @@ def test_columns_of_a_list_are_taken_on_request_and_splits_are_kept_apart(
                 assert record["id"] == row["id"]
 
 
-def test_a_list_has_the_same_root_with_other_columns_or_without(pictures: Path, tmp_path: Path) -> None:
-    roots = set()
-    for name, text in (("a.csv", "path,label\ndog.jpg,1\n"), ("b.csv", "x,label,path,y\n1,1,dog.jpg,2\n")):
-        write(tmp_path / name, text.encode())
-        options = SourceOptions(root=pictures)
-        (done,) = convert(tmp_path / name, tmp_path / f"out-{name}", source_options=options, workers=0)
-        roots.add(done.manifest.content_root)
-    assert len(roots) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "text", "columns", "match"),
     [
@@ -439,61 +273,9 @@ def test_a_column_that_cannot_be_taken_is_an_error(
         )
 
 
-def test_a_column_of_other_splits_may_be_taken_as_values(pictures: Path, tmp_path: Path) -> None:
-    write(tmp_path / "a.csv", b"path,label,split\ndog.jpg,1,fold-3\n")
-    options = SourceOptions(root=pictures, columns=("fold:text=split",))
-    (done,) = convert(tmp_path / "a.csv", tmp_path / "out", source_options=options, workers=0)
-    with open_dataset(done.path) as opened:
-        assert [record["fold"] for record in opened] == ["fold-3"]
-
-
 def test_files_of_a_list_that_are_no_images_are_left_out_on_request(pictures: Path, tmp_path: Path) -> None:
     write(pictures / "notes.txt", b"x")
     write(tmp_path / "a.txt", b"dog.jpg 1\nnotes.txt 1\n")
     options = SourceOptions(root=pictures, skip_non_images=True)
     (done,) = convert(tmp_path / "a.txt", tmp_path / "out", source_options=options, workers=0)
     assert (done.manifest.records, done.ignored) == (1, {"non-image files": 1})
-
-
-class TestConversion:
-    """A list through all of convert, resume and repair."""
-
-    @pytest.fixture
-    def source(self, tmp_path: Path) -> Path:
-        for number in range(12):
-            write(tmp_path / "root" / f"{number}.png", encoded(pixels(8, 8 + number), ".png"))
-        write(tmp_path / "list.txt", "".join(f"{n}.png {n % 3}\n" for n in range(12)).encode())
-        return tmp_path / "list.txt"
-
-    def convert(self, source: Path, output: Path, **options: Any) -> str:
-        (done,) = convert(
-            source,
-            output,
-            plan_options=PlanOptions(shard_size=1000),
-            source_options=SourceOptions(root=source.parent / "root"),
-            options=ConvertOptions(**options),
-            workers=0,
-        )
-        return done.manifest.root
-
-    def test_the_bytes_depend_on_the_list_alone(self, source: Path, tmp_path: Path) -> None:
-        first = self.convert(source, tmp_path / "first")
-        os.utime(source, ns=(0, 0))
-
-        assert self.convert(source, tmp_path / "second") == first
-
-    def test_a_changed_list_does_not_go_on_with_the_old_one(self, source: Path, tmp_path: Path) -> None:
-        root = self.convert(source, tmp_path / "out")
-        assert self.convert(source, tmp_path / "out") == root
-        write(source, source.read_bytes().replace(b"3.png 0", b"3.png 1"))
-
-        with pytest.raises(PlanMismatch, match="images changed"):
-            self.convert(source, tmp_path / "out")
-
-    def test_a_damaged_shard_is_repaired_from_the_list(self, source: Path, tmp_path: Path) -> None:
-        root = self.convert(source, tmp_path / "out")
-        (tmp_path / "out/train/shard-00001.lmdb").unlink()
-
-        report = repair(tmp_path / "out/train", source, root=tmp_path / "root", workers=0)
-
-        assert (report.findings, report.manifest and report.manifest.root) == ([], root)

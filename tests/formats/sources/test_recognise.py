@@ -1,4 +1,3 @@
-import gzip
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.sources.recognise import recognise
-from support.source_builders import DEVKIT, TEST, TRAIN, Miniature, contents, tar_of, write
+from support.source_builders import DEVKIT, TEST, TRAIN, Miniature, contents
 
 LAYOUTS: dict[str, Callable[[Miniature, Path], Path]] = {
     "tars": Miniature.write_tars,
@@ -41,15 +40,6 @@ def test_every_layout_gives_the_same_keys_labels_and_bytes(
         }
 
 
-def test_labels_know_the_devkits_ids_in_every_layout(tmp_path: Path) -> None:
-    mini = Miniature()
-    for name, lay_out in LAYOUTS.items():
-        folder = lay_out(mini, tmp_path / name)
-        mini.write_devkit(folder)
-        space = recognise(folder).listing("train").labels
-        assert space.mapping("ilsvrc2012_id").tolist() == [2, 3, 1, -1]
-
-
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
     """Train is extracted; val and test are still in their archives, too."""
@@ -73,11 +63,6 @@ def test_each_split_is_taken_from_the_layout_that_has_it_and_from_tars_where_bot
     assert source.boxes("val") is None
 
 
-def test_a_folder_that_the_tars_have_all_splits_of_is_ignored(tmp_path: Path) -> None:
-    Miniature().write_tree(Miniature().write_tars(tmp_path))
-    assert recognise(tmp_path).description == "official-tars: train, val, test with devkit (3 classes)"
-
-
 def test_splits_of_two_layouts_that_differ_in_their_classes_are_a_conflict(mixed: Path) -> None:
     (mixed / DEVKIT).unlink()
     with pytest.raises(
@@ -91,25 +76,6 @@ def test_a_split_that_no_layout_has_is_wrong_usage(mixed: Path) -> None:
     shutil.rmtree(mixed / "test")
     with pytest.raises(UsageError, match="no split 'test'; it has train, val"):
         recognise(mixed).listing("test")
-
-
-@pytest.mark.parametrize("name", ["photo.jpg", "empty", "some.tar"])
-def test_a_file_that_is_no_archive_of_images_is_wrong_usage(name: str, tmp_path: Path) -> None:
-    content = {"photo.jpg": b"\xff\xd8" + bytes(2000), "empty": b"", "some.tar": tar_of({"letter.txt": b"x"})}
-    write(tmp_path / name, content[name])
-    with pytest.raises(UsageError, match=r"(?s)Give one of:.*ILSVRC2012_img_train\.tar"):
-        recognise(tmp_path / name)
-
-
-def test_a_compressed_archive_is_wrong_usage_that_says_so(tmp_path: Path) -> None:
-    write(tmp_path / DEVKIT, gzip.compress(b"x"))
-    with pytest.raises(UsageError, match="compressed"):
-        recognise(tmp_path / DEVKIT)
-
-
-def test_a_path_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
-        recognise(tmp_path / "nowhere")
 
 
 def test_an_unknown_split_is_wrong_usage(tmp_path: Path) -> None:

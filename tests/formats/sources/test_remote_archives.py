@@ -1,9 +1,6 @@
 """Archives in object storage are converted in place, as those on a disk are, or there is an error."""
 
-import os
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -46,7 +43,6 @@ VAL = "ILSVRC2012_img_val.tar"
 
 SLOW = pytest.mark.slow
 TORTURE = pytest.mark.torture
-ONCE = torture_except(["cut", "short", "long", "503", "stall", "slow"], "cut")
 ALWAYS = {
     "cut": AnswerBroken,
     "short": AnswerBroken,
@@ -127,32 +123,6 @@ def test_workers_convert_from_a_bucket_into_a_bucket(
     assert tree(buckets / "bucket" / tmp_path.name) == tree(tmp_path / "local")
 
 
-@pytest.mark.parametrize("fault", ONCE)
-def test_an_answer_that_is_no_good_is_asked_for_again(
-    local: dict[str, str], proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    if fault == "stall":
-        monkeypatch.setattr(remote_place, "PATIENT", RetryPolicy(retries=1, timeout_s=1))
-    spoilt = (1, 9, 60, 61)  # of the archive's header, of the classes', and of images
-    proxy.fault = lambda path, count: fault if path.endswith(TRAIN) and count in spoilt else None
-
-    converted(URL, tmp_path / "train")  # type: ignore[arg-type]
-
-    assert tree(tmp_path / "train") == local
-    assert len(proxy.ranges_of(TRAIN)) > max(spoilt)
-
-
-@SLOW
-def test_a_proxy_that_cuts_each_answer_delays_a_conversion(
-    local: dict[str, str], proxy: Proxy, tmp_path: Path
-) -> None:
-    proxy.fault = lambda path, count: "first 9000" if path.endswith(TRAIN) else None
-
-    converted(URL, tmp_path / "train")  # type: ignore[arg-type]
-
-    assert tree(tmp_path / "train") == local
-
-
 @pytest.mark.parametrize(
     ("fault", "after"),
     [(fault, 0) for fault in ALWAYS]
@@ -199,22 +169,6 @@ def test_an_archive_that_is_replaced_meanwhile_is_an_error(
     assert not (tmp_path / "train" / "manifest.json").exists()
 
 
-def test_a_conversion_that_goes_on_reads_no_header_again(
-    local: dict[str, str], proxy: Proxy, tmp_path: Path
-) -> None:
-    proxy.fault = lambda path, count: "403" if path.endswith(TRAIN) and count > 60 else None
-    with pytest.raises(RemoteDenied):
-        converted(URL, tmp_path / "train")  # type: ignore[arg-type]
-    proxy.fault = lambda path, count: None
-    first = asked_of(proxy, TRAIN)
-
-    converted(URL, tmp_path / "train")  # type: ignore[arg-type]
-
-    assert tree(tmp_path / "train") == local
-    assert any(end - start == BLOCK for start, end in first)
-    assert not [one for one in asked_of(proxy, TRAIN)[len(first) :] if one[1] - one[0] == BLOCK]
-
-
 @pytest.mark.parametrize("segment", torture_except([BLOCK, 3_333, 100_000], 100_000))
 def test_headers_that_are_found_ahead_change_nothing_and_are_each_asked_for_once(
     archives: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, segment: int
@@ -242,20 +196,6 @@ def test_a_check_of_md5_reads_each_archive_once_as_a_whole(
     pieces = sorted(one for one in asked_of(proxy, VAL) if one[1] - one[0] > BLOCK)
     assert (pieces[0][0], pieces[-1][1]) == (0, (archives / VAL).stat().st_size)
     assert all(end == start for (_, end), (start, _) in pairwise(pieces))
-
-
-def test_an_interruption_ends_all_requests_and_threads(proxy: Proxy, tmp_path: Path) -> None:
-    def interrupt(path: str, count: int) -> str | None:
-        if path.endswith(TRAIN) and count == 9:
-            os.kill(os.getpid(), signal.SIGINT)
-        return "stall" if path.endswith(TRAIN) and count >= 9 else None
-
-    proxy.fault = interrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        converted(URL, tmp_path / "train")  # type: ignore[arg-type]
-
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("shardprep")]
 
 
 def test_what_is_not_there_is_an_error(proxy: Proxy, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats import (
-    BadImage,
     ConvertOptions,
     PlanOptions,
     SourceDamaged,
@@ -26,15 +25,10 @@ from shardprep.formats import (
     UsageError,
     convert,
     open_dataset,
-    repair,
-    verify,
 )
 from shardprep.formats.errors import DataError
-from shardprep.formats.runtime.files import ArchiveFile
 from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.sources import (
-    pickled as msgpack,
-    pickled as pickle_globals,
     pickled as pickles,
     tensorpack as datapoint,
 )
@@ -44,15 +38,12 @@ from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tensorpack import (
     MAX_LABELS,
     Datapoint,
-    LmdbRecords,
     decoder_of,
     read_datapoint,
 )
-from support.datasets import converted, prep, tree
+from support.datasets import converted, tree
 from support.image_files import JPEG, encoded, pixels
-from support.repository import ROOT
 
-DOCUMENT = (ROOT / "docs" / "reference" / "tensorpack-lmdb.md").read_text()
 KEYS = b"__keys__"
 
 
@@ -162,20 +153,6 @@ def records_of(dataset: Path) -> dict[str, tuple[int, bytes]]:
         return {record.key: (record.label, bytes(record.image)) for record in opened}
 
 
-EXPECTED = {key_of(n).decode(): pair for n, pair in enumerate(zip(LABELS, IMAGES, strict=True))}
-
-
-@pytest.mark.parametrize("how", IN_A_DATAPOINT)
-@pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_images_and_labels_come_out_as_they_were_put_in(serializer: str, how: str, tmp_path: Path) -> None:
-    path = save_images(tmp_path / "file", SERIALIZERS[serializer], how)
-
-    manifest = converted(path, tmp_path / "out")
-
-    assert records_of(tmp_path / "out") == EXPECTED
-    assert (manifest.source["layout"], manifest.partial, manifest.skipped) == ("tensorpack-lmdb", False, 0)
-
-
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAAD0lEQVQIHWNkZmI8fvw4AATYAl3EDQXUAAAAAElFTkSuQmCC"
 )
@@ -197,26 +174,6 @@ def value_of(data: bytes) -> Value:
 def datapoint_of(data: bytes) -> Datapoint:
     value = value_of(data)
     return read_datapoint(value, decoder_of(value))
-
-
-@pytest.mark.parametrize("text", WRITTEN_ELSEWHERE.values(), ids=WRITTEN_ELSEWHERE)
-def test_what_other_versions_of_python_and_numpy_wrote_is_read(text: str) -> None:
-    data = base64.b64decode(text)
-
-    image, label = datapoint_of(data)
-
-    assert value_of(data).bytes_of(image) == PNG
-    assert label == 7
-
-
-def test_a_folder_with_a_data_mdb_is_read_as_the_file_is(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    save_images(tmp_path / "folder")
-
-    one = converted(source, tmp_path / "one")
-    other = converted(tmp_path / "folder", tmp_path / "other")
-
-    assert one.content_root == other.content_root
 
 
 class StopsAfterTwoShards(NoProgress):
@@ -248,55 +205,11 @@ def test_any_number_of_workers_and_an_interruption_give_the_same_bytes(source: P
     assert tree(tmp_path / "two") == tree(tmp_path / "whole") == tree(tmp_path / "resumed")
 
 
-@pytest.mark.torture
-def test_the_result_is_a_dataset_like_any_other(source: Path, tmp_path: Path) -> None:
-    converted(source, tmp_path / "out", shard_size=5_000)
-    before = tree(tmp_path / "out")
-    sorted((tmp_path / "out").glob("shard-*"))[1].unlink()
-
-    assert repair(tmp_path / "out", source, workers=0).exit_code == 0
-    assert verify(tmp_path / "out", level="decode", workers=0).exit_code == 0
-    assert tree(tmp_path / "out") == before
-    assert "tensorpack-lmdb" in prep("inspect", tmp_path / "out", check=True).stdout
-
-
-def test_classes_are_named_for_the_labels_whatever_labels_there_are(tmp_path: Path) -> None:
-    path = save_datapoints(tmp_path / "file", [[JPEG, 999], [JPEG, 3]])
-
-    manifest = converted(path, tmp_path / "out")
-
-    assert [c.name for c in manifest.labels.classes] == [f"{n:05d}" for n in range(1000)]
-    assert [label for label, _ in records_of(tmp_path / "out").values()] == [999, 3]
-
-
 def test_without_a_split_it_is_train_and_with_one_that(source: Path) -> None:
     assert recognise(source).splits == ("train",)
     assert recognise(source, split="val").listing("val").split == "val"
     with pytest.raises(UsageError, match="no split 'test'; it has train"):
         recognise(source).listing("test")
-
-
-def test_the_source_is_left_as_it_was(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    path = save_images(folder / "file")
-    (folder / "file-lock").unlink()
-    path.chmod(0o444)
-    folder.chmod(0o555)
-    before = (tree(folder), path.stat().st_mtime_ns, folder.stat().st_mtime_ns)
-
-    converted(path, tmp_path / "out")
-
-    assert (tree(folder), path.stat().st_mtime_ns, folder.stat().st_mtime_ns) == before
-
-
-def test_a_file_that_changes_during_the_conversion_is_refused(tmp_path: Path) -> None:
-    path = save_images(tmp_path / "file")
-    listing = recognise(path).listing("train")
-    os.truncate(path, path.stat().st_size - 4096)
-
-    with pytest.raises(SourceDamaged, match="changed while it was read"):
-        images_of(listing)
 
 
 def images_of(listing: Listing) -> list[bytes]:
@@ -316,18 +229,6 @@ def test_keys_of_more_than_eight_digits_are_in_the_order_of_their_numbers(order:
     found = records_of(tmp_path / "out")
     assert list(found.values()) == list(records_of(tmp_path / "as it would be").values())
     assert sorted(found) == [f"{first + n:09d}" for n in range(len(IMAGES))]
-
-
-def test_a_bad_image_is_treated_as_the_user_says(tmp_path: Path) -> None:
-    images = [JPEG, JPEG[:-9], b"no image", b""]
-    path = save_datapoints(tmp_path / "file", [[image, 0] for image in images])
-
-    with pytest.raises(BadImage) as caught:
-        converted(path, tmp_path / "failed", order="key")
-    manifest = converted(path, tmp_path / "out", on_bad_image="skip")
-
-    assert caught.value.key == "00000001"
-    assert (manifest.records, manifest.skipped) == (1, 3)
 
 
 # What is incomplete
@@ -388,11 +289,6 @@ def test_a_list_of_keys_that_is_not_that_of_the_records_is_refused(
         allowing_partial(path, tmp_path / "out")
 
 
-def test_a_file_with_no_records_but_its_list_has_no_images(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no images"):
-        converted(save(tmp_path / "file", {}, NEWEST([])), tmp_path / "out")
-
-
 # What is no [image, label]
 
 PIXELS = pixels(4, 5, 3)
@@ -428,28 +324,11 @@ def test_what_is_no_encoded_image_with_its_label_is_refused(
         datapoint_of(SERIALIZERS[serializer](point))
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-@pytest.mark.parametrize("dtype", ["O", "M8[D]", "V3", [("a", "u1")], "S3", "U3"])
-def test_arrays_of_more_than_plain_numbers_are_refused(dtype: Any, protocol: int) -> None:
-    with pytest.raises(ValueError, match=r"dtype|which was not run|plain"):
-        datapoint_of(pickled(protocol)([np.zeros(3, dtype), 1]))
-
-
 def test_objects_in_msgpack_which_are_a_pickle_are_refused() -> None:
     objects = {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": pickle.dumps([1])}
 
     with pytest.raises(ValueError, match="an array of more than plain numbers"):
         datapoint_of(packed([objects, 1]))
-
-
-def test_the_record_is_named_and_the_bad_ones_are_not_skipped(tmp_path: Path) -> None:
-    path = save_datapoints(tmp_path / "file", [[JPEG, 1], [PIXELS, 2]])
-
-    with pytest.raises(SourceDamaged) as caught:
-        converted(path, tmp_path / "out", on_bad_image="skip")
-
-    assert (caught.value.path, caught.value.key) == (str(path), "00000001")
-    assert "is decoded" in caught.value.message
 
 
 def test_an_image_may_not_be_larger_than_any_image_is() -> None:
@@ -470,14 +349,6 @@ ARROW = {
 def test_values_of_pyarrow_are_refused_by_name(head: str) -> None:
     with pytest.raises(ValueError, match=r"pyarrow.*TENSORPACK_SERIALIZE=pickle"):
         datapoint_of(bytes.fromhex(head) + bytes(100))
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\x80", b"\x80\x06.", b"\x80\x01K\x01.", b"(lp0\n.", b"\x08\x01\x12", JPEG]
-)
-def test_values_of_no_known_serializer_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="neither a pickle of protocol 2 to 5 nor msgpack"):
-        datapoint_of(data)
 
 
 # What would do harm
@@ -660,20 +531,6 @@ def test_a_msgpack_that_would_fill_memory_or_is_more_than_plain_is_refused(data:
         datapoint_of(data)
 
 
-BOMBS = [bytes([0x80, 4]) + HARMFUL[name][0] for name in HARMFUL if "2**" in name or "million" in name]
-
-
-def test_no_bomb_takes_memory() -> None:
-    tracemalloc.start()
-    try:
-        for data in [*BOMBS, *MSGPACK_BOMBS.values()]:
-            with pytest.raises(ValueError, match=r"it |its "):
-                datapoint_of(data)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.torture
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 def test_a_list_of_keys_takes_eight_bytes_for_each(serializer: str) -> None:
@@ -722,12 +579,6 @@ def test_a_list_of_keys_that_is_made_to_fill_memory_is_refused(data: bytes) -> N
         tracemalloc.stop()
 
 
-def test_an_array_of_very_many_dimensions_is_refused_before_they_are_multiplied() -> None:
-    Array("|u1", (1,) * 64, ByteRange(0, 1))
-    with pytest.raises(ValueError, match="impossible shape"):
-        Array("|u1", (1,) * 65, ByteRange(0, 1))
-
-
 def plain(item: Any, value: Value) -> Any:
     """Return the described data, with its bytes."""
     match item:
@@ -762,7 +613,7 @@ def test_plain_data_come_back_from_any_protocol(item: Any, protocol: int) -> Non
 def test_plain_data_come_back_from_msgpack(item: Any) -> None:
     value = value_of(packed(item))
 
-    assert plain(msgpack.unpack(value, most=2000), value) == item
+    assert plain(pickles.unpack(value, most=2000), value) == item
 
 
 @given(
@@ -804,16 +655,6 @@ def test_a_changed_value_is_read_or_refused(seed: bytes, edits: list[tuple[int, 
     assert len(value_of(seed).bytes_of(image)) == image.length
 
 
-@given(chunks=st.lists(CHUNKS, max_size=30), protocol=st.integers(2, 5))
-@settings(deadline=None, max_examples=400)
-def test_any_opcodes_are_read_or_refused(chunks: list[bytes], protocol: int) -> None:
-    value = value_of(bytes([0x80, protocol]) + b"".join(chunks) + b".")
-    try:
-        plain(pickles.unpickle(value, most=2000), value)
-    except (ValueError, RecursionError):  # RecursionError is the test's, of a list within itself
-        return
-
-
 def test_no_name_is_imported_or_called() -> None:
     program = (
         "import sys\n"
@@ -835,46 +676,6 @@ def test_no_name_is_imported_or_called() -> None:
 # The file around the records
 
 
-def pairs_in(path: Path) -> list[tuple[bytes, bytes]]:
-    with ArchiveFile(path) as file:
-        return [(key, value.read(0, value.length)) for key, value in LmdbRecords(file)]
-
-
-PAIRS = st.dictionaries(
-    st.binary(min_size=1, max_size=511),
-    st.integers(0, 20_000).map(lambda n: os.urandom(n)) | st.binary(max_size=40),
-    max_size=40,
-)
-
-
-@given(written=PAIRS, removed=st.sets(st.integers(0, 39)), more=PAIRS)
-@settings(deadline=None, max_examples=40)
-def test_all_records_that_lmdb_wrote_are_found(
-    written: dict[bytes, bytes],
-    removed: set[int],
-    more: dict[bytes, bytes],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    path = tmp_path_factory.mktemp("pairs") / "file"
-    gone = {key for number, key in enumerate(written) if number in removed}
-    with lmdb.open(os.fspath(path), subdir=False, map_size=1 << 26) as database:
-        for change in (written, dict.fromkeys(gone), more):
-            with database.begin(write=True) as transaction:
-                for key, value in change.items():
-                    transaction.delete(key) if value is None else transaction.put(key, value)
-
-    assert pairs_in(path) == sorted(({k: v for k, v in written.items() if k not in gone} | more).items())
-
-
-def test_a_tree_of_several_levels_is_walked(tmp_path: Path) -> None:
-    records = {key_of(n) + bytes(300): b"" for n in range(3000)}
-    path = save(tmp_path / "file", records, None)
-    with lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False) as database:
-        assert database.stat()["depth"] > 3
-
-    assert pairs_in(path) == sorted(records.items())
-
-
 def test_what_another_program_wrote_is_wrong_usage(lmdb_shards: Path, tmp_path: Path) -> None:
     caffe = save(tmp_path / "caffe", {b"00000000_n01440764/a.JPEG": b"datum"}, None)
 
@@ -886,30 +687,6 @@ def test_what_another_program_wrote_is_wrong_usage(lmdb_shards: Path, tmp_path: 
 def test_an_lmdb_without_records_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="without records"):
         recognise(save(tmp_path / "file", {}, None))
-
-
-def test_other_keys_among_the_records_are_refused(tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "file", {b"00000000": RECORD, b"00000000\x1b[31m": RECORD, b"00000001": RECORD}, None
-    )
-
-    with pytest.raises(SourceDamaged, match="its key is not a number") as caught:
-        recognise(path).listing("train")
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    "options", [{"dupsort": True}, {"dupsort": True, "dupfixed": True}, {"reverse_key": True}, {}]
-)
-def test_databases_in_the_file_are_refused(options: dict[str, bool], tmp_path: Path) -> None:
-    with lmdb.open(os.fspath(tmp_path / "file"), subdir=False, map_size=1 << 24, max_dbs=1) as database:
-        inside = database.open_db(key_of(1), **options)
-        with database.begin(write=True) as transaction:
-            transaction.put(key_of(0), RECORD)
-            transaction.put(key_of(0), b"value", db=inside)
-
-    with pytest.raises(SourceDamaged, match="LMDB is damaged"):
-        recognise(tmp_path / "file").listing("train")
 
 
 def listed_and_read(path: Path) -> list[bytes]:
@@ -1020,33 +797,6 @@ def test_records_that_share_their_bytes_would_make_much_of_little(tmp_path: Path
 
 
 # What is said of it
-
-
-def test_the_command_names_it_and_so_does_the_error_for_what_is_not_known(tmp_path: Path) -> None:
-    help_text = " ".join(prep("convert", "--help", check=True).stdout.split())
-    (tmp_path / "file").write_bytes(b"no source")
-
-    assert "an LMDB of tensorpack's LMDBSerializer" in help_text
-    with pytest.raises(UsageError, match="an LMDB of tensorpack's LMDBSerializer, or the folder"):
-        recognise(tmp_path / "file")
-
-
-@pytest.mark.parametrize("program", re.findall(r"```python\n(.*?)```", DOCUMENT, re.S))
-def test_the_programs_in_the_document_run(program: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_document_has_every_name_and_bound() -> None:
-    named = set(re.findall(r"`((?:numpy|_codecs|__builtin__)\.[\w.]+)`", DOCUMENT))
-
-    assert named == pickle_globals._CALLS.keys()
-    assert f"the {len(pickles._OPCODES) + len(pickles._OF_DICTS) + 1} opcodes" in DOCUMENT
-    assert f"0 to {MAX_LABELS - 1:,}" in DOCUMENT
-    assert f"A record may have {datapoint._MOST_PARTS} opcodes" in DOCUMENT
 
 
 @pytest.mark.torture

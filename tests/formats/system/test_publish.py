@@ -1,8 +1,6 @@
 """Publishing: a final name never leads to anything unfinished."""
 
-import hashlib
 import os
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,9 +9,6 @@ import pytest
 
 from shardprep.formats.errors import OperationError
 from shardprep.formats.runtime.files import (
-    READ_BYTES,
-    hash_descriptor,
-    hash_file,
     publish_bytes,
     publishing,
     save_bytes,
@@ -43,21 +38,6 @@ def test_a_file_is_not_there_before_it_is_whole(final: Path, work_folder: Path) 
     assert list(work_folder.iterdir()) == []
 
 
-def test_a_published_file_is_read_only(final: Path, work_folder: Path) -> None:
-    publish_bytes(final, b"data", work_folder)
-
-    assert stat.S_IMODE(final.stat().st_mode) == 0o444
-
-
-def test_a_published_file_replaces_what_was_there(final: Path, work_folder: Path) -> None:
-    publish_bytes(final, b"old", work_folder)
-    with final.open("rb") as reader:
-        publish_bytes(final, b"new", work_folder)
-
-        assert final.read_bytes() == b"new"
-        assert reader.read() == b"old"
-
-
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_an_error_leaves_what_was_there(final: Path, work_folder: Path, error: type[BaseException]) -> None:
     publish_bytes(final, b"old", work_folder)
@@ -85,30 +65,6 @@ def test_two_attempts_never_write_to_one_file_nor_through_a_link(
 
     assert victim.read_bytes() == b"precious"
     assert not final.is_symlink()
-
-
-@pytest.mark.parametrize("size", [0, 1, READ_BYTES, READ_BYTES + 1])
-def test_a_hash_is_that_of_the_whole_file(final: Path, size: int) -> None:
-    data = os.urandom(size)
-    final.write_bytes(data)
-
-    with final.open("rb") as file:
-        file.seek(size)
-        of_descriptor = hash_descriptor(file.fileno())
-        assert file.tell() == size
-    assert hash_file(final) == of_descriptor == "sha256:" + hashlib.sha256(data).hexdigest()
-
-
-def test_a_saved_file_has_the_users_permissions_and_replaces_a_regular_file(final: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        save_bytes(final, b"one")
-        save_bytes(final, b"two")
-    finally:
-        os.umask(before)
-
-    assert (final.read_bytes(), stat.S_IMODE(final.stat().st_mode)) == (b"two", 0o600)
-    assert list(final.parent.iterdir()) == [final]
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardprep.formats import ManifestDamaged, open_dataset, verify
+from shardprep.formats import ManifestDamaged, open_dataset
 from shardprep.formats.runtime import seal as seals
 from shardprep.formats.runtime.seal import Seal, seals_folder
 from shardprep.formats.shards import files as published_file
@@ -68,19 +68,6 @@ def opened(dataset: Path, *, verify: bool = False) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("old")
-def test_a_sealed_index_is_not_hashed_again_and_is_the_same(dataset: Path, hashed: Hashing) -> None:
-    first, size = opened(dataset), (dataset / "index.npy").stat().st_size
-    assert hashed.bytes == size
-
-    again = opened(dataset)
-
-    assert hashed.bytes == size
-    assert again.tobytes() == first.tobytes()
-    opened(dataset, verify=True)
-    assert hashed.bytes == 2 * size
-
-
-@pytest.mark.usefixtures("old")
 def test_a_changed_file_has_no_seal(dataset: Path, hashed: Hashing) -> None:
     opened(dataset)
     status = (dataset / "index.npy").stat()
@@ -89,22 +76,6 @@ def test_a_changed_file_has_no_seal(dataset: Path, hashed: Hashing) -> None:
 
     with pytest.raises(ManifestDamaged, match="not the file that was published"):
         opened(dataset)
-
-
-@pytest.mark.usefixtures("old")
-def test_verification_hashes_what_is_sealed(dataset: Path, hashed: Hashing) -> None:
-    opened(dataset)
-    before = hashed.bytes
-
-    verify(dataset, workers=1)
-
-    assert hashed.bytes > before
-
-
-def test_a_file_that_changed_just_now_gets_no_seal(dataset: Path, hashed: Hashing) -> None:
-    opened(dataset)
-
-    assert not seals_folder().exists()
 
 
 @pytest.mark.usefixtures("old")
@@ -139,22 +110,3 @@ def test_without_room_for_seals_datasets_open(
     (tmp_path / blocked).write_bytes(b"a file where a folder belongs")
 
     assert len(opened(dataset)) == len(opened(dataset))
-
-
-@pytest.mark.usefixtures("old")
-def test_the_seal_of_another_root_does_not_count(dataset: Path, hashed: Hashing) -> None:
-    status = (dataset / "index.npy").stat()
-    Seal(status, "sha256:another").keep(status)
-
-    opened(dataset)
-
-    assert hashed.bytes == status.st_size
-
-
-def test_a_small_file_gets_no_seal(dataset: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(seals, "YOUNG_NS", -(10**12))
-
-    opened(dataset)
-
-    assert not seals_folder().exists()

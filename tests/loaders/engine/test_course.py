@@ -33,7 +33,3 @@ def test_every_batch_is_counted_once_in_bins_of_equal_width(batches: list[tuple[
     assert [point.began for point in points] == [place * width for place in range(len(points))]
     last = sum(gap for gap, _, _ in batches[1:])
     assert points[-1].began <= last * (1 + 1e-9) + 1e-6
-
-
-def test_nothing_is_known_before_the_first_batch() -> None:
-    assert Course().points() == ()

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import OperationError, UsageError, WorkerDied
+from shardprep.formats.errors import UsageError, WorkerDied
 from shardprep.loaders.batches.slots import SlotsHeld
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.dispatcher import CrashPolicy, SlowRecord
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.messages import EngineBatch, Items, RowTask, WorkFailed
+from shardprep.loaders.engine.messages import EngineBatch, Items, WorkFailed
 from support import engine_workers
-from support.engine_workers import Note, Once, Roomy, Uneven, Writing, layout
+from support.engine_workers import Note, Once, Uneven, Writing, layout
 from support.process_table import text_of
 from support.repository import SUPPORT
 from support.sampling import torture_except
@@ -105,27 +105,6 @@ def test_batches_are_exact_and_in_order_for_any_number_of_workers(
         check_all(engine, plans_of(total, batch))
 
 
-@pytest.mark.slow
-def test_plans_may_be_shorter_than_the_slots_and_even_empty() -> None:
-    plans = [np.arange(3), np.arange(0), np.arange(7), np.arange(0), np.arange(1)]
-    with Engine(Writing(), layout(8), workers=2) as engine:
-        check_all(engine, plans)
-
-
-@pytest.mark.torture
-def test_two_engines_at_once_and_two_runs_of_one_are_exact() -> None:
-    plans = plans_of(300, 16)
-    with (
-        Engine(Writing(), layout(16), workers=1) as train,
-        Engine(Writing(), layout(16), workers=1) as validation,
-    ):
-        pairs = zip(train.run(plans), validation.run(plans), strict=True)
-        for number, (one, other) in enumerate(pairs):
-            assert_holds(one, plans[number])
-            assert_holds(other, plans[number])
-        check_all(train, plans)
-
-
 @pytest.mark.torture
 def test_a_slow_row_delays_its_own_batch_and_not_the_work_on_others(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
@@ -143,43 +122,6 @@ def test_a_slow_row_delays_its_own_batch_and_not_the_work_on_others(tmp_path: Pa
 
         assert seen[0].number == 0
         assert_exact([*seen, *run], plans_of(40, 4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", torture_except([0, 2], 0))
-def test_what_has_no_fixed_size_comes_as_it_was_whether_it_fits_the_slot_or_not(count: int) -> None:
-    kinds = (engine_workers.text, engine_workers.triangle, engine_workers.mapping, engine_workers.nothing)
-    work = Writing({item: kinds[item % 4] for item in range(40)} | {3: engine_workers.skip})
-    for spare in (0, 64, 1 << 14):
-        with Engine(work, layout(40, spare=spare), workers=count) as engine:
-            (batch,) = engine.run(plans_of(40, 40))
-            engine.close()
-
-        assert batch.skipped == {3: "3 is not wanted"}
-        assert list(batch.payloads) == [row for row in range(40) if row % 4 < 3]
-        for row, payload in batch.payloads.items():
-            if isinstance(payload, np.ndarray):
-                assert (payload == np.tri(row % 50, dtype=np.float32)).all()
-                assert payload.ctypes.data % 64 == 0
-                assert payload.flags.writeable
-            elif isinstance(payload, memoryview):
-                assert payload == b"x" * row
-            else:
-                assert payload == {"item": row}
-
-
-@pytest.mark.slow
-def test_what_is_made_in_the_room_given_comes_as_it_was_whether_it_fits_the_slot_or_not() -> None:
-    for spare in (0, 64, 1 << 10):
-        with Engine(Roomy(), layout(400, spare=spare), workers=2, chunk=30) as engine:
-            (batch,) = engine.run(plans_of(400, 400))
-
-        assert batch.skipped == {item: f"not {item}" for item in range(2, 400, 5)}
-        assert list(batch.payloads) == [item for item in range(400) if item % 5 in (0, 1, 4)]
-        for item, payload in batch.payloads.items():
-            size = (item, item - item // 2, 0, 0, max(0, item - 1))[item % 5]
-            assert isinstance(payload, np.ndarray if item % 5 == 1 else memoryview)
-            assert bytes(payload) == bytes([item % 251]) * size
 
 
 @pytest.mark.torture
@@ -237,32 +179,6 @@ def test_a_worker_that_ends_or_stops_anyhow_is_replaced_and_its_rows_come_once(
         check_all(engine, plans_of(100, 10))
 
         assert engine.stats().restarts == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("end", "name"),
-    torture_except(
-        [
-            (engine_workers.crash, "SIGSEGV"),
-            (engine_workers.leave, "exit code 0"),
-            (engine_workers.stop, "0.2 s"),
-        ],
-        (engine_workers.crash, "SIGSEGV"),
-    ),
-)
-def test_a_row_that_ends_every_worker_is_named_after_the_batches_before_it(
-    end: engine_workers.Action, name: str
-) -> None:
-    work = Writing({25: end})
-    with Engine(work, layout(10), workers=2, deadline=0.2, describe="record {}".format) as engine:
-        run = engine.run(plans_of(100, 10))
-        assert [next(run).number, next(run).number] == [0, 1]
-
-        with pytest.raises(WorkerDied, match=rf"record 25: .*row 5 of batch 2: record 25.*{name}") as caught:
-            next(run)
-
-    assert caught.value.key == "record 25"
 
 
 @pytest.mark.parametrize(("deadline", "advice"), [(None, "pass deadline= to"), (60, "replaced after 60 s")])
@@ -326,21 +242,6 @@ def test_a_worker_killed_at_random_while_it_starts_is_started_again() -> None:
         check_all(engine, plans_of(50, 10))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", torture_except([0, 2], 0))
-def test_an_exception_comes_as_itself_with_its_traceback_and_row_after_the_batches_before(count: int) -> None:
-    work = Writing({25: engine_workers.refuse})
-    with Engine(work, layout(10), workers=count, describe="record {}".format) as engine:
-        run = engine.run(plans_of(100, 10))
-        assert [next(run).number, next(run).number] == [0, 1]
-
-        with pytest.raises(KeyError, match="no such thing as 25") as caught:
-            next(run)
-
-    assert "at row 5 of batch 2: record 25" in caught.value.__notes__[0]
-    assert count == 0 or "in refuse" in caught.value.__notes__[0]
-
-
 @pytest.mark.torture
 def test_an_exception_does_not_wait_for_rows_that_take_for_ever() -> None:
     work = Writing({0: engine_workers.sleep_for_ever, 3: engine_workers.refuse})
@@ -353,25 +254,6 @@ def test_an_exception_that_cannot_be_pickled_comes_as_text() -> None:
     with (
         Engine(Writing({3: engine_workers.refuse_strangely}), layout(4), workers=1) as engine,
         pytest.raises(WorkFailed, match=said),
-    ):
-        next(engine.run(plans_of(4, 4)))
-
-
-@pytest.mark.torture
-def test_after_an_error_another_run_of_the_same_engine_is_exact(tmp_path: Path) -> None:
-    work = Writing({25: Once(tmp_path / "once", engine_workers.refuse)})
-    with Engine(work, layout(10), workers=2) as engine:
-        with pytest.raises(KeyError):
-            check_all(engine, plans_of(100, 10))
-        check_all(engine, plans_of(100, 10))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", torture_except([0, 2], 0))
-def test_work_that_cannot_be_opened_raises_why_at_the_first_batch(count: int) -> None:
-    with (
-        Engine(Writing(at_opening=engine_workers.refuse), layout(4), workers=count) as engine,
-        pytest.raises(KeyError, match="no such thing as 0"),
     ):
         next(engine.run(plans_of(4, 4)))
 
@@ -402,35 +284,6 @@ def test_what_cannot_be_meant_is_an_error() -> None:
         for plan in (np.arange(5), np.zeros((2, 2), np.int64), np.zeros(2)):
             with pytest.raises(UsageError, match="plan"):
                 next(engine.run([plan]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", torture_except([0, 2], 0))
-def test_an_error_of_the_plans_comes_after_the_batches_before_it(count: int) -> None:
-    def plans() -> Iterator[Items]:
-        yield np.arange(4)
-        yield np.arange(4)
-        raise LookupError("no more plans")
-
-    with Engine(Writing(), layout(4), workers=count) as engine:
-        run = engine.run(plans())
-        assert [next(run).number, next(run).number] == [0, 1]
-
-        with pytest.raises(LookupError):
-            next(run)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("after", torture_except([0, 1, 7], 1))
-def test_a_full_pass_after_an_early_break_is_exact(after: int) -> None:
-    plans = plans_of(300, 10)
-    with Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2, slots=5) as engine:
-        for _ in range(4):
-            for number, batch in enumerate(engine.run(plans)):
-                if number == after:
-                    break
-                assert_holds(batch, plans[number])
-        check_all(engine, plans)
 
 
 @pytest.mark.torture
@@ -480,35 +333,6 @@ def test_held_batches_outlive_the_engine() -> None:
 
 
 @pytest.mark.torture
-def test_closing_twice_from_another_thread_or_in_the_middle_of_a_run_ends_it() -> None:
-    engine = Engine(Writing({5: engine_workers.sleep_for_ever}), layout(4), workers=2)
-    run = engine.run(plans_of(40, 4))
-    next(run)
-    closer = threading.Timer(0.1, engine.close)
-    closer.start()
-
-    with pytest.raises(OperationError, match="closed while"):
-        next(run)
-    closer.join()
-    engine.close()
-    engine.close()
-
-    with pytest.raises(UsageError, match="closed"):
-        next(engine.run([]))
-
-
-@pytest.mark.slow
-def test_a_closed_engine_lets_its_workers_leave_in_order(tmp_path: Path) -> None:
-    with Engine(Writing(at_closing=Note(tmp_path)), layout(4), workers=2) as engine:
-        assert engine._dispatcher is not None
-        crew = engine._dispatcher._workers
-        until(lambda: all(worker.ready for worker in crew.values()))
-        pids = children()
-
-    assert {path.name for path in tmp_path.iterdir()} == {str(pid) for pid in pids}
-
-
-@pytest.mark.torture
 def test_workers_outlive_the_thread_that_started_them() -> None:
     made: list[Engine] = []
     thread = threading.Thread(target=lambda: made.append(Engine(Writing(), layout(10), workers=2)))
@@ -526,16 +350,6 @@ def test_a_daemonic_process_is_told_that_it_cannot_have_workers(monkeypatch: pyt
 
     with pytest.raises(UsageError, match="workers=0"):
         Engine(Writing(), layout(4), workers=1)
-
-
-def test_an_error_that_is_kept_keeps_no_slot() -> None:
-    work, errors = Writing({0: engine_workers.refuse}), []
-    with Engine(work, layout(4), workers=1, slots=3) as engine:
-        for _ in range(5):
-            with pytest.raises(KeyError) as caught:
-                next(engine.run(plans_of(40, 4)))
-            errors.append(caught)
-        check_all(engine, [np.arange(4) + 1] * 20)
 
 
 @pytest.mark.torture
@@ -610,32 +424,6 @@ if __name__ == "__main__":
         assert sum(1 for batch in engine.run(plans)) == 10
 """
     assert run_script(script) == (0, "")
-
-
-IN_A_CYCLE = "cycle = [run]; cycle.append(cycle)"
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(
-    "ending",
-    torture_except(["", "sys.exit()", "del engine", "import multiprocessing.util", IN_A_CYCLE], IN_A_CYCLE),
-)
-def test_an_interpreter_ends_quietly_with_an_engine_in_the_middle_of_a_run(ending: str) -> None:
-    script = f"""
-engine = Engine(Writing({{-1: engine_workers.nap}}), layout(10), workers=2)
-run = engine.run(plans * 100)
-held = next(run)
-{ending}
-"""
-    assert run_script(script) == (0, "")
-
-
-def test_a_script_that_fails_shows_its_own_error_only() -> None:
-    code, said = run_script("engine = Engine(Writing(), layout(10), workers=2)\n1 / 0")
-
-    assert code == 1
-    assert said.count("Traceback") == 1
-    assert "ZeroDivisionError" in said
 
 
 _PRELUDE = """
@@ -718,30 +506,6 @@ if os.getpid() == os.getsid(0):
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("moment", torture_except(["starting", "waiting"], "starting"))
-def test_ctrl_c_ends_a_run_quietly(moment: str) -> None:
-    process = start_script(f"""
-engine = Engine(Writing({{0: engine_workers.sleep_for_ever}}), layout(1), workers=2)
-print("now", flush=True)
-if {moment == "waiting"}:
-    time.sleep(0.5)
-next(engine.run(plans))
-""")
-    assert process.stdout is not None
-    process.stdout.readline()
-    if moment == "waiting":
-        time.sleep(1)
-
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=HANG_TIMEOUT_S)
-
-    assert process.returncode == -signal.SIGINT
-    assert said.count("Traceback") == 1
-    assert said.endswith("KeyboardInterrupt\n")
-    until(lambda: session_of(process.pid) == [])
-
-
-@pytest.mark.torture
 def test_the_consumer_can_tell_where_time_went() -> None:
     with Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2, slots=3) as engine:
         for _ in engine.run(plans_of(200, 10)):
@@ -752,18 +516,3 @@ def test_the_consumer_can_tell_where_time_went() -> None:
     assert stats.starved > 0
     assert len(stats.filling) == len(stats.waiting) == 2
     assert 200 * 0.0005 <= stats.stages["write"] <= sum(stats.filling)
-
-
-def every_fourth_slow(count: int) -> RowTask:
-    return Writing(dict.fromkeys(range(0, count, 4), engine_workers.sleep))
-
-
-@pytest.mark.slow
-def test_slow_rows_do_not_pile_up_behind_one_worker() -> None:
-    with Engine(every_fourth_slow(400), layout(50), workers=4) as engine:
-        check_all(engine, [np.array([1])] * 8)
-        began = time.perf_counter()
-        check_all(engine, plans_of(400, 50))
-        took = time.perf_counter() - began
-
-        assert took < 2 * sum(engine.stats().filling) / 4

@@ -12,7 +12,6 @@ from shardprep.loaders.engine.leases import (
     LeasedBatch,
     Leases,
     RowFailure,
-    lease_rows,
 )
 from shardprep.loaders.engine.messages import Skipped
 
@@ -126,42 +125,6 @@ def test_after_a_run_is_abandoned_at_any_point_the_next_one_is_exact(
     assert all(rows_of(batch) == list(range(rows)) for batch in game.delivered)
 
 
-def test_a_slot_that_a_worker_still_writes_to_is_not_given_to_the_next_run() -> None:
-    table = leases(slots=1)
-    table.open(np.arange(4))
-    late = table.take(0)
-    assert late is not None
-
-    table.begin(2)
-    assert not table.has_slot
-    table.finish(0, late.id, NOTHING)
-
-    assert table.has_slot
-    assert table.deliver() is None
-
-
-def test_a_slot_is_free_once_the_worker_that_wrote_to_it_is_lost() -> None:
-    table = leases(slots=1)
-    table.open(np.arange(4))
-    table.take(0)
-
-    table.begin(2)
-    table.lose(0, 0, 0, "SIGKILL")
-
-    assert table.has_slot
-    assert table.wants_batch
-
-
-def test_the_leases_of_a_lost_worker_are_the_next_to_be_taken() -> None:
-    table = leases(workers=2, chunk=1)
-    table.open(np.arange(10))
-    lost = [table.take(0), table.take(0)]
-
-    table.lose(0, 0, 0, "SIGKILL")
-
-    assert [table.take(1), table.take(1)] == lost
-
-
 def test_a_row_that_ends_three_workers_fails_its_batch_but_not_the_one_before() -> None:
     table = leases(workers=2, chunk=2)
     table.open(np.arange(1))
@@ -215,62 +178,3 @@ def test_a_row_that_only_crashes_workers_may_be_left_out_of_its_batch(row: int) 
     assert list(skipped.unpack(np.empty(0, np.uint8))) == [
         (poison.first + row, Skipped("crashed by SIGSEGV"))
     ]
-
-
-def test_a_row_that_also_ended_a_worker_in_another_way_fails_its_batch() -> None:
-    table = Leases(slots=1, workers=1, chunk=5, reason_to_skip=crash_reason)
-    table.begin(1)
-    table.open(np.arange(5))
-
-    for cause in ["SIGSEGV"] * (MAX_ROW_FAILURES - 1) + ["SIGKILL"]:
-        lease = table.take(0)
-        assert lease is not None
-        table.lose(0, lease.id, 3, cause)
-
-    batch = table.deliver()
-    assert batch is not None
-    assert batch.failure == RowFailure(3, cause="SIGKILL")
-
-
-def test_a_worker_lost_between_leases_is_no_strike_against_a_row() -> None:
-    table = leases(workers=1)
-    table.open(np.arange(4))
-
-    for _ in range(MAX_ROW_FAILURES + 1):
-        lease = table.take(0)
-        table.lose(0, 0, 0, "SIGKILL")
-
-    assert table.take(0) == lease
-    assert table.deliver() is None
-
-
-def test_an_error_does_not_wait_for_the_other_rows_of_its_batch() -> None:
-    table = leases(chunk=2)
-    table.open(np.arange(8))
-    bad = table.take(0)
-    table.take(1)
-    assert bad is not None
-
-    table.fail(0, bad.id, 1, b"packed")
-    batch = table.deliver()
-
-    assert batch is not None
-    assert batch.failure is not None
-    assert (batch.failure.row, batch.failure.error) == (bad.first + 1, b"packed")
-
-
-@settings(deadline=None)
-@given(rows=st.integers(0, 3000), workers=st.integers(1, 100), chunk=st.integers(1, 64))
-def test_a_batch_is_cut_so_that_all_workers_have_a_part(rows: int, workers: int, chunk: int) -> None:
-    size = lease_rows(rows, workers=workers, chunk=chunk)
-
-    assert 1 <= size <= chunk
-    assert size == 1 or (rows + size - 1) // size >= min(workers, rows) // 2
-
-
-@pytest.mark.parametrize(
-    ("rows", "workers", "size"),
-    [(256, 2, 32), (256, 8, 16), (256, 64, 4), (100, 4, 13), (8, 4, 2), (1, 4, 1)],
-)
-def test_the_size_of_a_lease_for_common_batches(rows: int, workers: int, size: int) -> None:
-    assert lease_rows(rows, workers=workers, chunk=32) == size

@@ -6,8 +6,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -16,22 +15,17 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.batches.pickling import ALIGNMENT
 from shardprep.loaders.batches.stack import JsonValues
 from shardprep.loaders.machines import codec
 from shardprep.loaders.machines.codec import (
     DTYPES as KNOWN_DTYPES,
     FrameDamaged,
-    FrameKind,
     pack_batch,
-    pack_note,
     read_head,
     unpack_batch,
 )
-from support.repository import ROOT
 
 DTYPES = sorted(KNOWN_DTYPES)
-DOCUMENT = (ROOT / "docs" / "reference" / "frames.md").read_text()
 
 arrays = st.sampled_from(DTYPES).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
@@ -99,74 +93,6 @@ def described(raw: bytes, **changes: object) -> dict[str, object]:
 @settings(deadline=None)
 def test_what_is_packed_comes_back_bit_for_bit(batch: Any) -> None:
     assert_equal(unpacked(wired(pack_batch(batch))), batch)
-
-
-@given(batches)
-@settings(deadline=None)
-def test_what_is_packed_in_many_pieces_comes_back_bit_for_bit(batch: Any) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "PIECE", 8)
-        head, *parts = wired(pack_batch(batch))
-        assert max(map(len, parts), default=0) <= 8
-        assert_equal(unpacked([head, *parts]), batch)
-
-
-@pytest.mark.parametrize(
-    "sizes", [(20,), (8, 12), (8, 8), (8, 8, 4, 0), (8, 8, 3), (4, 8, 8), (8, 0, 8, 4)], ids=str
-)
-def test_pieces_of_other_sizes_than_they_should_have_are_refused(
-    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(codec, "PIECE", 8)
-    raw = bytes(range(sum(sizes)))
-    ends = np.cumsum(sizes).tolist()
-    parts = [raw[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    with pytest.raises(FrameDamaged):
-        unpacked(crafted(described(bytes(range(20))), *parts))
-
-
-def test_arrays_come_back_where_tensorflow_takes_them_without_a_copy() -> None:
-    for array in unpacked(wired(pack_batch(tuple(np.ones((3, n), np.float32) for n in range(1, 20))))):
-        assert array.ctypes.data % ALIGNMENT == 0
-        assert array.flags.c_contiguous
-        assert array.flags.writeable
-
-
-def test_contiguous_arrays_are_not_copied_to_be_sent() -> None:
-    array = np.ones((10, 10))
-
-    _, buffer = pack_batch(array)
-
-    assert np.shares_memory(array, buffer)
-
-
-class Pair(NamedTuple):
-    image: Any
-    label: Any
-
-
-@pytest.mark.parametrize(
-    ("batch", "comes"),
-    [
-        (np.arange(6, dtype=">i4").reshape(2, 3), np.arange(6, dtype="<i4").reshape(2, 3)),
-        (np.arange(12).reshape(3, 4)[:, ::2], np.array([[0, 2], [4, 6], [8, 10]])),
-        (np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(6).reshape(2, 3)),
-        (7, np.array(7)),
-        (Pair(np.zeros(2), [b"x"]), (np.zeros(2), [b"x"])),
-        ([np.zeros(2), 1.5], [np.zeros(2), np.array(1.5)]),
-        (
-            [np.zeros((2, 0, 3), ">f4"), np.ones((1, 2, 3), ">f4")],
-            [np.zeros((2, 0, 3), "<f4"), np.ones((1, 2, 3), "<f4")],
-        ),
-        (
-            JsonValues([{"a": [1, None]}, "x", [[1], [2.5]]]),
-            JsonValues([{"a": [1, None]}, "x", [[1], [2.5]]]),
-        ),
-        ([memoryview(b"ab"), bytearray(b"c")], [b"ab", b"c"]),
-    ],
-)
-def test_other_forms_come_back_as_their_plain_equals(batch: Any, comes: Any) -> None:
-    assert_equal(unpacked(wired(pack_batch(batch))), comes)
 
 
 def nest(depth: int) -> Any:
@@ -250,17 +176,6 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     ),
     max_leaves=12,
 )
-
-
-@pytest.mark.slow
-@given(description=json_values, parts=st.lists(st.binary(max_size=40), max_size=3))
-@settings(max_examples=500, deadline=None)
-def test_no_description_however_odd_gives_another_error(description: Any, parts: list[bytes]) -> None:
-    try:
-        unpacked(crafted(description, *parts))
-    except FrameDamaged:
-        return
-    assert {"tuple", "list", "dict"} & description.keys()
 
 
 @pytest.mark.torture
@@ -348,63 +263,6 @@ def test_a_hostile_frame_is_refused_without_a_large_allocation(frame: list[bytes
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_more_than_the_limit_is_refused() -> None:
-    parts = wired(pack_batch((np.zeros(100, np.uint8), np.zeros(100, np.uint8))))
-
-    assert len(unpacked(parts, limit_bytes=200)) == 2
-    with pytest.raises(FrameDamaged, match="200 bytes"):
-        unpacked(parts, limit_bytes=199)
-
-
-def test_a_header_claiming_many_parts_is_refused() -> None:
-    fixed = codec.HEAD.pack(b"SPBF", 1, 0, 0, 0, codec.MAX_PARTS + 1, 2)
-
-    with pytest.raises(FrameDamaged, match="too large"):
-        read_head(fixed + struct.pack("<I", google_crc32c.value(fixed + b"{}")) + b"{}")
-
-
-def test_a_note_carries_its_number_and_values() -> None:
-    (part,) = pack_note(FrameKind.WELCOME, 4, limit=1000)
-
-    head = read_head(part)
-
-    assert (head.kind, head.number, head.parts, head.description) == (
-        FrameKind.WELCOME,
-        4,
-        0,
-        {"limit": 1000},
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", re.findall(r"```python\n(.*?)```", DOCUMENT, re.S))
-def test_the_programs_in_the_document_run(program: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-NAMED: list[tuple[str, Callable[[], object]]] = [
-    ("`SPBF`", lambda: codec.MAGIC.decode()),
-    ("at most 65,536", lambda: f"{codec.MAX_DESCRIPTION:,}"),
-    ("at most 4,096", lambda: f"{codec.MAX_PARTS:,}"),
-    ("than 1,048,576", lambda: f"{codec.PIECE:,}"),
-    ("8 deep", lambda: codec.MAX_DEPTH),
-]
-
-
-@pytest.mark.parametrize(("words", "value"), NAMED)
-def test_the_document_has_the_real_numbers(words: str, value: Callable[[], object]) -> None:
-    assert words in DOCUMENT
-    assert str(value()) in words
-
-
-def test_the_document_has_all_kinds_and_dtypes() -> None:
-    for kind in FrameKind:
-        assert f"| {int(kind)} {kind.name} |" in DOCUMENT
-    assert all(f"`{dtype}`" in DOCUMENT for dtype in DTYPES)
 
 
 @pytest.mark.torture

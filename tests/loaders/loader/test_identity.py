@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,7 +18,6 @@ import pytest
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform
 from shardprep.loaders.loader.run_card import digest_of
-from support.repository import SUPPORT
 
 
 def scaled(factor: float) -> Callable[[float], float]:
@@ -126,26 +123,6 @@ def test_different_things_have_different_digests() -> None:
 
     assert all(len(digest) == 32 for digest in digests)
     assert len(set(digests)) == len(digests)
-
-
-@pytest.mark.slow
-def test_what_was_made_in_the_same_way_is_equal_in_any_process() -> None:
-    program = "import test_identity as t; print(*[t.digest_of(thing) for thing in t.things()])"
-    environ = os.environ | {
-        "PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)]),
-        "PYTHONHASHSEED": "7",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert done.stdout.split() == [digest_of(thing) for thing in things()]
-
-
-def test_what_was_computed_and_kept_does_not_count() -> None:
-    used = TrainTransform(224)
-    assert used.outputs
-    assert digest_of(used) == digest_of(TrainTransform(224))
 
 
 def test_things_that_hold_themselves_have_a_digest() -> None:

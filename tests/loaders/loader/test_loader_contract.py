@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import FakeData, Loader, LoaderStats, RunCard, TrainTransform
+from shardprep.loaders import FakeData, Loader, RunCard, TrainTransform
 from shardprep.loaders.measuring import watched
 from support.loaded import assert_same, epoch_of
 from support.remote_ends import wired
@@ -75,18 +75,6 @@ def test_a_step_is_replayed_shown_and_compared(make: Make) -> None:
         assert source.parting(other).kind == "dataset"
 
 
-def test_epochs_are_counted_and_can_be_chosen(make: Make) -> None:
-    with make() as source:
-        assert (source.epoch, len(source), source.batches_per_epoch) == (0, 8, 8)
-        first = epoch_of(source)
-        assert (source.epoch, source.receipt().epoch) == (1, 0)
-        source.set_epoch(7)
-        epoch_of(source)
-        assert (source.epoch, source.receipt().epoch) == (8, 7)
-        source.set_epoch(0)
-        assert_same(epoch_of(source), first)
-
-
 @pytest.mark.parametrize("steps", torture_except([0, 1, 5, 8], 8))
 def test_a_state_goes_on_after_the_last_batch(make: Make, steps: int) -> None:
     with make() as source:
@@ -108,40 +96,6 @@ def test_a_state_goes_on_after_the_last_batch(make: Make, steps: int) -> None:
             assert len(source) == len(whole)
 
 
-def test_a_state_of_other_batches_is_refused(make: Make) -> None:
-    with make() as source, FakeData(8, batch_size=20, size=(8, 8), seed=1) as other:
-        with pytest.raises(UsageError, match="another dataset"):
-            other.load_state_dict(source.state_dict())
-        with pytest.raises(UsageError, match="not the state"):
-            source.load_state_dict({})
-
-
-def test_a_receipt_counts_every_record_once(make: Make) -> None:
-    with make() as source:
-        epoch_of(source, 3)
-        assert source.receipt().count == 60
-        epoch_of(source)
-        assert source.receipt().count == 160
-        left_out = source.receipt().left_out.count
-        source.receipt().check(160 + left_out, left_out=left_out)
-        assert source.skipped == {}
-        assert len(source.records) == 160 + left_out
-
-
-def test_stats_count_batches_and_say_what_limits(make: Make) -> None:
-    with make() as source:
-        before = source.stats()
-        epoch_of(source)
-        stats = source.stats()
-
-    assert isinstance(stats, LoaderStats)
-    assert (stats.batches, stats.rows, stats.timed) == (8, 160, 140)
-    assert before.verdict is None
-    assert str(stats.since(before)) == str(stats.verdict)
-    assert json.dumps(stats.to_dict())
-    assert stats.image_bytes > 0
-
-
 def test_the_dataset_has_records_and_classes(make: Make) -> None:
     with make() as source:
         dataset = source.dataset
@@ -153,18 +107,6 @@ def test_the_dataset_has_records_and_classes(make: Make) -> None:
         assert next(iter(dataset)) == dataset[0] == dataset[-len(dataset)]
         with pytest.raises(IndexError):
             dataset[len(dataset)]
-
-
-def test_steps_are_the_batches_of_an_epoch_in_any_order(make: Make) -> None:
-    with make() as source:
-        whole = epoch_of(source)
-        receipt = source.receipt()
-        made = list(source.steps(0, [7, 0]))
-        assert source.receipt() == receipt
-        assert_same([tuple(made[1].batch), tuple(made[0].batch)], [whole[0], whole[7]])
-        assert [each.step for each in made] == [7, 0]
-        with pytest.raises(IndexError):
-            list(source.steps(0, [8]))
 
 
 def test_what_is_closed_delivers_nothing_more(make: Make) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats import Dataset, open_dataset
-from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged, WorkerDied
+from shardprep.formats.errors import CorruptRecord, ShardDamaged, WorkerDied
 from shardprep.loaders import Loader, TrainTransform
 from support.datasets import flip
 from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
@@ -56,25 +56,6 @@ def whole(lmdb_shards: Path) -> list[Kept]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_transform_comes_as_itself_with_traceback_and_key(
-    dataset: Dataset, workers: int
-) -> None:
-    key = dataset[25].key
-    with loader_on(dataset.path, transform=Tagging({key: fail}), workers=workers) as loader:
-        batches = iter(loader)
-        assert numbers_in(epoch_of(batches, 2)) == list(range(20))
-        with pytest.raises(OwnError, match="this one not") as raised:
-            next(batches)
-
-    (note,) = raised.value.__notes__
-    assert key in note
-    assert "row 5 of batch 2" in note
-    if workers:
-        assert "in fail" in note
-
-
-@pytest.mark.slow
 def test_after_an_error_the_next_epoch_goes_well(dataset: Dataset, tmp_path: Path) -> None:
     once = Once(tmp_path / "once", fail)
     with loader_on(dataset.path, transform=Tagging({dataset[25].key: once})) as loader:
@@ -82,18 +63,6 @@ def test_after_an_error_the_next_epoch_goes_well(dataset: Dataset, tmp_path: Pat
             epoch_of(loader)
         assert loader.epoch == 1
         assert_exactly_once(loader, epoch_of(loader))
-
-
-@pytest.mark.slow
-def test_an_image_that_does_not_decode_is_an_error_with_its_key(dataset: Dataset) -> None:
-    key = dataset[25].key
-    with (
-        loader_on(dataset.path, transform=Tagging({key: reject})) as loader,
-        pytest.raises(BadImage) as raised,
-    ):
-        epoch_of(loader)
-
-    assert key in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -138,27 +107,6 @@ def test_bad_records_are_skipped_on_request_listed_and_accounted_for(copy: Path,
 
 
 @pytest.mark.slow
-def test_skipping_does_not_change_what_else_is_delivered(dataset: Dataset, whole: list[Kept]) -> None:
-    transform = Tagging({dataset[13].key: reject})
-    with loader_on(dataset.path, transform=transform, on_bad_record="skip") as loader:
-        batches = epoch_of(loader)
-
-    assert_same(batches[:1] + batches[2:], whole[:1] + whole[2:])
-    rows = [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    assert_same([batches[1]], [tuple(part[rows] for part in whole[1])])
-
-
-@pytest.mark.torture
-def test_lists_go_without_the_skipped_records_too(copy: Path, dataset: Dataset) -> None:
-    damage(copy, 2)
-    with loader_on(copy, on_bad_record="skip") as loader:
-        images, labels, numbers = next(iter(loader))
-        assert numbers.tolist() == [0, 1, 3, 4, 5, 6, 7, 8, 9]
-        assert images == [dataset[int(n)].image for n in numbers]
-        assert labels.tolist() == [dataset[int(n)].label for n in numbers]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("container", torture_except(["lmdb", "hdf5"], "lmdb"))
 def test_a_shard_cut_short_under_its_reader_is_an_error_and_the_parent_lives(
     container: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -186,16 +134,6 @@ def test_a_shard_that_is_replaced_by_an_equal_one_changes_nothing(copy: Path) ->
             shutil.copy(shard, copy / "new")
             (copy / "new").replace(shard)
         assert_exactly_once(loader, delivered + epoch_of(batches))
-
-
-@pytest.mark.slow
-def test_a_missing_shard_is_an_error_that_names_it(copy: Path) -> None:
-    with open_dataset(copy) as dataset:
-        last = copy / dataset.manifest.shards[-1].name
-    last.unlink()
-
-    with loader_on(copy, workers=1) as loader, pytest.raises(FileNotFoundError, match=last.name):
-        epoch_of(loader)
 
 
 @pytest.mark.torture

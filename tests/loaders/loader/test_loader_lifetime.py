@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
-from support.loader_workers import OwnError, Tagging, fail
+from support.loader_workers import Tagging
 from support.process_table import children, text_of
 from support.repository import SUPPORT
 from support.sampling import torture_except
@@ -131,34 +131,6 @@ def test_opening_and_closing_many_times_costs_nothing(lmdb_shards: Path) -> None
     assert maps() < maps_before + 10
 
 
-def test_a_loader_that_was_dropped_leaves_the_batches_that_are_held(lmdb_shards: Path) -> None:
-    loader = Loader(lmdb_shards, batch_size=4, transform=Tagging(), workers=1)
-    held = next(iter(loader))
-    copies = [part.copy() for part in held]
-    del loader
-    gc.collect()
-
-    assert all((part == copy).all() for part, copy in zip(held, copies, strict=True))
-
-
-def test_a_loader_that_was_never_closed_after_an_error_leaves_nothing(lmdb_shards: Path) -> None:
-    for workers in (0, 1):
-        with pytest.raises(OwnError):
-            next(iter(Loader(lmdb_shards, batch_size=4, transform=Tagging({"": fail}), workers=workers)))
-
-
-@pytest.mark.slow
-def test_a_loader_outlives_the_thread_that_made_it(lmdb_shards: Path) -> None:
-    made: list[Loader] = []
-    maker = threading.Thread(target=lambda: made.append(Loader(lmdb_shards, batch_size=4, workers=1)))
-    maker.start()
-    maker.join()
-
-    with made.pop() as loader:
-        assert sum(1 for _ in loader) == 51
-        assert loader.stats().restarts == 0
-
-
 PRELUDE = """
 import os, signal, sys, time
 from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
@@ -243,20 +215,6 @@ held = next(batches)
     assert outcome(start(script)) == (0, "")
 
 
-@pytest.mark.torture
-def test_a_script_that_fails_shows_its_own_error_only(start: Start) -> None:
-    code, said = outcome(
-        start("""
-for batch in Loader(path, batch_size=4, transform=Tagging(), shuffle=LocalShuffle(50), workers=2):
-    1 / 0
-""")
-    )
-
-    assert code == 1
-    assert said.count("Traceback") == 1
-    assert said.endswith("ZeroDivisionError: division by zero\n")
-
-
 @pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize("moment", torture_except(["starting", "waiting"], "waiting"))
@@ -306,29 +264,6 @@ except KeyboardInterrupt:
 loader.close()
 """
     assert outcome(start(script)) == (0, "")
-
-
-@pytest.mark.slow
-@LINUX
-@pytest.mark.parametrize("moment", torture_except(["starting", "working"], "working"))
-def test_a_killed_process_leaves_no_worker_file_or_socket(start: Start, moment: str) -> None:
-    shared = set(Path("/dev/shm").iterdir())
-    process = start(f"""
-loader = Loader(path, batch_size=4, transform=Tagging({{"": nap}}), shuffle=LocalShuffle(50), workers=2)
-if {moment == "working"}:
-    next(iter(loader))
-print("now", flush=True)
-time.sleep(3600)
-""")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "now\n"
-    assert len(session_of(process.pid)) >= 3
-
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=HANG_TIMEOUT_S)
-
-    until(lambda: session_of(process.pid) == [])
-    assert set(Path("/dev/shm").iterdir()) <= shared
 
 
 @pytest.mark.torture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 from shardprep.formats import Dataset, open_dataset
-from shardprep.formats.errors import BadImage, UsageError
-from shardprep.loaders import ArraySpec, TransformInput, decode_rgb
+from shardprep.loaders import TransformInput, decode_rgb
 from shardprep.loaders.order.rng import record_rng
-from support.loaded import assert_exactly_once, assert_same, exact, loader_on, own
-from support.loader_workers import described, prefix
-from support.sampling import torture_except
+from support.loaded import assert_exactly_once, exact, loader_on, own
 
 Rng = np.random.Generator
 
@@ -39,51 +36,8 @@ def parts(record: TransformInput, rng: Rng) -> Any:
     return image(record, rng), rng.random(), np.int16(record.label), record.label > 1
 
 
-def single(record: TransformInput, rng: Rng) -> Any:
-    return (rng.random(3),)
-
-
-def named(record: TransformInput, rng: Rng) -> Any:
-    return {"image": image(record, rng), "length": len(record.image)}
-
-
-def nested(record: TransformInput, rng: Rng) -> Any:
-    return {"image": image(record, rng)}, (rng.random(2), {"n": record.label})
-
-
-def boxes(record: TransformInput, rng: Rng) -> Any:
-    return {"image": image(record, rng), "boxes": rng.random((rng.integers(4), 4)), "key": record.key}
-
-
-def seldom_larger(record: TransformInput, rng: Rng) -> Any:
-    """An image, at one record in ten of another size."""
-    return np.full((7, 8 + (len(record.image) % 10 == 0), 3), record.label, np.uint8)
-
-
-def in_lists(record: TransformInput, rng: Rng) -> Any:
-    return [rng.random(2), rng.random(3)]
-
-
-def text(record: TransformInput, rng: Rng) -> Any:
-    return record.key
-
-
 def data(record: TransformInput, rng: Rng) -> Any:
     return bytes(record.image[:7])
-
-
-def masked(record: TransformInput, rng: Rng) -> Any:
-    return np.ma.array(rng.random(3), mask=[False, True, False])
-
-
-def images_but_bad_ones(record: TransformInput, rng: Rng) -> Any:
-    if len(record.image) % 3 == 0:
-        raise BadImage("does not decode")
-    return named(record, rng)
-
-
-STACKED = [image, number, parts, single, named, nested]
-LISTED = [prefix, described, boxes, seldom_larger, in_lists, text, data, masked]
 
 
 def copied(part: Any) -> Any:
@@ -111,27 +65,6 @@ def epoch(path: Path, transform: Any, **options: Any) -> list[Any]:
     return batches
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "transform",
-    torture_except(STACKED + LISTED, parts, masked),
-    ids=lambda transform: transform.__name__,
-)
-def test_batches_are_the_same_bit_for_bit_for_any_number_of_workers(
-    lmdb_shards: Path, transform: Any
-) -> None:
-    here, there = (epoch(lmdb_shards, transform, workers=workers) for workers in (0, 2))
-
-    assert form(there) == form(here)
-
-
-def test_a_masked_array_keeps_its_mask(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, transform=masked, workers=1) as loader:
-        values, *_ = next(iter(loader))
-
-    assert all(np.ma.getmaskarray(value).tolist() == [False, True, False] for value in values)
-
-
 def results_of(dataset: Dataset, transform: Any, numbers: Any) -> list[Any]:
     return [transform(dataset[int(n)], record_rng(0, 0, int(n))) for n in numbers]
 
@@ -148,38 +81,6 @@ def test_results_of_one_shape_are_stacked(dataset: Dataset, workers: int) -> Non
         np.testing.assert_array_equal(draws, [each[1] for each in expected])
 
 
-def test_a_dict_is_one_part_of_a_batch(dataset: Dataset) -> None:
-    found, _, numbers = epoch(dataset.path, named)[0]
-
-    assert list(found) == ["image", "length"]
-    assert (found["image"].shape, found["image"].dtype) == ((10, 16, 16, 3), np.float32)
-    assert found["length"].tolist() == [len(dataset[int(n)].image) for n in numbers]
-
-
-def test_what_differs_in_shape_is_a_list_beside_what_does_not(dataset: Dataset) -> None:
-    found, *_ = epoch(dataset.path, boxes)[0]
-
-    assert found["image"].shape == (10, 16, 16, 3)
-    assert {part.shape[1:] for part in found["boxes"]} == {(4,)}
-    assert isinstance(found["boxes"], list)
-    assert all(isinstance(key, str) for key in found["key"])
-
-
-class Declaring:
-    """The same images as ``image``, declared."""
-
-    outputs = (ArraySpec("image", (16, 16, 3), "float32"),)
-
-    def __call__(self, record: TransformInput, rng: Rng) -> Any:
-        return image(record, rng)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", torture_except([0, 1], 0))
-def test_a_batch_is_the_same_as_with_declared_outputs(lmdb_shards: Path, workers: int) -> None:
-    assert_same(epoch(lmdb_shards, image, workers=workers), epoch(lmdb_shards, Declaring(), workers=workers))
-
-
 @pytest.mark.torture
 def test_from_the_second_batch_on_no_result_is_sent(lmdb_shards: Path) -> None:
     """The workers write the rows: the batches lie in the slots' memory, at multiples of 64 bytes."""
@@ -189,40 +90,6 @@ def test_from_the_second_batch_on_no_result_is_sent(lmdb_shards: Path) -> None:
             for batch in batches:
                 assert not batch.payloads
                 assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("size", torture_except([1, 10], 10))
-def test_skipped_records_are_left_out_of_every_part(dataset: Dataset, workers: int, size: int) -> None:
-    options = {"on_bad_record": "skip", "workers": workers, "batch_size": size, "shuffle": None}
-    with loader_on(dataset.path, transform=images_but_bad_ones, **options) as loader:
-        batches = [copied(batch) for batch in loader]
-        loader.receipt().check(204, skipped=69)
-
-    good = [n for n in range(204) if len(dataset[n].image) % 3]
-    seen = [n for batch in batches for n in batch[-1].tolist()]
-    assert seen == good
-    for found, labels, numbers in batches[3:]:
-        assert found["image"].shape == (len(numbers), 16, 16, 3)
-        assert len(found["length"]) == len(labels) == len(numbers)
-
-
-def mixed(record: TransformInput, rng: Rng) -> Any:
-    return (1, 2) if rng.random() < 0.5 else (1, 2, 3)
-
-
-def sometimes_a_dict(record: TransformInput, rng: Rng) -> Any:
-    return {"a": 1} if rng.random() < 0.5 else 1
-
-
-@pytest.mark.parametrize("transform", [mixed, sometimes_a_dict])
-def test_results_of_different_forms_are_an_error(lmdb_shards: Path, transform: Callable[..., Any]) -> None:
-    with (
-        loader_on(lmdb_shards, transform=transform) as loader,
-        pytest.raises(UsageError, match=r"different (numbers of parts|forms)"),
-    ):
-        list(loader)
 
 
 @pytest.mark.torture
@@ -243,14 +110,3 @@ def test_only_rows_that_are_written_take_memory(lmdb_shards: Path) -> None:
         list(loader)
         assert 0 < loader.engine.shared_bytes < 64 << 20
     assert loader.engine.shared_bytes == 0
-
-
-@pytest.mark.slow
-def test_batches_that_are_held_do_not_change(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, transform=image, workers=1, slots=3) as loader:
-        held, kept = [], []
-        for batch in loader:
-            held.append(batch)
-            kept.append(copied(batch))
-
-    assert_same([tuple(batch) for batch in held], kept)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import UsageError
 from support.loaded import assert_same, epoch_of, loader_on
 from support.sampling import torture_except
 
@@ -99,10 +97,3 @@ def test_a_lambda_and_a_closure_go_to_the_workers(lmdb_shards: Path) -> None:
             with loader_on(lmdb_shards, transform=transform, workers=workers, batch_size=100) as loader:
                 epochs.append(epoch_of(loader))
         assert_same(*epochs)
-
-
-def test_what_cannot_be_pickled_at_all_is_an_error_at_once(lmdb_shards: Path) -> None:
-    lock = threading.Lock()
-
-    with pytest.raises(UsageError, match=r"cannot be sent to the workers \(.*lock.*workers=0"):
-        loader_on(lmdb_shards, transform=lambda record, rng: lock, workers=1)

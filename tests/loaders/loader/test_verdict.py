@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -19,11 +18,9 @@ from shardprep.formats import make_sample
 from shardprep.loaders import Loader, LoaderStats, Transform
 from shardprep.loaders.loader.stats import STEP, PipelineTimes
 from support.datasets import converted
-from support.sampling import torture_except
 from support.verdict_workers import Computing, Nothing, Sleeping, Throttling
 
 EPOCHS = 5
-BUSY = "because other processes use the CPUs"  # also correct, with advice for the case that the workers limit
 
 
 @dataclass(frozen=True)
@@ -76,20 +73,6 @@ def runs(path: Path, case: Bottleneck, loaders: int = 1) -> Iterator[LoaderStats
                 yield loader.stats().since(before)
 
 
-@pytest.mark.parametrize("loaders", [1, pytest.param(4, marks=pytest.mark.torture)])
-@pytest.mark.parametrize("name", torture_except(BOTTLENECKS, "slow transform"))
-def test_what_was_made_slow_is_named_in_every_run(name: str, loaders: int, shards: Path) -> None:
-    case = BOTTLENECKS[name]
-
-    verdicts = [stats.verdict for stats in runs(shards, case, loaders)]
-
-    assert len(verdicts) == loaders * EPOCHS
-    for verdict in verdicts:
-        assert verdict is not None
-        assert verdict.limit == case.limit, str(verdict)
-        assert case.advice in str(verdict) or BUSY in str(verdict)
-
-
 @pytest.mark.torture
 def test_with_one_worker_more_it_is_faster_as_the_verdict_said(shards: Path) -> None:
     cases = [replace(BOTTLENECKS["one worker too few"], workers=workers) for workers in (1, 2)]
@@ -102,22 +85,6 @@ def test_with_one_worker_more_it_is_faster_as_the_verdict_said(shards: Path) -> 
 def rate_of(stats: LoaderStats) -> float:
     assert stats.verdict is not None
     return stats.verdict.rate
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_nothing_is_said_before_the_second_batch(workers: int, shards: Path) -> None:
-    with Loader(shards, batch_size=10, workers=workers) as loader:
-        batches = iter(loader)
-        next(batches)
-        stats = loader.stats()
-        next(batches)
-        assert loader.stats().verdict is not None
-
-    assert stats.verdict is None
-    assert stats.loads == ()
-    assert stats.to_dict()["verdict"] is None
-    assert str(stats) == "nothing is known before the second batch"
 
 
 SECONDS = st.just(0.0) | st.floats(1e-6, 1e4)
@@ -148,20 +115,6 @@ def slower(flowing: PipelineTimes, times: float) -> PipelineTimes:
     return replace(flowing, stages=stages, **{name: getattr(flowing, name) * times for name in TIMES})
 
 
-@given(flowing=flowings(), power=st.integers(-8, 8))
-def test_what_takes_longer_in_all_its_parts_is_slower_and_limited_by_the_same(
-    flowing: PipelineTimes, power: int
-) -> None:
-    times = 2.0**power  # exact
-    one, other = flowing.verdict(), slower(flowing, times).verdict()
-
-    assert (one is None) == (other is None)
-    if one and other:
-        assert (one.limit, one.next_limit) == (other.limit, other.next_limit)
-        assert one.rate == other.rate * times
-        assert one.next_rate == other.next_rate * times
-
-
 @given(flowing=flowings())
 def test_every_verdict_is_a_sentence_with_the_limit_and_plain_json(flowing: PipelineTimes) -> None:
     verdict = flowing.verdict()
@@ -173,14 +126,6 @@ def test_every_verdict_is_a_sentence_with_the_limit_and_plain_json(flowing: Pipe
         assert "nan" not in str(verdict)
         assert verdict.next_rate >= verdict.rate
         assert json.loads(json.dumps(verdict.to_dict(), allow_nan=False))["sentence"] == str(verdict)
-
-
-@given(flowing=flowings())
-def test_shares_are_between_none_and_all(flowing: PipelineTimes) -> None:
-    for load in flowing.loads():
-        assert all(0 <= share <= 1 for share in (load.utilisation, load.starved, load.blocked))
-        assert load.seconds >= 0
-        assert load.limit > 0
 
 
 def flowing_of(**changes: Any) -> PipelineTimes:
@@ -230,45 +175,3 @@ def test_the_figures_lead_to_the_advice(changes: dict[str, Any], limit: str, say
 
     assert verdict is not None
     assert (verdict.limit, says in verdict.advice) == (limit, True), str(verdict)
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_advised"),
-    [
-        ({}, False),
-        ({"crop_ready": 0.0}, True),
-        ({"crop_ready": 0.9}, False),
-        ({"crop_ready": 0.0, "cpus": 8}, False),
-        ({"crop_ready": 0.0, "stages": {"read": 1.0, "decode": 6.0, "augment": 8.0}}, False),
-    ],
-)
-def test_crop_ready_shards_are_advised_where_decoding_takes_all_cpus(
-    changes: dict[str, Any], is_advised: bool
-) -> None:
-    verdict = flowing_of(**changes).verdict()
-
-    assert verdict is not None
-    assert ("--crop-ready" in verdict.advice) == is_advised
-
-
-def test_a_stage_that_takes_no_time_has_no_limit() -> None:
-    loads = {load.name: load for load in flowing_of(handing=0.0).loads()}
-
-    assert math.isinf(loads["hand-over"].limit)
-    assert loads["decode"].limit == pytest.approx(125)
-    assert loads["decode"].utilisation == pytest.approx(0.8)
-
-
-def test_first_batches_take_no_time_and_count_in_no_rate() -> None:
-    one, other = flowing_of().verdict(), flowing_of(images=1500).verdict()
-
-    assert one is not None
-    assert other is not None
-    assert one.rate == other.rate == 100
-
-
-def test_what_would_limit_next_is_the_other_side_as_a_whole() -> None:
-    verdict = flowing_of(starved=5.0, handing=1.0).verdict()
-
-    assert verdict is not None
-    assert (verdict.next_limit, verdict.next_rate) == (STEP, pytest.approx(200))

@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import pty
 import shutil
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
 from shardprep.formats import OperationError, UsageError, WorkerDied
 from shardprep.formats.runtime.files import filesystem_type
-from shardprep.loaders.measuring.disk import Clock, ColdAndWarm, DiskProfile, measure_disk, run
+from shardprep.loaders.measuring.disk import ColdAndWarm, measure_disk
 from shardprep.loaders.measuring.disk_files import (
     DIRECT,
     FADVISE,
@@ -34,18 +31,13 @@ from shardprep.loaders.measuring.disk_files import (
     ReadPlan,
     Scattered,
     cold_way,
-    drop,
-    evict,
     read,
-    resident_part,
-    resident_share,
     temporary_folder,
 )
-from support.datasets import is_root, prep, prep_here, tree
+from support.datasets import is_root, prep, prep_here
 from support.disk_profiles import documented_paths, paths_of
 from support.process_table import children, text_of
 from support.repository import ROOT
-from support.sampling import torture_except
 
 FOREVER = 1e6
 SIZES = (1_000_000, 10_000, 333_333)
@@ -73,19 +65,6 @@ def files(tmp_path: Path, stack: ExitStack) -> OpenFiles:
 def needs_dropping(files: OpenFiles, folder: Path) -> None:
     if cold_way(files, filesystem_type(folder)).method != FADVISE:
         pytest.skip("the page cache of this file system cannot be emptied")
-
-
-def test_dropped_pages_are_out_of_memory_and_read_ones_are_back(files: OpenFiles, tmp_path: Path) -> None:
-    needs_dropping(files, tmp_path)
-    plan = Forward(SIZES, 65536, Cursor()).next()
-
-    assert drop(files.descriptors, plan.pieces, plan.block) == 0
-    done = read(files.descriptors, plan, seconds=FOREVER)
-
-    assert done.size == sum(SIZES)
-    assert resident_part(files.descriptors, plan.pieces, plan.block) == 1
-    evict(tmp_path / "0.bin")
-    assert (resident_share(tmp_path / "0.bin"), resident_share(tmp_path / "1.bin")) == (0, 1)
 
 
 @pytest.mark.slow
@@ -117,39 +96,6 @@ def test_o_direct_takes_the_place_of_dropping(files: OpenFiles) -> None:
         assert rates.reads.warm is not None
 
 
-@pytest.mark.parametrize("block", [4096, 65536, 4 << 20])
-def test_forward_passes_read_every_byte_once_and_go_on_where_they_ended(files: OpenFiles, block: int) -> None:
-    plans = Forward(SIZES, block, Cursor())
-
-    plan = plans.next()
-    plans.passed(sum(SIZES) // 2)
-
-    assert len(set(plan.pieces)) == len(plan.pieces) == sum(-(-size // block) for size in SIZES)
-    assert read(files.descriptors, plan, seconds=FOREVER).size == sum(SIZES)
-    assert sorted(plans.next().pieces) == plan.pieces
-    assert plans.next().pieces != plan.pieces or len(plan.pieces) == len(SIZES)
-
-
-@pytest.mark.parametrize("depth", [1, 2, 16])
-def test_random_passes_read_every_block_once_by_any_number_of_processes(files: OpenFiles, depth: int) -> None:
-    plan = Scattered(SIZES, 5000, depth=depth).next()
-
-    done = read(files.descriptors, plan, seconds=FOREVER)
-
-    whole = sum(size // 8192 for size in SIZES)
-    assert sorted(done.pieces) == sorted(plan.pieces)
-    assert len(set(done.pieces)) == whole
-    assert done.size == whole * 8192
-    assert done.seconds > 0
-
-
-@pytest.mark.parametrize("depth", [1, 4])
-def test_without_time_each_reads_one_piece(files: OpenFiles, depth: int) -> None:
-    plan = Scattered(SIZES, 4096, depth=depth).next()
-
-    assert len(read(files.descriptors, plan, seconds=0).pieces) == depth
-
-
 @pytest.mark.parametrize("depth", [1, 4])
 def test_what_cannot_be_read_is_the_systems_error(tmp_path: Path, stack: ExitStack, depth: int) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -157,22 +103,6 @@ def test_what_cannot_be_read_is_the_systems_error(tmp_path: Path, stack: ExitSta
 
     with pytest.raises(IsADirectoryError):
         read([folder], ReadPlan([(0, 0)] * 8, 4096, depth=depth), seconds=FOREVER)
-
-
-def test_a_reading_process_that_is_killed_is_told(files: OpenFiles) -> None:
-    before, plan = children(), ReadPlan([(0, 0)] * 100_000, 65536, depth=2)
-
-    def kill() -> None:
-        while not (found := children() - before):
-            time.sleep(0.001)
-        for pid in found:
-            os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    with pytest.raises(WorkerDied, match="ended early"):
-        read(files.descriptors, plan, seconds=60)
-    killer.join()
 
 
 def test_one_of_the_reading_processes_that_is_killed_before_it_is_ready_is_told(files: OpenFiles) -> None:
@@ -196,69 +126,6 @@ def children_of(processes: set[int]) -> list[int]:
     return [int(pid) for each in lists for pid in each.split()]
 
 
-class Counted:
-    """A step that takes no time and counts its rounds."""
-
-    title = "counting"
-    weight = 1
-
-    def __init__(self) -> None:
-        self.slots: list[float] = []
-
-    def round(self, seconds: float) -> None:
-        self.slots.append(seconds)
-
-
-def test_every_step_has_a_turn_without_time_and_more_with_it() -> None:
-    hurried, unhurried = [Counted(), Counted()], [Counted(), Counted()]
-    told: list[tuple[str, float]] = []
-
-    run(hurried, Clock(0), lambda title, share: told.append((title, share)))
-    run(unhurried, Clock(60), lambda title, share: None)
-
-    assert [step.slots for step in hurried] == [[0.0], [0.0]]
-    assert told == [("counting", 1.0)] * 2
-    assert all(len(step.slots) > 3 for step in unhurried)
-    assert 0 < sum(unhurried[0].slots[:3]) * 2 <= 60
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", torture_except(["dataset", "file", "folder"], "dataset"))
-def test_anything_can_be_measured_in_no_time(kind: str, lmdb_shards: Path, tmp_path: Path) -> None:
-    path = {"dataset": lmdb_shards, "file": lmdb_shards / "shard-00000.lmdb", "folder": tmp_path}[kind]
-    place = path if kind == "folder" else lmdb_shards.parent
-    before = tree(place)
-
-    profile = measure_disk(path, seconds=0)
-
-    assert profile.kind == kind
-    assert profile.stream.warm is not None
-    assert [reads.block_bytes for reads in profile.sequential] == [1 << 16, 1 << 18, 1 << 20, 4 << 20]
-    assert [reads.queue_depth for reads in profile.random] == [1, 2, 4, 8, 16]
-    assert all(r.warm and r.warm.repetitions >= 1 for r in (*profile.sequential, *profile.random))
-    assert (profile.cold_method is None) == (profile.missing.cold is not None)
-    assert profile.small_files is not None
-    assert profile.small_files.count >= 16
-    assert profile.writing is not None
-    assert tree(place) == before
-    assert not [path for path in place.iterdir() if path.name.startswith(".prep")]
-
-
-@pytest.mark.torture
-def test_a_datasets_own_mean_is_its_record_size(lmdb_shards: Path) -> None:
-    manifest = json.loads((lmdb_shards / "manifest.json").read_text())
-    mean = manifest["dataset"]["image_bytes"] / manifest["dataset"]["records"]
-
-    profile = measure_disk(lmdb_shards, seconds=0)
-    other = measure_disk(lmdb_shards, seconds=0, record_bytes=1000)
-
-    assert profile.record_bytes == round(mean)
-    assert profile.files == len(manifest["shards"]) > 1
-    assert profile.bytes == sum(shard["size"] for shard in manifest["shards"])
-    assert (other.record_bytes, other.random[0].block_bytes) == (1000, 4096)
-    assert profile.random[0].block_bytes == -(-profile.record_bytes // 4096) * 4096
-
-
 @pytest.mark.torture
 def test_a_folder_in_memory_has_no_cold_figures_and_says_why() -> None:
     shared = Path("/dev/shm")
@@ -277,27 +144,6 @@ def test_a_folder_in_memory_has_no_cold_figures_and_says_why() -> None:
     assert set(shared.iterdir()) == before
 
 
-@pytest.mark.torture
-def test_the_command_tells_people_and_machines_the_same(lmdb_shards: Path, tmp_path: Path) -> None:
-    words = ["bench-disk", lmdb_shards, "--seconds", "0.2"]
-
-    text = prep(*words, check=True)
-    asked = prep(
-        *words, "--json", "--plot", tmp_path / "disk.png", "--save", tmp_path / "disk.json", check=True
-    )
-
-    value = json.loads(asked.stdout)
-    assert value == json.loads((tmp_path / "disk.json").read_text())
-    assert DiskProfile.load(tmp_path / "disk.json").to_json() == value
-    assert (text.stderr, asked.stderr) == ("", "")
-    assert "At this dataset's mean record size" in text.stdout.splitlines()[-1]
-    assert "sequential, 64 KiB" in text.stdout
-    image = cv2.imread(str(tmp_path / "disk.png"))
-    assert image is not None
-    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk.json", "disk.png"]
-
-
 @pytest.mark.slow
 def test_printed_keys_are_the_documented_ones(lmdb_shards: Path) -> None:
     value = json.loads(prep("bench-disk", lmdb_shards, "--seconds", 0, "--json", check=True).stdout)
@@ -307,23 +153,6 @@ def test_printed_keys_are_the_documented_ones(lmdb_shards: Path) -> None:
 
     assert printed - documented == absent  # null, where the file system has no cold figures
     assert {d for d in documented - printed if not d.startswith(tuple(f"{a}." for a in absent))} == set()
-
-
-@pytest.mark.torture
-def test_a_terminal_is_told_what_is_being_measured(lmdb_shards: Path) -> None:
-    parent_end, child_end = pty.openpty()
-    termios.tcsetwinsize(child_end, (24, 100))
-    command = [sys.executable, "-m", "shardprep.cli", "bench-disk", str(lmdb_shards), "--seconds", "0.3"]
-    with subprocess.Popen(command, stderr=child_end, stdout=subprocess.DEVNULL) as process:
-        os.close(child_end)
-        drawn = b""
-        with suppress(OSError):  # the other end is closed
-            while part := os.read(parent_end, 4096):
-                drawn += part
-    os.close(parent_end)
-
-    assert process.returncode == 0
-    assert b"random, 16 at once" in drawn
 
 
 def one_line(stderr: str) -> str:

@@ -1,8 +1,6 @@
 """``prep bench-loader`` and its output: figures that are consistent, of any size."""
 
 import json
-import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,27 +8,23 @@ from typing import Any
 import pytest
 
 from shardprep.cli.commands.bench import sweep_lines
-from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import Loader
 from shardprep.loaders.measuring import bench as loader_bench
 from shardprep.loaders.measuring.bench import (
-    CacheShares,
     LoaderBench,
     Sweep,
     SweepRun,
     bench,
-    measure,
     probe,
     sweep,
 )
-from shardprep.loaders.measuring.progress_bar import watched
 from support.column_datasets import write_columns
-from support.datasets import converted, prep, prep_here
+from support.datasets import converted, prep_here
 from support.disk_profiles import full_profile, names_in, paths_of, table
-from support.loaded import assert_same, epoch_of
+from support.loaded import epoch_of
 from support.loader_speeds import DECODING, speed_of
 from support.repository import ROOT
-from support.sampling import torture_except
-from support.verdict_workers import Computing, Sleeping
+from support.verdict_workers import Sleeping
 
 
 @pytest.fixture(scope="module")
@@ -40,66 +34,8 @@ def dataset(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", torture_except([0, 2], 0))
-def test_a_loader_is_measured_over_as_many_epochs_as_it_takes(dataset: Path, workers: int) -> None:
-    make = partial(
-        Loader,
-        dataset,
-        batch_size=5,
-        transform=TrainTransform(32),
-        shuffle=LocalShuffle(10),
-        workers=workers,
-        drop_last=False,
-    )
-
-    speed = measure(make, seconds=0.3)
-
-    assert speed.seconds >= 0.3
-    assert speed.images > 24  # more than an epoch
-    assert speed.images <= 5 * speed.batches
-    assert speed.images_per_second > 0
-    assert speed.gap_p50 <= speed.gap_p99
-    assert set(speed.stages) == {"read", "decode", "augment"}
-    assert speed.stages["decode"] > 0
-    assert (speed.restarts, speed.skipped) == (0, 0)
-    assert speed.verdict == speed.stats.verdict
-    assert speed.verdict is not None
-    assert speed.stats.rows == speed.images
-
-
-@pytest.mark.slow
-def test_cpu_memory_and_page_cache_are_measured(dataset: Path) -> None:
-    make = partial(Loader, dataset, batch_size=8, transform=Computing(0.002), workers=1)
-    for path in dataset.rglob("*.*"):  # the page cache may have let go of files of an earlier test
-        if path.is_file():
-            path.read_bytes()
-
-    speed = measure(make, seconds=0.3)
-
-    assert speed.cpu >= 0.9 * 0.002
-    assert speed.main_cpu < speed.cpu
-    assert speed.memory.ring >= 9 * 8 * 8  # slots of eight rows of eight bytes
-    for peak in (speed.memory.main_peak, speed.memory.worker_peak):
-        assert peak is not None
-        assert peak > 10 << 20
-    assert speed.page_cache == CacheShares(1.0, 1.0)
-
-
 EPOCH = 24  # images in the dataset
 MOST = partial(Loader, batch_size=EPOCH - 2, drop_last=False, workers=2)
-
-
-@pytest.mark.torture
-def test_the_figures_agree_where_a_batch_is_nearly_an_epoch(dataset: Path) -> None:
-    speed = measure(partial(MOST, dataset, transform=Sleeping(0.004)), seconds=1)
-
-    assert speed.verdict is not None
-    assert speed.verdict.rate == pytest.approx(speed.images / speed.seconds)
-    assert sum(load.utilisation for load in speed.stats.loads if load.place == "worker") < 1.2
-    for load in speed.stats.loads:
-        if load.place == "main":
-            assert load.starved == pytest.approx(speed.starved)
 
 
 @pytest.mark.torture
@@ -148,13 +84,6 @@ def test_a_probe_that_is_too_short_says_nothing(dataset: Path) -> None:
             assert (run.confirms, "the run is too short" in run.sentence) == (None, True)
 
 
-def test_without_workers_there_is_no_memory_of_theirs(dataset: Path) -> None:
-    speed = measure(partial(Loader, dataset, batch_size=8, workers=0), seconds=0.1)
-
-    assert (speed.memory.ring, speed.memory.worker_peak, speed.memory.worker_own) == (0, None, None)
-    assert speed.cpu == speed.main_cpu
-
-
 @pytest.mark.torture
 def test_a_sweep_finds_the_fastest(dataset: Path) -> None:
     make = partial(Loader, dataset, batch_size=8, transform=Sleeping(0.015))
@@ -164,16 +93,6 @@ def test_a_sweep_finds_the_fastest(dataset: Path) -> None:
     assert [run.value for run in found.runs] == [1, 3]
     assert found.fastest.value == 3
     assert found.to_json()["fastest"] == 3
-
-
-def test_the_bar_of_a_sweep_is_as_long_as_its_rate() -> None:
-    slow, fast = speed_of(DECODING), replace(speed_of(DECODING), images_per_second=200.0)
-
-    lines = list(sweep_lines(Sweep("batch_size", (SweepRun(64, slow), SweepRun(128, fast)))))
-
-    assert [line.count("█") + line.count("#") for line in lines[1:3]] == [20, 40]
-    assert "batch-size" in lines[0]
-    assert lines[3] == "Fastest with batch-size=128."
 
 
 @pytest.fixture(scope="module")
@@ -197,51 +116,10 @@ def everything(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return text, figures, json.loads((folder / "trace.json").read_text())
 
 
-@pytest.mark.torture
-def test_all_that_was_asked_for_is_told_and_the_verdict_last(everything: tuple[str, Any, Any]) -> None:
-    text, _, trace = everything
-
-    for word in (
-        "workers",
-        "Fastest with",
-        "images/s",
-        "page cache",
-        "µs/image",
-        "hand-over",
-        "without decoding",
-        "neighbours that meet again",
-    ):
-        assert word in text
-    assert "this disk reads 200 MB/s cold" in text
-    assert re.match(r"[a-z -]+ limits, at [\d,]+ images/s: ", text.splitlines()[-1])
-    assert {event["name"] for event in trace["traceEvents"]} >= {"waiting", "decode", "ready batches"}
-
-
 def test_the_documented_keys_are_those_that_are_printed(everything: tuple[str, Any, Any]) -> None:
     _, figures, _ = everything
 
     assert documented_keys() == set(paths_of(figures))
-
-
-@pytest.mark.slow
-def test_what_was_not_asked_for_is_null(dataset: Path) -> None:
-    asked = prep(
-        "bench-loader",
-        dataset,
-        "--seconds",
-        "0.1",
-        "--transform",
-        "none",
-        "--shuffle",
-        "global",
-        "--json",
-        check=True,
-    )
-    figures = json.loads(asked.stdout)
-
-    assert [figures[name] for name in ("sweep", "probes", "disk", "shuffle_quality")] == [None] * 4
-    assert figures["images"] > 0
-    assert figures["bytes_per_second"] > figures["images_per_second"]
 
 
 def documented_keys() -> set[str]:
@@ -254,16 +132,6 @@ def documented_keys() -> set[str]:
         parts = inside if line.split("|")[2].strip() == "verdict" else [""]
         found |= {f"{name}.{part}".rstrip(".") for name in names_in(line) for part in parts}
     return found
-
-
-@pytest.mark.torture
-def test_without_explaining_the_verdict_is_last_as_well(dataset: Path) -> None:
-    text = prep(
-        "bench-loader", dataset, "--seconds", "0.1", "--batch-size", "4", "--workers", "1", check=True
-    ).stdout
-
-    assert " limits, at " in text.splitlines()[-1]
-    assert "first batch" in text
 
 
 @pytest.mark.parametrize(
@@ -283,22 +151,6 @@ def test_options_that_cannot_be_meant_are_wrong_usage(dataset: Path, words: list
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(dataset: Path) -> None:
-    done = prep("bench-loader", dataset, "--trace", dataset / "no" / "trace.json")
-
-    assert done.returncode == 3
-    assert "choose another path" in done.stderr
-
-
-@pytest.mark.slow
-def test_watching_a_loader_changes_nothing(dataset: Path) -> None:
-    with Loader(dataset, batch_size=5, workers=1) as loader:
-        plain = epoch_of(loader)
-        loader.set_epoch(0)
-        assert_same(plain, epoch_of(watched(loader)))
-
-
 def test_columns_are_measured_without_a_transform(tmp_path: Path) -> None:
     write_columns(tmp_path / "d")
     words = ["--columns", "age,vector", "--seconds", "0.1", "--batch-size", "2", "--workers", "0", "--json"]
@@ -310,13 +162,3 @@ def test_columns_are_measured_without_a_transform(tmp_path: Path) -> None:
     assert stages["read"] > 0 == stages["augment"] == stages["decode"]
     assert refused.returncode == 2
     assert "depth" in refused.stderr
-
-
-def test_records_without_images_are_measured_without_a_transform(tmp_path: Path) -> None:
-    write_columns(tmp_path / "d", image=None)
-
-    done = prep_here(
-        "bench-loader", tmp_path / "d", "--seconds", "0.1", "--batch-size", "2", "--workers", "0"
-    )
-
-    assert done.returncode == 0, done.stderr

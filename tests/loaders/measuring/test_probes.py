@@ -6,24 +6,18 @@ import json
 from functools import partial
 from pathlib import Path
 
-import cv2
 import pytest
 
-from shardprep.loaders import Loader, TrainTransform
-from shardprep.loaders.batches.slots import SlotField, SlotLayout
+from shardprep.loaders import Loader
 from shardprep.loaders.measuring.bench import (
     AgainstDisk,
     LoaderSpeed,
     _Measured,
-    hand_over_rate,
     measure,
-    one_core_rate,
     probe,
 )
 from support.loader_speeds import DECODING, READING, speed_of
 from support.verdict_workers import Computing
-
-HANDING = {"handing": 9.5, "starved": 0.1}
 
 
 @pytest.mark.torture
@@ -53,26 +47,6 @@ def test_without_a_transform_there_is_less_to_leave_out(lmdb_shards: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("speed", "rate", "confirms", "says"),
-    [
-        (speed_of(DECODING), 900.0, True, "without decoding 900 images/s, 9.0 times as many"),
-        (speed_of(DECODING), 105.0, False, "do not take the time"),
-        (speed_of(READING), 105.0, True, "do not take the time"),
-        (speed_of(READING), 900.0, False, "augmenting take the time"),
-        (speed_of({"read": 10.0, "decode": 5.0, "augment": 0.0}), 130.0, None, "1.3 times"),
-        (speed_of(DECODING, **HANDING), 105.0, None, "do not take the time"),
-    ],
-)
-def test_leaving_decoding_out_helps_as_much_as_it_costs(
-    speed: LoaderSpeed, rate: float, confirms: bool | None, says: str
-) -> None:
-    found = _Measured(speed).encoded(rate)
-
-    assert found.confirms is confirms
-    assert says in found.sentence
-
-
-@pytest.mark.parametrize(
     ("stages", "rate", "confirms"),
     [(DECODING, 55.0, True), (DECODING, 500.0, False), (READING, 500.0, True), (READING, 55.0, False)],
 )
@@ -83,15 +57,6 @@ def test_a_core_that_decodes_tells_whether_the_workers_do(
 
     assert found.confirms is confirms
     assert f"2 could make {2 * rate:,.0f}" in found.sentence
-
-
-def test_handing_over_that_is_no_faster_is_what_limits() -> None:
-    limited = _Measured(speed_of(DECODING, **HANDING))
-
-    assert limited.limit == "hand-over"
-    assert limited.hand_over(105.0).confirms is True
-    assert limited.hand_over(9000.0).confirms is False
-    assert _Measured(speed_of(DECODING)).hand_over(9000.0).confirms is True
 
 
 @pytest.mark.parametrize(
@@ -110,24 +75,6 @@ def test_the_page_cache_tells_what_the_second_reading_was(
     faster = LoaderSpeed(**{**vars(second), "images_per_second": 300.0})
 
     assert says in _Measured(first).again(first, faster).sentence
-
-
-def test_ceilings_are_measured_and_leave_opencv_as_it_was(lmdb_shards: Path) -> None:
-    threads = cv2.getNumThreads()
-    with Loader(lmdb_shards, batch_size=8, workers=0) as loader:
-        small = one_core_rate(loader.dataset, TrainTransform(16), seconds=0.1)
-        slow = one_core_rate(loader.dataset, Computing(0.02), seconds=0.1)
-
-    assert 0 < slow < small
-    assert cv2.getNumThreads() == threads
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_with_nothing_in_them_are_handed_over(workers: int) -> None:
-    layout = SlotLayout(10, (SlotField("image", (4,), "uint8"),))
-
-    assert hand_over_rate(layout, workers=workers, slots=4, seconds=0.05) > 0
 
 
 @pytest.mark.parametrize(

@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardprep.formats.errors import DataError
-from shardprep.loaders import EvalTransform, FakeData, Flow, Loader
-from shardprep.loaders.loader.run_page import RunValues, course_charts, run_page
+from shardprep.loaders import EvalTransform, Loader
+from shardprep.loaders.loader.run_page import run_page
 from shardprep.loaders.measuring import tracing
 from support.datasets import prep_here
 from support.disk_profiles import full_profile
-from support.run_figures import bench, course, stats, trace_of
-
-HOSTILE = "</title><script>alert(1)</script>\u202e" + "x" * 3000
-
-
-def test_the_limit_is_marked_and_the_course_is_drawn() -> None:
-    page = run_page(stats(course=course(20), warming=0.5), name="lmdb/train")
-
-    (marked,) = [part for part in page.split("<li")[1:] if 'class="limits"' in part]
-    assert "decode" in marked
-    assert "<strong>limits</strong>" in marked
-    assert "lmdb/train</bdi>: 1,234 images/s" in page
-    assert all(f"<figcaption>{title}<" in page for title in ("Rate", "Queue", "Time the step waits"))
-    assert "<td>4.5</td>" in page
-    assert not any(title in page for title in ("Sweep", "Disk", "Timeline"))
-
-
-def test_a_sweep_has_its_knee_and_the_disk_lies_beside_the_run() -> None:
-    page = run_page(bench(), disk=full_profile().to_json())
-
-    assert "batch size 2 reaches 198 images/s, 99 % of the most" in page
-    assert ">enough</text>" in page
-    assert "after 1.50 s" in page
-    assert all(row in page for row in ("this run, as delivered", "random, 16 at once, cold", "200.0 MB/s"))
-
-
-def test_hostile_values_stay_bounded_text() -> None:
-    trace = trace_of(HOSTILE)
-    page = run_page(stats(HOSTILE), name=HOSTILE, trace=trace)
-
-    assert "<script" not in page
-    assert "\u202e" not in page
-    assert len(page) < 40_000
-    assert page == run_page(stats(HOSTILE), name=HOSTILE, trace=trace)
+from support.run_figures import bench, course, stats
 
 
 @pytest.mark.parametrize(
@@ -72,20 +38,6 @@ def test_values_of_another_form_are_a_data_error(change: dict[str, Any]) -> None
 def test_another_file_than_a_trace_is_a_data_error(trace: Any) -> None:
     with pytest.raises(DataError):
         run_page(stats(), trace=trace)
-
-
-def test_the_stats_of_all_have_a_page(tmp_path: Path) -> None:
-    with FakeData(6, batch_size=4, size=(8, 8), seconds=0.01) as data, Flow.from_iterable(range(9)) as flow:
-        assert "nothing is known yet" in data.stats().to_html()
-        for source in (data, flow):
-            for _ in source:
-                pass
-        page = data.stats().to_html(tmp_path / "page.html", name="fake")
-        assert "items/s" in flow.stats().to_html()
-
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    assert "fake</bdi>: " in page
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 @pytest.mark.torture
@@ -144,21 +96,3 @@ def test_a_run_has_no_options_of_a_dataset_and_its_file_is_named(tmp_path: Path)
     assert "--seed is for a DATASET" in asked.stderr
     assert damaged.stderr.startswith("prep: stats.json: these are not the stats of")
     assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
-
-
-def test_a_point_of_the_course_has_several_batches() -> None:
-    parts = [
-        {
-            "began": n / 4,
-            "seconds": 0.25,
-            "batches": n % 2,
-            "rows": 300 * (n % 2),
-            "ready": n % 2,
-            "waited": 0,
-        }
-        for n in range(41)
-    ]
-    (rate, queue, _) = course_charts(RunValues.of(stats(course=parts)))
-
-    assert re.findall(r"<td>([\d,]+)</td>", rate)[1::2] == ["600"] * 5
-    assert re.findall(r"<td>([\d,]+)</td>", queue)[1::2] == ["1"] * 5

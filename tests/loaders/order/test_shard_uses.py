@@ -1,6 +1,5 @@
 """When an epoch uses shards, beside the records of its batches."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -9,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order import shard_uses as module
-from shardprep.loaders.order.epoch import Epoch, EpochPlan
-from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle, partition_window
+from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle
 from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
 
 
@@ -42,31 +41,6 @@ def plan(
     with suppress(UsageError):
         return EpochPlan("", counts, shuffle, 3, batch_size, rank, world_size, drop_last)
     return EpochPlan("", (64,) * 8, None, 3, batch_size, rank, world_size, drop_last)
-
-
-def touched(plan: EpochPlan, epoch: int, start: int) -> Iterator[set[int]]:
-    """The shards of each batch's records."""
-    ends = np.cumsum(plan.shard_counts)
-    for batch in Epoch(plan, epoch, start=start).batches():
-        yield set(np.searchsorted(ends, batch, side="right").tolist())
-
-
-def is_exact(plan: EpochPlan) -> bool:
-    records, shuffle = sum(plan.shard_counts), plan.shuffle
-    return shuffle is None or partition_window(shuffle, records) < records // shuffle.partitions
-
-
-@given(plans(), st.integers(0, 2), st.integers(0, 3))
-def test_a_shard_is_in_use_from_its_first_to_its_last_record(plan: EpochPlan, epoch: int, steps: int) -> None:
-    start = min(steps * plan.world_size * plan.batch_size, plan.split(0).whole.stop)
-    uses, batches = shard_uses(plan, epoch, start=start), list(touched(plan, epoch, start))
-    assert uses.firsts.tolist() == sorted(uses.firsts)
-    for shard, first, last in zip(uses.shards, uses.firsts, uses.lasts, strict=True):
-        using = [step for step, shards in enumerate(batches) if shard in shards]
-        if is_exact(plan):
-            assert (first, last) == (using[0], using[-1])
-    for step, shards in enumerate(batches):
-        assert shards <= set(uses.at(step).tolist())
 
 
 @given(plans(), st.data())

@@ -20,10 +20,6 @@ def tf_config(kind, index, cluster=CLUSTER):
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
 
 
-def test_alone_by_default():
-    assert rank_and_world_size(environ={}) == (0, 1)
-
-
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
@@ -48,24 +44,6 @@ def test_alone_by_default():
 )
 def test_every_launcher_is_understood(environ, expected):
     assert rank_and_world_size(environ=environ) == expected
-
-
-def test_explicit_values_come_before_the_environment():
-    assert rank_and_world_size(1, 2, environ={"RANK": "3", "WORLD_SIZE": "4"}) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"SLURM_NTASKS": "8"},
-        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},
-        STEP | {"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"},
-        STEP | {"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"},
-    ],
-    ids=["salloc", "batch script", "interactive step", "batch step"],
-)
-def test_one_process_in_an_allocation_of_many_tasks_is_alone(environ):
-    assert rank_and_world_size(environ=environ) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +73,6 @@ def test_a_half_given_or_senseless_value_names_its_variable(environ, named):
         rank_and_world_size(environ=environ)
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
-def test_senseless_arguments_are_refused(rank, world_size):
-    with pytest.raises(UsageError, match=r"rank|world_size"):
-        rank_and_world_size(rank, world_size, environ={"RANK": "0", "WORLD_SIZE": "2"})
-
-
 @pytest.fixture
 def initialised(monkeypatch):
     """Put initialised frameworks where the real ones are when they are imported."""
@@ -121,32 +93,6 @@ def initialised(monkeypatch):
         monkeypatch.setitem(sys.modules, "jax", processes)
 
     return initialise
-
-
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {"RANK": "3", "WORLD_SIZE": "4"},
-        {"RANK": "3"},
-        LIGHTNING | {"NODE_RANK": "1"},
-    ],
-    ids=["nothing", "the same", "half of it", "too little"],
-)
-def test_an_initialised_framework_is_asked_where_the_environment_says_the_same_or_nothing(
-    initialised, framework, environ
-):
-    initialised(**{framework: (3, 4)})
-
-    assert rank_and_world_size(environ=environ) == (3, 4)
-
-
-def test_a_framework_that_is_imported_but_not_initialised_says_nothing(initialised):
-    initialised()
-
-    assert rank_and_world_size(environ={}) == (0, 1)
-    refuse_other_rank(0, 1)
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "1", "WORLD_SIZE": "2"}, STEP | {"SLURM_NTASKS": "2"}])
@@ -180,12 +126,6 @@ def test_two_frameworks_that_contradict_each_other_are_an_error(initialised):
         UsageError, match=r"torch\.distributed says rank 3 of 4, but jax\.distributed says rank 1"
     ):
         rank_and_world_size(environ={})
-
-
-def test_explicit_values_come_before_a_framework(initialised):
-    initialised(torch=(3, 4))
-
-    assert rank_and_world_size(0, 1, environ={"RANK": "2", "WORLD_SIZE": "8"}) == (0, 1)
 
 
 def test_a_framework_that_is_initialised_later_is_an_error_where_its_rank_is_another(initialised):

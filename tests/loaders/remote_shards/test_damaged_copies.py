@@ -2,20 +2,17 @@
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardprep.formats import CorruptRecord, ShardDamaged, open_dataset, read_manifest
+from shardprep.formats import open_dataset
 from shardprep.formats.runtime.files import hash_file
 from shardprep.loaders import Flow
 from support.column_datasets import write_columns
 from support.datasets import flip, prep_here, tree
-from support.loaded import assert_same, epoch_of, loader_on
-from support.resealed import reseal
 
 MIDDLE, END = 0.5, 0.9  # of a shard: a byte of a record
 
@@ -38,36 +35,6 @@ def by_dataset(url: str, cache: Path) -> list[Any]:
 
 def by_flow(url: str, cache: Path) -> list[Any]:
     return list(Flow.from_dataset(url, cache=cache, with_keys=True))
-
-
-@pytest.mark.parametrize(
-    ("place", "workers", "on_bad_record"),
-    [
-        (MIDDLE, 0, "skip"),
-        (END, 0, "raise"),
-        pytest.param(MIDDLE, 1, "raise", marks=pytest.mark.slow),
-        pytest.param(END, 1, "skip", marks=pytest.mark.torture),
-    ],
-)
-def test_a_loader_delivers_every_record_and_counts_the_copy_that_it_replaced(
-    lmdb_shards: Path, tmp_path: Path, place: float, workers: int, on_bad_record: str
-) -> None:
-    cache, options = tmp_path / "c", {"workers": workers, "on_bad_record": on_bad_record}
-    with (
-        loader_on(lmdb_shards, **options) as local,
-        loader_on(lmdb_shards.as_uri(), cache=cache, **options) as remote,
-    ):
-        expected = epoch_of(local)
-        assert_same(epoch_of(remote), expected)
-    damaged = copies_of(cache, "shard")[3]
-    flip(damaged, int(place * damaged.stat().st_size))
-
-    for replaced in (1, 0):
-        with loader_on(lmdb_shards.as_uri(), cache=cache, **options) as remote:
-            assert_same(epoch_of(remote), expected)
-            assert not remote.skipped
-            assert remote.stats().storage.replaced == replaced
-    assert hash_file(damaged) == f"sha256:{damaged.name}"
 
 
 @pytest.mark.parametrize("read", [by_dataset, by_flow])
@@ -107,28 +74,6 @@ def test_a_bad_sector_below_a_copy_is_a_copy_that_the_disk_did_not_keep(
         assert found[0] == first
 
 
-def test_damage_that_was_published_names_the_url_and_is_left_out_on_request(
-    lmdb_shards: Path, tmp_path: Path
-) -> None:
-    bad = tmp_path / "bad"
-    shutil.copytree(lmdb_shards, bad)
-    shard = bad / read_manifest(bad).shards[2].name
-    flip(shard, shard.stat().st_size // 2)
-    reseal(bad, lambda manifest: manifest["shards"][2].update(sha256=hash_file(shard)))
-    options: dict[str, Any] = {"cache": tmp_path / "c", "shuffle": None, "workers": 0}
-
-    with loader_on(bad.as_uri(), **options) as loader, pytest.raises((CorruptRecord, ShardDamaged)) as caught:
-        epoch_of(loader)
-    with loader_on(bad.as_uri(), on_bad_record="skip", **options) as loader:
-        epoch_of(loader)
-        assert len(loader.skipped) == 1
-        assert loader.stats().storage.replaced == 0
-
-    assert (caught.value.path, caught.value.shard) == (bad.as_uri(), shard.name)
-    assert "prep repair" not in str(caught.value)
-    assert f"prep verify {bad.as_uri()} --cache" in str(caught.value)
-
-
 def test_the_folder_of_a_cache_is_not_repaired_or_written_to(lmdb_shards: Path, tmp_path: Path) -> None:
     with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c") as found:
         assert found[0]
@@ -144,16 +89,3 @@ def test_the_folder_of_a_cache_is_not_repaired_or_written_to(lmdb_shards: Path, 
         done = prep_here(*words, "--quiet")
         assert (done.returncode, "in a cache" in done.stderr) == (2, True), done.stderr
     assert tree(tmp_path / "c") == before
-
-
-def test_an_evicted_file_takes_no_room_unless_it_has_another_name(lmdb_shards: Path, tmp_path: Path) -> None:
-    limit = read_manifest(lmdb_shards).size // 2
-    with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c", cache_limit=limit) as found:
-        readers = [found.shard(0), found.shard(1)]
-        copy, shared = (reader.path.resolve() for reader in readers)
-        os.link(shared, tmp_path / "mine")
-        expected = [record.key for record in found]
-
-        assert not copy.exists() or not shared.exists()
-        assert hash_file(tmp_path / "mine") == f"sha256:{shared.name}"
-        assert [record.key for record in found] == expected

@@ -3,21 +3,17 @@
 import os
 import signal
 import threading
-import zlib
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from shardprep.formats import ShardprepError, UsageError, read_manifest
-from shardprep.formats.runtime.owned import running_ends
+from shardprep.formats import read_manifest
 from shardprep.formats.storage.downloads import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
-from support.column_datasets import write_columns
 from support.faulty_proxy import Proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on
 from support.loader_workers import Imported
@@ -70,18 +66,6 @@ def test_batches_states_and_identity_are_those_of_the_local_copy(
         assert remote.receipt() == local.receipt()
 
 
-def test_a_partition_downloads_its_own_shards_only(
-    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
-) -> None:
-    shuffle = LocalShuffle(40, partitions=2)
-    with loader_on(
-        bucket_url, cache=tmp_path / "c", shuffle=shuffle, rank=0, world_size=2, batch_size=5
-    ) as loader:
-        epoch_of(loader)
-    asked = {path for path, _ in proxy.asked if "shard-" in path}
-    assert len(asked) <= len(read_manifest(lmdb_shards).shards) // 2 + 1
-
-
 def test_each_shard_comes_at_most_once_an_epoch_and_those_used_soonest_stay(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
 ) -> None:
@@ -119,39 +103,6 @@ def test_the_least_limit_is_named_before_training_and_works(lmdb_shards: Path, t
         loader_on(url, cache_limit=caught.value.needed, **(options | {"shuffle": GlobalShuffle()}))
 
 
-def test_steps_in_any_order_are_those_of_the_local_copy(lmdb_shards: Path, tmp_path: Path) -> None:
-    limit = limit_of(lmdb_shards, 0.5)
-    with (
-        loader_on(lmdb_shards, shuffle=HALF) as local,
-        loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c", cache_limit=limit, shuffle=HALF) as remote,
-    ):
-        for steps in ([7, 2, 19, 0], [1]):
-            assert_same(
-                [kept(step.batch) for step in remote.steps(3, steps)],
-                [kept(step.batch) for step in local.steps(3, steps)],
-            )
-
-
-@pytest.mark.parametrize("columns", [None, ("caption", "image"), ("caption",), ("age",)])
-def test_only_the_columns_that_are_wanted_are_downloaded(
-    tmp_path: Path, columns: tuple[str, ...] | None
-) -> None:
-    write_columns(tmp_path / "columns")
-    options: dict[str, Any] = {"columns": columns, "transform": None, "batch_size": 4, "workers": 0}
-    with (
-        Loader(tmp_path / "columns", **options) as local,
-        Loader((tmp_path / "columns").as_uri(), cache=tmp_path / "c", **options) as remote,
-    ):
-        for ours, theirs in zip(remote, local, strict=True):
-            np.testing.assert_equal(ours, theirs)
-    folder = next((tmp_path / "c" / "datasets").iterdir())
-    there = {path.name for path in folder.iterdir() if path.exists() and path.suffix != ".json"}
-    shards = {name.rsplit("-", 1)[0] for name in there if not name.endswith(".npy")}
-    read = {"image": "shard", "caption": "column-caption"}
-    assert columns or shards >= {"shard", "column-caption", "column-mask"}
-    assert columns is None or shards == {read[name] for name in columns if name in read}
-
-
 def test_an_error_of_the_server_comes_after_the_batches_before_it(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
 ) -> None:
@@ -166,63 +117,10 @@ def test_an_error_of_the_server_comes_after_the_batches_before_it(
         assert bucket_url in str(caught.value)
 
 
-def test_an_answer_that_is_wrong_once_changes_nothing(
-    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
-) -> None:
-    faults = ["flip", "cut", "503"]
-    proxy.fault = lambda path, count: (
-        faults[zlib.crc32(path.encode()) % 3] if count == 1 and "shard-" in path else None
-    )
-    with (
-        loader_on(bucket_url, cache=tmp_path / "c", shuffle=HALF) as remote,
-        loader_on(lmdb_shards, shuffle=HALF) as local,
-    ):
-        assert_same(epoch_of(remote), epoch_of(local))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_close_ends_a_download(proxy: Proxy, bucket_url: str, tmp_path: Path, workers: int) -> None:
-    loader = loader_on(bucket_url, cache=tmp_path / "c", workers=workers)
-    proxy.fault = lambda path, count: "slow" if "shard-" in path else None
-    proxy.pause_s = 1.0
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            next(iter(loader))
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    loader.close()
-    assert not list((tmp_path / "c" / "readers").iterdir())
-    with pytest.raises(ShardprepError):
-        next(iter(loader))
-    loader.close()
-
-
-def test_a_loader_that_is_dropped_ends_its_downloads(lmdb_shards: Path, tmp_path: Path) -> None:
-    loader = loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c")
-    next(iter(loader))
-    del loader
-    until(lambda: not running_ends())
-    assert not list((tmp_path / "c" / "readers").iterdir())
-
-
 def downloads_run() -> bool:
     """Whether any thread downloads shards, or waits for them."""
     names = ("shardprep-prefetch", "shardprep-hold", "shardprep-loop")
     return any(thread.name.startswith(names) for thread in threading.enumerate())
-
-
-def test_a_loader_that_is_refused_leaves_no_thread(lmdb_shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="slots") as caught:
-        loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c", slots=1)
-    assert caught.tb  # which refers to what was made
-    assert not downloads_run()
-    assert not list((tmp_path / "c" / "readers").iterdir())
 
 
 def test_a_loader_whose_cache_is_gone_ends_its_threads(lmdb_shards: Path, tmp_path: Path) -> None:
@@ -231,16 +129,6 @@ def test_a_loader_whose_cache_is_gone_ends_its_threads(lmdb_shards: Path, tmp_pa
     (tmp_path / "c").rename(tmp_path / "elsewhere")
     loader.close()
     assert not downloads_run()
-
-
-def test_an_iteration_of_a_closed_loader_leaves_no_reader(lmdb_shards: Path, tmp_path: Path) -> None:
-    with loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c") as loader:
-        next(iter(loader))
-    for call in (lambda: next(iter(loader)), lambda: next(loader.steps(0, [0]))):
-        with pytest.raises(UsageError, match="this Loader is closed"):
-            call()
-    assert not downloads_run()
-    assert not list((tmp_path / "c" / "readers").iterdir())
 
 
 @pytest.mark.slow
@@ -262,10 +150,3 @@ def worker_of(loader: Loader) -> int:
     dispatcher = loader.engine._dispatcher
     assert dispatcher is not None
     return next(iter(dispatcher._workers.values())).process.pid
-
-
-def test_a_cache_is_for_urls_and_urls_need_one(lmdb_shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cache"):
-        loader_on(lmdb_shards, cache=tmp_path / "c")
-    with pytest.raises(UsageError, match="cache="):
-        loader_on(lmdb_shards.as_uri())

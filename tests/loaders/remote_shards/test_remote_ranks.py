@@ -109,19 +109,3 @@ def test_two_ranks_download_each_shard_once_an_epoch_at_most(
     downloads = Counter(path for path, _ in proxy.asked if "shard-" in path)
     assert max(downloads.values()) <= EPOCHS + 1  # the next epoch is prefetched
     assert sum(downloads.values()) < (EPOCHS + 1) * len(read_manifest(lmdb_shards).shards)
-
-
-def test_a_rank_that_is_killed_leaves_nothing_and_holds_nothing_up(
-    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
-) -> None:
-    limit, cache = room_for(lmdb_shards, 0.5), tmp_path / "c"
-    with rank_of(tmp_path, bucket_url, cache, limit, 0, 1) as stays:
-        with rank_of(tmp_path, bucket_url, cache, limit, 1, 1) as killed:
-            batch_of(killed)
-        for batch in expected(lmdb_shards, 0, 1):
-            assert batch_of(stays) == batch
-            go_on(stays)
-        assert stays.wait(timeout=60) == 0
-    assert bytes_in(cache) <= limit
-    assert not list((cache / "parts").iterdir())
-    assert not list((cache / "readers").iterdir())

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import active_count
-from typing import Any
 
 import pytest
 
@@ -18,9 +14,7 @@ from shardprep.formats import UsageError, open_dataset, read_manifest
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from support.cut_datasets import collected
-from support.faulty_proxy import Proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on, numbers_in
-from support.sampling import torture_except
 
 WINDOW = LocalShuffle(20)
 
@@ -56,40 +50,6 @@ def place(lmdb_shards: Path, parts: Path, tmp_path: Path) -> Callable[[str], Cal
     return loader_at
 
 
-PLACES = ["here", "at a URL", "in parts", "here by weight", "at a URL by weight", "in parts by weight"]
-
-
-@pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize(
-    "options",
-    torture_except(
-        [
-            {},
-            {"records": range(50, 204, 2), "rank": 1, "world_size": 2},
-            {"shuffle": LocalShuffle(30, partitions=2)},
-        ],
-        {},
-    ),
-    ids=["all", "a rank's subset", "partitions"],
-)
-def test_each_step_is_replayed_bit_for_bit_while_the_loader_is_open_and_after(
-    place: Callable[[str], Callable[..., Loader]], where: str, options: dict[str, Any]
-) -> None:
-    with place(where)(**options) as loader:
-        loader.set_epoch(3)
-        delivered = []
-        for step, batch in enumerate(loader):
-            delivered.append(kept(batch))
-            assert_same([kept(loader.replay(3, step).batch)], delivered[-1:])
-        state, receipt = json.loads(json.dumps(loader.state_dict())), loader.receipt()
-        assert receipt.is_complete or options
-    steps = [0, len(delivered) - 1]
-    assert_same([kept(loader.replay(3, step).batch) for step in steps], [delivered[step] for step in steps])
-    with place(where)(**options) as again:
-        again.load_state_dict(state)
-        assert_same(epoch_of(again, 1), [kept(loader.replay(4, 0).batch)])
-
-
 def test_a_replay_of_a_closed_loader_leaves_nothing_open(
     place: Callable[[str], Callable[..., Loader]], tmp_path: Path
 ) -> None:
@@ -100,19 +60,6 @@ def test_a_replay_of_a_closed_loader_leaves_nothing_open(
 
     assert active_count() == before
     assert not list((tmp_path / "c" / "readers").iterdir())
-
-
-@pytest.mark.parametrize("ways", [("here by weight", "at a URL by weight"), ("at a URL", "here")])
-def test_states_and_identities_of_a_url_are_those_of_the_folder(
-    place: Callable[[str], Callable[..., Loader]], ways: tuple[str, str]
-) -> None:
-    one, other = map(place, ways)
-    with one() as begun, other() as resumed:
-        assert begun.identity == resumed.identity
-        epoch_of(begun, 4)
-        resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
-        begun.load_state_dict(begun.state_dict())
-        assert_same(epoch_of(resumed), epoch_of(begun))
 
 
 def code_of_copy(call: Callable[[], None], folder: Path) -> int:
@@ -149,19 +96,6 @@ def test_a_forked_copy_of_an_iteration_is_refused(
 def test_a_forked_copy_of_a_lock_is_no_other_file(lmdb_shards: Path, tmp_path: Path) -> None:
     with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c") as dataset:
         assert code_of_copy(lambda: dataset.cache.used(3), tmp_path) == 4  # type: ignore[attr-defined]
-
-
-def test_a_program_that_ends_while_shards_come_says_nothing(
-    proxy: Proxy, bucket_url: str, tmp_path: Path
-) -> None:
-    proxy.fault = lambda path, count: "slow" if "shard-" in path and len(proxy.asked) > 8 else None
-    program = f"""
-from shardprep import Loader
-loader = Loader({bucket_url!r}, cache={str(tmp_path / "c")!r}, batch_size=10, workers=0)
-next(iter(loader))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_loop_that_ends_calls_what_no_thread_can() -> None:

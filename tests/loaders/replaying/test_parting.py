@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from shardprep.loaders import EvalTransform, GlobalShuffle, LocalShuffle, Parting, TrainTransform
+from shardprep.loaders import EvalTransform, GlobalShuffle, LocalShuffle, TrainTransform
 from shardprep.loaders.loader.replay import first_parting
 from support.loaded import loader_on
 
@@ -70,48 +70,6 @@ def test_runs_part_where_their_deliveries_do(data: st.DataObject, lmdb_shards: P
     assert place == brute_force(lmdb_shards, one, other)
     assert found is None or set(found.because) <= changed
     assert found is None or found.because
-
-
-def test_other_datasets_part_at_once(lmdb_shards: Path, hdf5_shards: Path) -> None:
-    with loader_on(lmdb_shards) as one, loader_on(hdf5_shards) as other:
-        found = one.parting(other)
-        roots = one.dataset.manifest.root, other.dataset.manifest.root
-
-    assert found == Parting(0, 0, 0, "dataset", (None, None), {"dataset": roots})
-
-
-def test_the_arguments_that_differ_are_named(lmdb_shards: Path) -> None:
-    with (
-        loader_on(lmdb_shards, transform=TrainTransform(8, scale=(0.5, 1))) as one,
-        loader_on(lmdb_shards, transform=TrainTransform(8, flip=False)) as other,
-    ):
-        found = one.parting(other)
-
-    assert found is not None
-    assert found.because == {
-        "transform": (
-            "TrainTransform(scale=[0.5, 1], flip=true)",
-            "TrainTransform(scale=[0.08, 1.0], flip=false)",
-        )
-    }
-
-
-@pytest.mark.parametrize("flip", [True, False])
-def test_pixels_part_where_values_differ(flip: bool, lmdb_shards: Path) -> None:
-    with (
-        loader_on(lmdb_shards, transform=TrainTransform(8, flip=flip)) as one,
-        loader_on(lmdb_shards, transform=TrainTransform(8, flip=False)) as other,
-    ):
-        found = first_parting(
-            one.order_of(),
-            other.order_of(),
-            [0],
-            pixels=lambda epoch, step: one.replay(epoch, step).first_difference(other.replay(epoch, step)),
-        )
-        flipped = [row for row, made in enumerate(one.replay(0, 0)) if made.shown and made.shown.is_mirrored]
-
-    expected = (0, flipped[0], "pixels") if flip else None
-    assert (found and (found.step, found.row, found.kind)) == expected
 
 
 def test_each_step_that_is_compared_is_counted(lmdb_shards: Path) -> None:

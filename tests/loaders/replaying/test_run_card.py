@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from shardprep.loaders import (
 )
 from shardprep.loaders.loader.run_card import RecordedRun
 from support.loaded import assert_same, epoch_of, loader_on
-from support.loader_workers import Tagging
 
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"transform": None, "shuffle": None},
@@ -56,17 +54,6 @@ def test_a_loader_of_a_card_has_the_batches_of_the_run(name: str, lmdb_shards: P
     assert (tmp_path / "card.json").read_bytes() == canonical_json(card.to_json())
 
 
-def test_a_transform_of_the_user_is_to_be_given_again(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards) as loader, loader_on(lmdb_shards, transform=Tagging({"": print})) as other:
-        card = RunCard.from_json(json.loads(json.dumps(loader.card().to_json())))
-        found = [each.card().transform for each in (loader, other)]
-
-    with pytest.raises(UsageError, match="Tagging"):
-        card.options()
-    assert found[0] != found[1]
-    assert found[0] == card.transform
-
-
 def test_many_chosen_records_are_known_by_their_digest(
     tmp_path: Path, lmdb_shards: Path, monkeypatch: Any
 ) -> None:
@@ -76,25 +63,6 @@ def test_many_chosen_records_are_known_by_their_digest(
     with pytest.raises(UsageError, match="30 records"):
         card.options()
     assert RunCard.from_json(card.to_json()) == card
-
-
-def test_a_state_has_the_card_and_loads_with_and_without_it(lmdb_shards: Path, tmp_path: Path) -> None:
-    file = tmp_path / "state.json"
-    with loader_on(lmdb_shards, transform=None) as loader:
-        expected = epoch_of(loader)
-        loader.set_epoch(0)
-        list(islice(loader, 7))
-        state = loader.state_dict()
-    file.write_text(json.dumps(state))
-    recorded = RecordedRun.load(file)
-    for saved in (state, {name: state[name] for name in state if name not in ("card", "start")}):
-        with loader_on(lmdb_shards, transform=None) as loader:
-            loader.load_state_dict(saved)
-            assert_same(epoch_of(loader), expected[7:])
-
-    assert recorded.place is not None
-    assert recorded.place.last_step(recorded.card) == 6
-    assert recorded.card.batch_size == 10
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from shardprep.loaders import (
     Replayed,
     ReplayedRecord,
     TrainTransform,
-    decode_rgb,
 )
 from shardprep.loaders.loader.replay import pictures_of
 from shardprep.loaders.loader.sheet import GAP, TITLE, Size
@@ -46,13 +45,6 @@ def test_pictures_are_the_pixels_before_they_were_normalised(
 
     worst = {"bfloat16": 2, "float16": 1}.get(dtype, 0)
     assert np.abs(np.stack(found).astype(int) - expected).max() <= worst
-
-
-def test_encoded_images_are_decoded(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, transform=None) as loader:
-        made = loader.replay(0, 0)
-
-    assert np.array_equal(pictures_of(made.batch, None)[3], decode_rgb(made.batch[0][3]))
 
 
 def test_numbers_of_other_transforms_are_stretched() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Any
 
 import cv2
@@ -16,8 +15,7 @@ from shardprep.formats.errors import BadImage, BadTarget, UsageError
 from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders.order.rng import record_rng
-from shardprep.loaders.transforms.contract import ArraySpec, fill_rows
-from shardprep.loaders.transforms.geometry import TURNS, Span, kept_boxes, mask_of
+from shardprep.loaders.transforms.geometry import Span, kept_boxes, mask_of
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 from support.pictures import exif_of, numbers_png, photograph, png, png_chunk, with_orientation
 
@@ -152,15 +150,6 @@ spans = st.builds(
 )  # fmt: skip
 
 
-@given(span=spans)
-def test_a_pixel_is_the_one_that_its_centre_lies_in(span: Span) -> None:
-    expected = []
-    for i in range(span.size):
-        centre = span.start + (Fraction(1, 2) + i + span.first) * span.length / span.resized
-        expected.append(min(int(centre), span.side - 1))
-    assert span.pixels().tolist() == (expected[::-1] if span.is_mirrored else expected)
-
-
 corners = st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)).map(sorted)
 
 
@@ -213,48 +202,6 @@ BOXES = np.array([[0, 0, 0.5, 0.5], [0.4, 0.4, 0.6, 0.6], [0, 0, 1, 1], [0.5, 0.
 WHOLE = EvalTransform((64, 64), resize=64, boxes="boxes")
 
 
-@pytest.mark.parametrize("transform", [TrainTransform(48), EvalTransform(48, resize=50)])
-@pytest.mark.parametrize("layout", ["HWC", "CHW"])
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_the_image_is_the_same_with_and_without_targets(transform: Any, layout: Any, dtype: Any) -> None:
-    transform = replace(transform, layout=layout, dtype=dtype)
-    sample = Sample(COFFEE, {"mask": np.zeros((HEIGHT, WIDTH), np.uint8), "boxes": BOXES})
-    for record in range(5):
-        image, mask, boxes, count = replace(transform, masks=("mask",), boxes="boxes")(sample, rng(record))
-        np.testing.assert_array_equal(image, transform(Sample(COFFEE), rng(record)))
-        assert (mask.shape, boxes.shape, count.shape) == ((48, 48), (100, 4), ())
-
-
-def test_the_outputs_are_declared_in_order() -> None:
-    transform = TrainTransform(8, masks=("a", "b"), boxes="places", box_labels="what", max_boxes=5)
-
-    assert transform.outputs == (
-        ArraySpec("image", (8, 8, 3), "uint8"),
-        ArraySpec("a", (8, 8), "uint8"),
-        ArraySpec("b", (8, 8), "uint8"),
-        ArraySpec("places", (5, 4), "float32"),
-        ArraySpec("what", (5,), "int32"),
-        ArraySpec("box_count", (), "int32"),
-    )
-
-
-def test_unused_rows_are_zeros_and_the_largest_boxes_are_kept_in_order() -> None:
-    square = png(np.zeros((64, 64, 3), np.uint8))
-    labels = np.array([10, 11, 12, 13], np.int64)
-    sample = Sample(square, {"boxes": BOXES, "labels": labels})
-    five = replace(WHOLE, box_labels="labels", max_boxes=5)
-    rows = tuple(np.full(spec.shape, 77, spec.dtype) for spec in five.outputs)
-
-    fill_rows(five, sample, rng(), rows)
-    _, two, two_labels, two_count = replace(five, max_boxes=2)(sample, rng())
-
-    _, boxes, numbers, count = rows
-    np.testing.assert_array_equal(boxes, [*BOXES[:3], [0] * 4, [0] * 4])  # the fourth has no area
-    assert (numbers.tolist(), int(count)) == ([10, 11, 12, -1, -1], 3)
-    np.testing.assert_array_equal(two, BOXES[[0, 2]])
-    assert (two_labels.tolist(), int(two_count)) == ([10, 12], 2)
-
-
 @pytest.mark.parametrize(("least", "kept"), [(0, [0, 1]), (0.4, [0, 1]), (0.6, [1]), (1, [1])])
 def test_a_box_is_left_out_if_less_than_the_share_of_it_is_left(least: float, kept: list[int]) -> None:
     wide = Sample(
@@ -269,16 +216,6 @@ def test_a_box_is_left_out_if_less_than_the_share_of_it_is_left(least: float, ke
 
     assert numbers[:count].tolist() == kept
     np.testing.assert_allclose(boxes[count - 1], [0.1, 0.1, 0.7, 0.9], rtol=1e-6)
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-@pytest.mark.parametrize("palette", [True, False])
-def test_the_numbers_of_a_png_are_read_and_not_its_colours(bits: int, palette: bool) -> None:
-    numbers = np.random.default_rng(bits).integers(0, 1 << bits, (9, 13), np.uint8)
-
-    np.testing.assert_array_equal(
-        mask_of(numbers_png(numbers, bits=bits, palette=palette), "mask", key="k"), numbers
-    )
 
 
 @pytest.mark.parametrize(
@@ -362,20 +299,3 @@ def test_a_column_that_is_not_there_is_named() -> None:
 def test_options_without_a_meaning_are_refused(options: Any) -> None:
     with pytest.raises(UsageError):
         TrainTransform(4, **options)
-
-
-@pytest.mark.parametrize("number", range(8))
-def test_a_turn_is_that_of_opencv_for_pixels_and_boxes(number: int) -> None:
-    stored = np.random.default_rng(number).integers(0, 256, (16, 24, 3), np.uint8)
-    data = png(stored)
-    turned = data[:33] + png_chunk(b"eXIf", exif_of(number + 1)) + data[33:]
-    box = np.array([[4 / 24, 2 / 16, 10 / 24, 8 / 16]])
-
-    shown = cv2.imdecode(np.frombuffer(turned, np.uint8), cv2.IMREAD_COLOR)
-
-    np.testing.assert_array_equal(TURNS[number].pixels(stored), shown)
-    height, width = shown.shape[:2]
-    left, top, right, bottom = np.rint(TURNS[number].boxes(box)[0] * (width, height, width, height)).astype(
-        int
-    )
-    np.testing.assert_array_equal(TURNS[number].pixels(stored[2:8, 4:10]), shown[top:bottom, left:right])

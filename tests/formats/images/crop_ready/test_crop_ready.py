@@ -1,6 +1,5 @@
 """Crop-ready images: a crop has the pixels of the whole image, for any decoder; damage is refused."""
 
-import hashlib
 import io
 import shutil
 import struct
@@ -27,7 +26,7 @@ from shardprep.formats.images.crop_ready import (
     without_grid,
 )
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.records.record import CropReadyRecord, Record
+from shardprep.formats.records.record import CropReadyRecord
 from shardprep.loaders.transforms.decode import EncodedImage, decode_rgb
 from support.image_files import (
     JPEG,
@@ -139,49 +138,6 @@ def test_another_decoder_gives_the_same_pixels(
     np.testing.assert_array_equal(by_pillow(made), by_pillow(image))
 
 
-@pytest.mark.parametrize("photograph", PHOTOGRAPHS[:6], ids=lambda file: file.name)
-def test_photographs_with_optimised_tables_grow_by_little(photograph: object) -> None:
-    image = photograph.read_bytes()  # type: ignore[attr-defined]
-
-    made = ready(image)
-
-    assert len(made) <= 1.05 * len(image)
-    np.testing.assert_array_equal(decode_rgb(made), decode_rgb(image))
-
-
-def test_photographs_with_standard_tables_shrink() -> None:
-    images = [
-        encoded(decode_rgb(file.read_bytes())[..., ::-1], ".jpg", cv2.IMWRITE_JPEG_QUALITY, 96)
-        for file in PHOTOGRAPHS[:4]
-    ]
-
-    assert sum(len(ready(image)) for image in images) < sum(map(len, images))
-
-
-def test_less_is_cut_out_than_the_whole() -> None:
-    made = ready(PHOTOGRAPH)
-    grid = grid_of(made)
-
-    assert grid is not None
-    cut = grid.cut(made, Crop(100, 80, 20, 20))
-
-    assert cut is not None
-    assert len(cut.image) < len(made) / 2
-    assert decode_rgb(cut.image.tobytes()).shape == (48, 32, 3)
-
-
-def test_the_original_is_named_and_its_metadata_is_kept() -> None:
-    image = with_exif(PHOTOGRAPH, tiff("<", (0x0112, 3, 6)))
-
-    made = ready(image)
-
-    grid = grid_of(made)
-    assert grid is not None
-    assert grid.sha256 == hashlib.sha256(image).digest()
-    assert read_image_header(made).orientation == 6
-    assert made.count(b"Exif\0\0") == 1
-
-
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_a_crop_is_of_the_oriented_image(orientation: int) -> None:
     image = with_exif(PHOTOGRAPH, tiff("<", (0x0112, 3, orientation)))
@@ -191,23 +147,6 @@ def test_a_crop_is_of_the_oriented_image(orientation: int) -> None:
     found = decode_rgb(record, crop=(30, 20, 50, 60), orientation="apply")
 
     np.testing.assert_array_equal(found, whole[20:80, 30:80])
-
-
-def test_what_is_crop_ready_stays_so() -> None:
-    made = ready(PHOTOGRAPH)
-
-    again = ready(made)
-
-    first, second = grid_of(made), grid_of(again)
-    assert first is not None
-    assert second is not None
-    assert again.count(SIGNATURE) == 1
-    assert second.sha256 == hashlib.sha256(made).digest()
-    assert without_grid(again) == without_grid(made)
-
-
-def test_bytes_after_the_end_are_left_out() -> None:
-    assert without_grid(ready(PHOTOGRAPH + b"trailing")) == without_grid(ready(PHOTOGRAPH))
 
 
 @pytest.mark.parametrize(
@@ -275,19 +214,6 @@ def test_a_sound_grid_is_told_from_a_damaged_one() -> None:
     assert not grid_is_sound(truncated(made), grid.sha256)
 
 
-def test_where_the_table_does_not_fit_the_bytes_the_whole_image_is_decoded() -> None:
-    made = ready(PHOTOGRAPH)
-    lengths = made.index(SIGNATURE) + TABLE.size
-    swapped = (
-        made[:lengths] + made[lengths + 2 : lengths + 4] + made[lengths : lengths + 2] + made[lengths + 4 :]
-    )
-    assert swapped != made
-
-    found = decode_rgb(CropReadyRecord("key", 0, swapped), crop=(0, 0, 60, 20))
-
-    np.testing.assert_array_equal(found, decode_rgb(PHOTOGRAPH)[:20, :60])
-
-
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_a_table_of_any_bytes_is_never_read_out_of_range(data: st.DataObject) -> None:
@@ -304,14 +230,6 @@ def test_a_table_of_any_bytes_is_never_read_out_of_range(data: st.DataObject) ->
     if grid is not None:
         width, height = min(20, grid.width), min(20, grid.height)
         grid.cut(image, Crop(grid.width - width, grid.height - height, width, height))
-
-
-def test_a_plain_record_with_a_table_is_decoded_as_a_whole() -> None:
-    source = EncodedImage(Record("key", 0, ready(PHOTOGRAPH)))
-
-    source.pixels(Crop(0, 0, 8, 8))
-
-    assert not source.is_reducible
 
 
 def test_without_the_program_its_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Parquet files: what the library datasets wrote comes out, and a hostile file is only an error."""
 
-import copy
 import datetime
 import json
 import subprocess
@@ -11,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import SourceDamaged, UsageError, open_dataset
+from shardprep.formats import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.sources.recognise import recognise
-from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
 from support.record_sources import IMAGES, records
-from support.sampling import torture_except
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -65,43 +62,6 @@ def hub(tmp_path: Path) -> Path:
         write(tmp_path / f"hub/data/{name}.parquet", columns, names=["ant", "bee"], row_group_size=2)
     (tmp_path / "hub/README.md").write_text("---\n")
     return tmp_path / "hub"
-
-
-def test_files_of_the_hub_are_splits_with_their_classes(hub: Path) -> None:
-    source = recognise(hub)
-
-    assert source.description == "parquet: train in 2 files, val in 1 file"
-    assert {split: records(source.listing(split)) for split in source.splits} == {
-        split: {f"{n}.jpg": {"label": n % 2, "image": IMAGES[n]} for n in numbers}
-        for split, numbers in {"train": range(8), "val": range(8, 10)}.items()
-    }
-    assert [each.name for each in source.listing("val").labels.classes] == ["ant", "bee"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", torture_except(["shuffled", "key"], "key"))
-def test_the_rows_are_converted(order: str, hub: Path, tmp_path: Path) -> None:
-    assert converted(hub, tmp_path / "out", order=order, workers=2).records == 8
-    with open_dataset(tmp_path / "out") as dataset:
-        assert {record.key: record.image for record in dataset} == {f"{n}.jpg": IMAGES[n] for n in range(8)}
-
-
-def test_names_in_another_order_than_the_labels_are_words_of_numbered_classes(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"image": images(0), "label": [1]}, names=["zebra", "ant"])
-    classes = recognise(path).listing("train").labels.classes
-
-    assert [(each.name, each.words) for each in classes] == [("00000", "zebra"), ("00001", "ant")]
-
-
-def test_the_usual_other_names_and_kinds_of_columns_are_found(tmp_path: Path) -> None:
-    columns = {"img": images(0, 1), "coarse": [1, 0]}
-    listing = recognise(write(tmp_path / "a.parquet", columns, names=["a", "b"], label="coarse")).listing(
-        "train"
-    )
-
-    assert [record["label"] for record in records(listing).values()] == [1, 0]
-    plain = recognise(write(tmp_path / "b.parquet", {"image": [JPEG]}))
-    assert records(plain.listing("train")) == {"b.parquet/00000000": {"label": -1, "image": JPEG}}
 
 
 def test_other_columns_keep_their_values(tmp_path: Path) -> None:
@@ -155,18 +115,6 @@ def test_other_columns_keep_their_values(tmp_path: Path) -> None:
     }
 
 
-def test_paths_that_are_not_unique_give_keys_of_file_and_row(hub: Path) -> None:
-    write(
-        hub / "data/train-00001-of-00002-a09b.parquet",
-        {"image": images(0, 1), "label": [0, 0]},
-        names=["ant", "bee"],
-    )
-
-    assert recognise(hub).listing("train").entries["key"].tolist()[-1] == (
-        b"data/train-00001-of-00002-a09b.parquet/00000001"
-    )
-
-
 ODD: dict[str, tuple[dict[str, Any], str]] = {
     "no bytes": (
         {"image": ([{"bytes": JPEG, "path": "a"}, {"bytes": None, "path": "cat.jpg"}], IMAGE)},
@@ -208,25 +156,6 @@ def test_files_with_other_columns_are_named(hub: Path) -> None:
         SourceDamaged, match=r"a09b\.parquet: has different columns from data/train-00000-of-00002"
     ):
         recognise(hub).listing("train")
-
-
-def test_a_file_that_changes_after_its_listing_is_not_read(hub: Path) -> None:
-    listing = recognise(hub).listing("train")
-    write(hub / "data/train-00000-of-00002.parquet", {"image": images(*range(5)), "label": [0] * 5})
-
-    with pytest.raises(SourceDamaged, match="changed while it was read"):
-        records(listing)
-
-
-def test_copies_of_a_reader_share_nothing(hub: Path) -> None:
-    listing = recognise(hub).listing("train")
-
-    with listing.reader as reader:
-        assert reader.read(listing.entries[0]) == IMAGES[0]
-        other = recognise(hub).listing("train").reader
-        with copy.copy(other) as one, other:
-            assert one.read(listing.entries[7]) == other.read(listing.entries[7]) == IMAGES[7]
-        assert reader.read(listing.entries[1]) == IMAGES[1]
 
 
 @pytest.mark.slow

@@ -13,8 +13,7 @@ import pytest
 
 from shardprep.formats import open_dataset
 from shardprep.formats.sources.recognise import recognise
-from support.datasets import converted
-from support.record_sources import IMAGES, records
+from support.record_sources import records
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -59,31 +58,6 @@ def write(path: Path, column: Any, **options: Any) -> Path:
 
 CAPTION = "long " * 50_000
 ROWS = 1000  # a quarter of a gigabyte of captions
-
-
-@pytest.mark.parametrize(
-    ("column", "kind"),
-    [
-        (lambda: repeated(CAPTION, ROWS), "text"),
-        (lambda: lists(repeated(CAPTION, ROWS), [2] * (ROWS // 2)), "json"),
-        pytest.param(
-            lambda: pa.StructArray.from_arrays([repeated(CAPTION, ROWS)], ["text"]),
-            "json",
-            marks=pytest.mark.torture,
-        ),
-    ],
-    ids=["texts", "lists", "structs"],
-)
-def test_repeated_captions_take_the_memory_of_one(
-    column: Callable[[], Any], kind: str, tmp_path: Path
-) -> None:
-    path = write(tmp_path / "a.parquet", column())
-
-    planned = limited("convert", path, tmp_path / "out", "--dry-run", "--json")
-
-    (split,) = json.loads(planned.stdout)["splits"]
-    assert split["columns"] == {"caption": kind}
-    assert split["image_bytes"] >= len(CAPTION) * ROWS > 10_000 * path.stat().st_size
 
 
 @pytest.mark.torture
@@ -190,15 +164,3 @@ def test_values_that_pyarrow_makes_no_dictionaries_of_are_read_in_batches(
     found = records(recognise(tmp_path / "a.parquet").listing("train"))
 
     assert [record["caption"] for record in found.values()] == texts
-
-
-def test_more_files_than_may_be_open_are_read_in_shuffled_order(tmp_path: Path) -> None:
-    for number in range(70):
-        images = pa.array([IMAGES[number % 12]] * 3)
-        path = tmp_path / f"files/{number:02}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table({"image": images, "label": [number] * 3}), path)
-
-    assert converted(tmp_path / "files", tmp_path / "out").records == 210
-    with open_dataset(tmp_path / "out") as dataset:
-        assert all(record.image == IMAGES[record.label % 12] for record in dataset)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from shardprep.formats import SourceDamaged, SourceIncomplete, UsageError, convert, open_dataset
+from shardprep.formats import SourceDamaged, SourceIncomplete, UsageError, convert
 from shardprep.formats.errors import ShardprepError
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tf_example import features, integers, masked_crc, window_of
@@ -17,7 +17,6 @@ from support.datasets import converted, flip
 from support.image_files import JPEG
 from support.record_sources import (
     IMAGES,
-    WNIDS,
     Feature,
     example,
     frame,
@@ -40,45 +39,6 @@ def imagenet(tmp_path: Path) -> Path:
     return folder
 
 
-def test_records_of_the_official_scripts_have_the_classes_and_keys_of_the_official_archives(
-    imagenet: Path,
-) -> None:
-    source = recognise(imagenet)
-    listing = source.listing("train")
-
-    assert source.description == "tfrecord: train in 2 files, val in 1 file, labels from 1 stored from 0"
-    assert listing.labels.is_official
-    found = records(listing)
-    assert {key: (record["label"], record["image"]) for key, record in found.items()} == {
-        f"{WNIDS[label]}/{WNIDS[label]}_{number}": (label, IMAGES[number])
-        for number, label in enumerate([5, 999, 5])
-    }
-    assert found[f"{WNIDS[999]}/{WNIDS[999]}_1"]["image.height"] == 4
-    assert {field.name: field.kind for field in listing.schema} == {
-        "image.class.text": "bytes",
-        "image.filename": "bytes",
-        "image.format": "bytes",
-        "image.height": "int",
-    }
-
-
-def test_boxes_of_the_records_are_the_datasets(imagenet: Path) -> None:
-    boxes = list(recognise(imagenet).boxes("train") or ())
-
-    assert [(box.key, box.name) for box in boxes] == 2 * [(f"{WNIDS[5]}/{WNIDS[5]}_0", WNIDS[5])]
-    sides = [[box.x_min, box.y_min, box.x_max, box.y_max] for box in boxes]
-    assert np.allclose(sides, [[0.1, 0.1, 0.35, 1], [0.2, 0.2, 0.45, 1]])
-
-
-@pytest.mark.slow
-def test_the_records_are_converted_with_their_boxes(imagenet: Path, tmp_path: Path) -> None:
-    assert converted(imagenet, tmp_path / "train", workers=2).records == 3
-    with open_dataset(tmp_path / "train") as dataset:
-        assert dataset.boxes is not None
-        assert len(dataset.boxes) == 2
-        assert {record.image for record in dataset} == set(IMAGES[:3])
-
-
 def test_a_missing_file_of_a_series_is_told_and_can_be_accepted(imagenet: Path, tmp_path: Path) -> None:
     (imagenet / "train-00000-of-00002").unlink()
 
@@ -86,16 +46,6 @@ def test_a_missing_file_of_a_series_is_told_and_can_be_accepted(imagenet: Path, 
         convert(imagenet, tmp_path / "out", split="train", workers=0)
     with pytest.raises(SourceIncomplete, match="the first is train-00000-of-00002"):
         converted(imagenet, tmp_path / "out")
-
-
-def test_records_of_tensorflow_datasets_keep_their_labels(tmp_path: Path) -> None:
-    write_tfrecord(tmp_path / "beans-train.tfrecord-00000-of-00001", map(tfds, range(4)))
-    listing = recognise(tmp_path).listing("train")
-
-    assert records(listing) == {
-        str(n): {"label": n, "image": IMAGES[n], "file_name": f"{n}.jpeg".encode()} for n in range(4)
-    }
-    assert [each.name for each in listing.labels.classes] == ["00000", "00001", "00002", "00003"]
 
 
 def test_names_that_tensorflow_datasets_writes_beside_the_files_are_the_classes(tmp_path: Path) -> None:
@@ -106,34 +56,6 @@ def test_names_that_tensorflow_datasets_writes_beside_the_files_are_the_classes(
         "ant",
         "bee",
         "cat",
-    ]
-
-
-def test_other_features_are_columns_of_their_values(tmp_path: Path) -> None:
-    rows: list[dict[str, Feature]] = [
-        tfds(0, score=0.5, ids=[-1, 1 << 62], points=[0.5, 1.5], tags=["ä".encode(), b""], count=-7),
-        tfds(1, score=1.5, ids=[], points=[2.5], tags=[b"b"], count=1 << 40),
-        {**tfds(2, score=-0.0, count=0), "points": []},
-    ]
-    listing = recognise(write_tfrecord(tmp_path / "a.tfrecord", rows)).listing("train")
-
-    kinds = {field.name: field.kind for field in listing.schema}
-    assert kinds == {
-        "count": "int",
-        "file_name": "bytes",
-        "ids": "int64[*]",
-        "points": "float32[*]",
-        "score": "float",
-        "tags": "json",
-    }
-    found = records(listing)
-    assert [found[key]["tags"] for key in "012"] == [["ä", ""], ["b"], []]
-    assert [found[key]["ids"].tolist() for key in "012"] == [[-1, 1 << 62], [], []]
-    assert [found[key]["points"].tolist() for key in "012"] == [[0.5, 1.5], [2.5], []]
-    assert [(found[key]["score"], found[key]["count"]) for key in "012"] == [
-        (0.5, -7),
-        (1.5, 1 << 40),
-        (0, 0),
     ]
 
 
@@ -290,11 +212,6 @@ def test_features_that_make_no_columns_are_named_with_the_files(names: list[str]
 
     with pytest.raises(UsageError, match=rf"{tmp_path}: .*(is there twice|has 1 to 40 letters)"):
         recognise(path).listing("train")
-
-
-@given(numbers=st.lists(st.integers(-(1 << 63), (1 << 63) - 1)))
-def test_packed_numbers_are_read_as_they_were_written(numbers: list[int]) -> None:
-    assert integers(b"".join(map(varint, numbers))).tolist() == numbers
 
 
 @given(data=st.binary())

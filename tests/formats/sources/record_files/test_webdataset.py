@@ -11,15 +11,11 @@ from shardprep.formats import (
     SourceDamaged,
     UsageError,
     convert,
-    open_dataset,
-    plan_conversion,
-    repair,
-    verify,
 )
 from shardprep.formats.errors import LabelConflict, ShardprepError
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.source import SourceOptions, split_in
+from shardprep.formats.sources.source import SourceOptions
 from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
 from support.record_sources import IMAGES, records, write_shard
@@ -45,56 +41,6 @@ def shards(tmp_path: Path) -> Path:
     write_shard(folder / "photos-val-000000.tar", numbered(7, 8))
     (folder / "README.md").write_text("photos")
     return folder
-
-
-def test_shards_become_splits_by_the_words_in_their_names(shards: Path) -> None:
-    source = recognise(shards)
-
-    assert source.description == "webdataset: train in 2 files, val in 1 file"
-    assert {split: records(source.listing(split)) for split in source.splits} == {
-        split: {f"{n:06d}": {"label": n % 3, "image": IMAGES[n]} for n in numbers}
-        for split, numbers in {"train": range(7), "val": range(7, 9)}.items()
-    }
-    listing = source.listing("train")
-    assert [one.name for one in listing.archives] == ["photos-train-000000.tar", "photos-train-000001.tar"]
-    assert [each.name for each in listing.labels.classes] == ["00000", "00001", "00002"]
-    assert listing.ignored == {"other files": 1}
-
-
-@pytest.mark.slow
-def test_the_shards_are_converted_and_resumed_like_any_source(shards: Path, tmp_path: Path) -> None:
-    manifest = converted(shards, tmp_path / "train", workers=2)
-
-    assert (manifest.records, manifest.source["layout"]) == (7, "webdataset")
-    with open_dataset(tmp_path / "train") as dataset:
-        assert {record.key: (record.label, record.image) for record in dataset} == {
-            f"{n:06d}": (n % 3, IMAGES[n]) for n in range(7)
-        }
-    assert converted(shards, tmp_path / "train").root == manifest.root
-    (tmp_path / "train" / manifest.shards[0].name).unlink()
-    repair(tmp_path / "train", shards, workers=0)
-    verify(tmp_path / "train").raise_for_findings()
-
-
-@pytest.mark.parametrize("name", ["train/0.tar", "training/0.tar", "data/train/0.tar", "data/train-0.tar"])
-def test_folders_give_splits_too(name: str, tmp_path: Path) -> None:
-    write_shard(tmp_path / name, numbered(1))
-    write_shard(tmp_path / name.replace("train", "valid").replace("ing", ""), numbered(2))
-
-    source = recognise(tmp_path)
-    assert source.splits == ("train", "val")
-    assert records(source.listing("val")).keys() == {"000002"}
-    assert source.listing("val").labels == source.listing("train").labels
-
-
-@pytest.mark.parametrize("split", [None, "val"])
-def test_files_without_a_split_in_their_names_are_taken_for_the_one_that_is_wanted(
-    split: str | None, tmp_path: Path
-) -> None:
-    shard = write_shard(tmp_path / "000.tar", numbered(1))
-
-    for path in (shard, tmp_path):
-        assert recognise(path, split=split).splits == (split or "train",)
 
 
 def test_folders_beside_the_shards_may_be_outputs_but_not_classes(shards: Path) -> None:
@@ -130,20 +76,6 @@ def test_links_are_read_when_that_is_asked_for(shards: Path, tmp_path: Path) -> 
     assert listing.options == {"follow_symlinks": True}
 
 
-def test_a_part_of_train_can_be_val(shards: Path) -> None:
-    source = recognise(shards / "photos-train-000000.tar", options=SourceOptions(val_fraction=0.5))
-
-    found = [set(records(source.listing(split))) for split in ("train", "val")]
-    assert set.union(*found) == {f"{n:06d}" for n in range(4)}
-    assert len(found[1]) > 0
-
-
-def test_an_empty_first_shard_is_a_shard(shards: Path) -> None:
-    write_shard(shards / "photos-train-000000.tar", {})
-
-    assert records(recognise(shards).listing("train")).keys() == {"000004", "000005", "000006"}
-
-
 def test_a_split_in_some_names_only_is_refused(shards: Path) -> None:
     write_shard(shards / "more.tar", numbered(9))
 
@@ -151,88 +83,6 @@ def test_a_split_in_some_names_only_is_refused(shards: Path) -> None:
         UsageError, match=r"photos-train-000000\.tar is named after a split and more\.tar is not"
     ):
         recognise(shards)
-
-
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("imagenet1k-validation-00.tar", "val"),
-        ("train-00000-of-00001-a09b.parquet", "train"),
-        ("TRAIN_1.tar", "train"),
-        ("constrained.tar", None),
-        ("train-test-0.tar", None),
-    ],
-)
-def test_a_split_is_a_whole_word_of_a_name(name: str, split: str | None) -> None:
-    assert split_in(name) == split
-
-
-def test_other_extensions_are_columns(tmp_path: Path) -> None:
-    parts = {
-        "JPG": JPEG,
-        "seg.png": PNG,
-        "txt": "ein Käfer".encode(),
-        "json": b'{"b": [1, 2.5], "a": null}',
-        "npy": b"\x93NUMPY",
-        "cls": b"2\n",
-        "classname": b"beetle",
-    }
-    listing = recognise(write_shard(tmp_path / "a.tar", {"x/1": parts})).listing("train")
-
-    assert {field.name: field.kind for field in listing.schema} == {
-        "json": "json",
-        "npy": "bytes",
-        "seg.png": "image",
-        "txt": "text",
-    }
-    assert records(listing) == {
-        "x/1": {
-            "label": 2,
-            "image": JPEG,
-            "seg.png": PNG,
-            "txt": "ein Käfer",
-            "json": {"b": [1, 2.5], "a": None},
-            "npy": b"\x93NUMPY",
-        }
-    }
-    assert listing.labels.classes[2].words == "beetle"
-    assert listing.entries["length"][0] == sum(map(len, parts.values()))
-
-
-def test_of_two_images_the_jpeg_is_the_record_and_the_other_a_column(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", {"1": {"png": PNG, "jpg": JPEG}, "2": {"jpeg": JPEG, "png": PNG}})
-    listing = recognise(tmp_path).listing("train")
-
-    assert records(listing) == {key: {"label": -1, "image": JPEG, "png": PNG} for key in ("1", "2")}
-
-
-def test_samples_without_images_have_columns_only(tmp_path: Path) -> None:
-    listing = recognise(
-        write_shard(tmp_path / "a.tar", {n: {"txt": n.encode(), "json": n.encode()} for n in "12"})
-    )
-
-    assert not listing.listing("train").has_images
-    assert records(listing.listing("train")) == {
-        "1": {"label": -1, "txt": "1", "json": 1},
-        "2": {"label": -1, "txt": "2", "json": 2},
-    }
-
-
-def test_official_names_have_the_keys_and_classes_of_the_official_archives(tmp_path: Path) -> None:
-    parts = {"jpg": JPEG, "cls": b"0", "classname": b"n01440764"}
-    listing = recognise(write_shard(tmp_path / "a.tar", {"n01440764_18": parts})).listing("train")
-
-    assert listing.entries["key"].tolist() == [b"n01440764/n01440764_18"]
-    assert listing.labels.is_official
-
-
-def test_names_in_the_order_of_the_labels_are_the_classes(tmp_path: Path) -> None:
-    rows = {
-        str(n): {"jpg": JPEG, "cls": b"%d" % n, "classname": name} for n, name in enumerate([b"ant", b"bee"])
-    }
-    listing = recognise(write_shard(tmp_path / "a.tar", rows)).listing("train")
-
-    assert [each.name for each in listing.labels.classes] == ["ant", "bee"]
 
 
 def test_names_that_differ_between_splits_are_a_conflict(tmp_path: Path) -> None:
@@ -309,17 +159,6 @@ def test_a_torn_sample_is_named_with_both_places(second: str, tmp_path: Path) ->
     assert re.search(rf"{second}, byte \d+: 1: begins here and again at .*a\.tar, byte 0", str(caught.value))
 
 
-def test_all_damaged_shards_are_found_in_one_survey(shards: Path) -> None:
-    for name, cut in (("photos-train-000000.tar", 2000), ("photos-train-000001.tar", 700)):
-        (shards / name).write_bytes((shards / name).read_bytes()[:cut])
-
-    problems = plan_conversion(shards, shards.parent / "out", split="train").problems
-    assert [re.findall(r"photos.*fit", str(problem)) for problem in problems] == [
-        ["photos-train-000000.tar: at byte 1024, member '000000.jpg': its 935 bytes do not fit"],
-        ["photos-train-000001.tar: at byte 0, member '000004.cls': its 1 bytes do not fit"],
-    ]
-
-
 def test_a_shard_that_changes_after_its_listing_is_not_read(shards: Path) -> None:
     listing = recognise(shards).listing("train")
     write_shard(shards / "photos-train-000001.tar", numbered(4, 5, 6))
@@ -344,13 +183,6 @@ def test_a_reader_is_small_and_reads_again_in_another_process(shards: Path) -> N
         assert reader.read(listing.entries[3]) == IMAGES[3]
         with pytest.raises(UsageError, match="cannot be copied"):
             pickle.dumps(reader)
-
-
-def test_class_tars_and_official_archives_are_no_shards(tmp_path: Path) -> None:
-    (tmp_path / "n01440764.tar").write_bytes(tar_of({"n01440764_1.JPEG": JPEG}))
-
-    with pytest.raises(UsageError, match="is not a known source"):
-        recognise(tmp_path)
 
 
 HONEST = tar_of({"1.cls": b"1", "1.jpg": JPEG, "1.txt": b"one", "2.cls": b"0", "2.jpg": PNG, "2.txt": b"two"})
