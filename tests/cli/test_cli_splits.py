@@ -32,6 +32,27 @@ def damage(dataset: Path) -> Path:
     return shard
 
 
+def test_verify_checks_each_split_and_sums_up(made: Path) -> None:
+    done = prep_here("verify", made)
+
+    assert done.returncode == 0
+    assert [line.split(":")[0] for line in done.stdout.splitlines() if ": intact:" in line] == [
+        f"{made}/{split}" for split in ("train", "val", "test")
+    ]
+    assert done.stdout.splitlines()[-1].startswith(f"{made}: train, val, test: ")
+    assert done.stdout.splitlines()[-1].endswith("all intact")
+
+
+def test_the_json_of_verify_has_every_split(made: Path) -> None:
+    found = json.loads(prep_here("verify", made, "--json").stdout)
+
+    assert (found["folder"], found["ok"], found["exit_code"]) == (str(made), True, 0)
+    assert [split["dataset"] for split in found["splits"]] == [
+        f"{made}/{split}" for split in ("train", "val", "test")
+    ]
+    assert all(split["root"].startswith("sha256:") for split in found["splits"])
+
+
 def test_one_damaged_split_is_named_and_decides_the_exit_code(shards: Path) -> None:
     damage(shards / "val")
 
@@ -41,6 +62,33 @@ def test_one_damaged_split_is_named_and_decides_the_exit_code(shards: Path) -> N
     assert f"{shards}/train: intact" in done.stdout
     assert f"{shards}/test: intact" in done.stdout
     assert done.stdout.splitlines()[-1] == f"{shards}: NOT intact: val of train, val, test"
+
+
+def test_a_split_that_is_unfinished_is_damage(shards: Path) -> None:
+    (shards / "val" / "manifest.json").unlink()
+
+    done = prep_here("verify", shards)
+
+    assert done.returncode == 1
+    assert "no manifest.json" in done.stdout
+
+
+def test_an_error_in_one_split_does_not_hide_the_others(shards: Path) -> None:
+    (shards / "train" / "manifest.json").unlink()
+
+    text = prep_here("inspect", shards)
+    found = json.loads(prep_here("inspect", shards, "--json").stdout)
+
+    assert text.returncode == found["exit_code"] == 1
+    assert f"{shards}/val: val split" in text.stdout
+    assert text.stdout.splitlines()[-1].endswith("train failed")
+    assert text.stderr.startswith(f"prep: {shards}/train: no manifest.json")
+    assert found["splits"][0]["error"]["kind"] == "ManifestDamaged"
+    assert found["splits"][1]["split"] == "val"
+    assert [split["ok"] for split in found["splits"]] == [False, True, True]
+    assert [split["path"] for split in found["splits"]] == [
+        f"{shards}/{name}" for name in ("train", "val", "test")
+    ]
 
 
 def test_inspect_sums_up_each_split(made: Path) -> None:
@@ -100,3 +148,13 @@ def test_a_trace_is_of_one_split(made: Path, tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert "--trace" in done.stderr
+
+
+def test_a_dataset_that_has_folders_is_one_dataset(made: Path, shards: Path) -> None:
+    shutil.copytree(made / "val", shards / "train" / "val")
+
+    done = prep_here("verify", shards / "train")
+
+    assert done.returncode == 1
+    assert "damaged: val: does not belong to the dataset" in done.stdout
+    assert prep_here("inspect", shards / "train").stdout.startswith(f"{shards}/train: train split")

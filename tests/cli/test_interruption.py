@@ -1,12 +1,13 @@
 """What Ctrl-C says: which shards are kept, where that is so."""
 
+import json
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,36 @@ def test_the_run_after_it_says_what_it_found(archives: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.torture
+def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out")
+
+    _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out" / "val")) > 2)
+
+    match = re.search(r"; (\d+) of (\d+) shards of train, (\d+) of \d+ shards of val are done; ", complained)
+    assert match, complained
+    assert match[1] == match[2]
+    assert int(match[3]) == len(finished_shards(tmp_path / "out" / "val"))
+
+
+@pytest.mark.torture
+def test_after_restart_the_command_without_it_goes_on(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out", "--split", "train", "--restart")
+
+    _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+
+    assert complained.endswith("shards are done; run it again, without restart, to continue\n")
+
+
+@pytest.mark.torture
+def test_nothing_is_said_of_nothing(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out", "--split", "train", "--shard-size", "1G", "--decode-check")
+
+    _, _, complained = interrupt(*words, when=lambda: list((tmp_path / "out").glob(".prep/run-*/*.tmp")))
+
+    assert complained == "prep: interrupted\n"
+
+
+@pytest.mark.torture
 def test_a_verification_has_nothing_to_go_on_from(archives: Path, tmp_path: Path) -> None:
     convert(archives, tmp_path / "out", split="train", plan_options=PlanOptions(shard_size=1), workers=0)
     command = [sys.executable, "-m", "shardprep.cli", "verify", str(tmp_path / "out")]
@@ -86,6 +117,16 @@ def test_a_verification_has_nothing_to_go_on_from(archives: Path, tmp_path: Path
     assert (process.returncode, complained) == (130, "prep: interrupted\n")
 
 
+def test_an_interruption_is_json_where_results_are(archives: Path, tmp_path: Path) -> None:
+    words = conversion(archives, tmp_path / "out", "--split", "train", "--json")
+
+    code, said, _ = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+
+    error = json.loads(said)["error"]
+    assert (code, error["kind"], error["exit_code"], error["signal"]) == (130, "Interrupted", 130, 2)
+    assert "shards are done" in error["message"]
+
+
 @pytest.mark.torture
 def test_a_repair_says_how_many_shards_are_rebuilt(archives: Path, tmp_path: Path) -> None:
     converted(archives, tmp_path / "out", shard_size=1)
@@ -97,3 +138,31 @@ def test_a_repair_says_how_many_shards_are_rebuilt(archives: Path, tmp_path: Pat
 
     kept = len(finished_shards(tmp_path / "out"))
     assert re.search(rf"; {kept} of \d+ shards are rebuilt; run it again to continue", complained), complained
+
+
+def test_an_interrupted_call_has_the_same_note(archives: Path, tmp_path: Path) -> None:
+    class StopsAtTwo:
+        """Progress that interrupts, and knows nothing of shards."""
+
+        def note(self, text: str) -> None:
+            pass
+
+        def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[None]:
+            return nullcontext()
+
+        def at(self, records: int, size: int) -> None:
+            if records >= 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        convert(
+            archives,
+            tmp_path / "out",
+            split="train",
+            plan_options=PlanOptions(shard_size=1),
+            workers=0,
+            progress=StopsAtTwo(),
+        )
+
+    (note,) = stopped.value.__notes__
+    assert re.fullmatch(r"2 of \d+ shards are done; run it again to continue", note)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -38,6 +40,10 @@ def pairs(found: Examination, kind: str) -> set[frozenset[str]]:
     return {frozenset(one["key"] for one in pair["records"]) for pair in observed(found, kind)["pairs"]}
 
 
+def keys(found: Examination, kind: str) -> set[str]:
+    return {one["key"] for one in observed(found, kind)["records"]}
+
+
 def test_duplicates_and_suspects_are_found_with_full_precision_and_recall(
     built: Built, found: Examination
 ) -> None:
@@ -46,6 +52,46 @@ def test_duplicates_and_suspects_are_found_with_full_precision_and_recall(
     assert pairs(found, "suspects") == made.mislabelled
     assert pairs(found, "equal bytes") == made.exact - made.mislabelled
     assert pairs(found, "look alike") == made.near - made.mislabelled
+
+
+def test_all_record_numbers_are_in_the_json_and_without_them_nothing_is_found(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noise = [cv2.resize(rng.integers(0, 256, (9, 9, 3), np.uint8), (64, 64)) for _ in range(40)]
+    for name, label, number, image in (
+        *(("train", "ant", n, encoded(noise[n])) for n in range(40)),
+        *(("train", "ant", 40 + n, encoded(noise[n])) for n in range(30)),  # equal bytes
+        ("train", "bee", 0, encoded(noise[39])),
+        *(("val", "ant", n, encoded(noise[n], ".jpg", cv2.IMWRITE_JPEG_QUALITY, 80)) for n in range(32)),
+    ):
+        path = tmp_path / f"{name}-images" / label / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+    for name in ("train", "val"):
+        converted(tmp_path / f"{name}-images", tmp_path / name)
+
+    found = report(tmp_path / "train", against=tmp_path / "val", workers=0)
+
+    found.save_findings(tmp_path / "findings.json")
+    saved = json.loads((tmp_path / "findings.json").read_text())
+    left_out, leaks = saved["leave_out"], observed(found, "leaks")
+    with open_dataset(tmp_path / "train") as opened:
+        keys = [record.key for record in opened]
+        assert saved["root"] == opened.root
+    leaked = {f"ant/{n:02}.jpg" for n in (*range(32), *range(40, 70))}
+    assert len(leaks["all_pairs"]) == leaks["count"] > len(leaks["pairs"])
+    assert {keys[n] for n in left_out["leaks"]} == {keys[n] for n, *_ in leaks["all_pairs"]} == leaked
+    assert {keys[n] for n in left_out["suspects"]} == {"ant/39.jpg", "bee/00.jpg"}
+    assert len(left_out["equal bytes"]) == 30
+    assert (saved["records"], saved["partial"], left_out["tiny"]) == (71, [], [])
+
+
+def test_similar_images_with_two_labels_are_not_said_to_be_wrong(found: Examination) -> None:
+    advice = observed(found, "suspects")["advice"]
+
+    assert advice.startswith(
+        "2 pairs with equal bytes, 2 pairs of perceptual hashes that differ in at most 4 of 64 bits."
+    )
+    assert "Similar images may belong to two classes: look at them." in advice
 
 
 def test_images_of_another_split_are_leaks_whatever_their_bytes(built: Built, found: Examination) -> None:
@@ -59,6 +105,53 @@ def test_images_of_another_split_are_leaks_whatever_their_bytes(built: Built, fo
     against = found.to_json()["against"]
     assert (against["equal_images"], against["similar_images"]) == (2, 2)
     assert (against["common_classes"], against["missing_there"], against["missing_here"]) == (3, 1, 0)
+
+
+def test_what_is_odd_is_named(built: Built, found: Examination) -> None:
+    odd = built[2].odd
+
+    for kind in ("damaged", "CMYK", "EXIF orientation", "tiny"):
+        assert keys(found, kind) == odd[kind]
+    first = {name: records[0]["key"] for name, records in found.to_json()["extremes"].items()}
+    assert {first[name] for name in ("brightest", "darkest", "blurriest")} == set().union(
+        *(odd[name] for name in ("brightest", "darkest", "blurriest"))
+    )
+    flat = {one["key"] for one in found.to_json()["extremes"]["flattest"] if one["value"] == 0}
+    assert odd["flattest"] | odd["brightest"] | odd["darkest"] <= flat
+
+
+def test_the_result_and_its_page_do_not_depend_on_the_workers(built: Built, found: Examination) -> None:
+    alone = report(built[0], against=built[1], workers=0)
+
+    assert alone == found
+    assert alone.to_html() == found.to_html()
+
+
+def test_the_page_shows_nothing_that_the_json_has_not(found: Examination) -> None:
+    parsed = json.loads(json.dumps(found.to_json()))
+
+    assert Examination(parsed, found.pictures).to_html() == found.to_html()
+
+
+def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardprep.formats.reports.observations.MOST_DECODED", 5)
+
+    sampled = report(built[0], workers=0)
+
+    looked_at = sampled.to_json()["looked_at"]
+    assert (looked_at["pixels"], looked_at["decoded"]) == ("sample", 5)
+    assert pairs(sampled, "equal bytes") | pairs(sampled, "suspects") >= built[2].exact
+    assert observed(sampled, "equal bytes")["is_partial"]
+    assert report(built[0], workers=0, pixels="all").to_json()["looked_at"]["decoded"] == looked_at["images"]
+
+
+def test_without_pixels_no_shard_is_read(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardprep.formats.shards.lmdb.CONTAINER", None)
+
+    read = report(built[0], pixels="none", workers=0)
+
+    assert not read.pictures
+    assert {one["kind"] for one in read.to_json()["observations"]} == {"CMYK", "EXIF orientation", "tiny"}
 
 
 def test_a_class_that_is_not_there_is_named_with_those_close_to_it(built: Built) -> None:

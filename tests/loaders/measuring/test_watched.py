@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from shardprep.loaders.measuring.status import queue_line
+from shardprep.loaders.loader.stats import StageLoad
+from shardprep.loaders.measuring.status import curve, queue_line, stages_line
 from support.sampling import torture_except
 from support.terminal_screen import Terminal
 
@@ -38,6 +40,11 @@ for item in watched(flow, title="train"):
             print("inner", inner)
 print("the end")
 """
+WAITS = """
+for item in watched(flow, title="train"):
+    if item == 20:
+        sys.stdin.readline()
+"""
 LOADER = """
 import sys
 from shardprep.loaders import EvalTransform, Loader
@@ -51,6 +58,7 @@ with Loader(sys.argv[1], batch_size=10, transform=EvalTransform(32), workers=1) 
             sys.stdin.readline()
 print("the end")
 """
+STATE = ("train:", "items/s", "map(slow)")
 
 
 @pytest.mark.parametrize("columns", torture_except([100, 40, 12], 40))
@@ -62,6 +70,22 @@ def test_what_a_program_prints_stays_whole_above_the_state(columns: int) -> None
     assert code == 0, terminal.written
     assert terminal.screen.text.replace("\n", "") == "".join(printed)
     assert "validation" in terminal.written or columns < 20
+
+
+@pytest.mark.parametrize(("columns", "then"), torture_except([(100, 50), (40, 100), (40, 25)], (100, 50)))
+def test_the_state_stays_in_place_in_a_terminal_that_is_resized(columns: int, then: int) -> None:
+    terminal = Terminal(FLOW + WAITS, columns=columns)
+    terminal.until(r"52%.*map\(slow\) \d+%")
+    before = terminal.screen.text.splitlines()
+    terminal.resize(then)
+    terminal.type("\n")
+    code = terminal.end()
+
+    assert len(before) == 3, before
+    assert all(part in line for part, line in zip(STATE, before, strict=True))
+    assert all(len(line) < columns for line in before)
+    assert code == 0
+    assert terminal.screen.text == ""
 
 
 @pytest.mark.torture
@@ -78,7 +102,37 @@ def test_a_loader_shows_its_stages_and_its_queue(lmdb_shards: Path) -> None:
     assert (code, terminal.screen.text) == (0, "the end")
 
 
+def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
+    terminal = Terminal(FLOW + WAITS, columns=80)
+    terminal.until(r"52%.*map\(slow\) \d+%")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.until("KeyboardInterrupt")
+    modes = terminal.modes()
+    code = terminal.end()
+
+    assert code == -signal.SIGINT
+    assert terminal.screen.text.startswith("Traceback")
+    assert not any(part in terminal.screen.text for part in STATE)
+    assert modes == terminal.before
+
+
+def test_stages_that_do_not_fit_give_way_to_the_busiest() -> None:
+    shares = {"read": 0.06, "decode": 0.81, "augment": 0.10, "transport": 0.001}
+    loads = [
+        StageLoad(name, "worker", seconds=1, utilisation=share, starved=0, blocked=0, limit=1)
+        for name, share in shares.items()
+    ]
+
+    assert stages_line(loads, 80) == "read 6%  decode 81%  augment 10%"
+    assert stages_line(loads, 24) == "decode 81%  augment 10%"
+    assert stages_line(loads, 5) == ""
+
+
 def test_a_queue_is_shown_as_far_as_there_is_room() -> None:
     assert queue_line([0, 9], 9, 0.25, 80, sparkline=True) == "queue 9 of 9 slots ▁█, the step waits 25%"
     assert queue_line([0, 9], 9, 0.25, 38, sparkline=False) == "queue 9 of 9 slots, the step waits 25%"
     assert queue_line([0, 9], 9, 0.25, 20, sparkline=True) == "queue 9 of 9 slots"
+
+
+def test_a_curve_of_nothing_is_flat() -> None:
+    assert curve([0.0, 0.0], 8) == "▁▁"

@@ -126,6 +126,15 @@ def test_a_name_that_is_not_there_is_an_error_with_those_that_are(
 
 
 @pytest.mark.parametrize("write", SOURCES)
+def test_bytes_that_are_no_image_stay_a_column(write: Write, tmp_path: Path) -> None:
+    rows = [{"image_raw": bytes([n]) * 12, "label": n} for n in ROWS]
+
+    done = prep_here("convert", write(tmp_path / "source", rows), tmp_path / "out", "--workers", 0, "--quiet")
+
+    assert "6 records without images, 6 classes" in done.stdout
+
+
+@pytest.mark.parametrize("write", SOURCES)
 def test_what_an_earlier_release_took_for_columns_is_repaired_as_these(write: Write, tmp_path: Path) -> None:
     source = write(tmp_path / "source", rows_of("image_raw", "class"))
     options = SourceOptions(image_column="", label_column="")
@@ -142,6 +151,30 @@ def test_what_an_earlier_release_took_for_columns_is_repaired_as_these(write: Wr
     repair(tmp_path / "out", source, workers=0).raise_for_findings()
 
     assert read_manifest(tmp_path / "out").schema.names[0].startswith(("class", "image_raw"))
+
+
+def test_a_tensorpack_list_has_its_components_by_number(tmp_path: Path) -> None:
+    source = save_datapoints(tmp_path / "train.lmdb", [[n, IMAGES[n], "ab"[n % 2]] for n in ROWS])
+    options = SourceOptions(image_column="1", label_column="2")
+
+    convert(source, tmp_path / "out", split="train", source_options=options, workers=0)
+
+    with open_dataset(tmp_path / "out") as dataset:
+        assert {record["0"]: (record.image, record.label) for record in dataset} == {
+            n: (IMAGES[n], n % 2) for n in ROWS
+        }
+
+
+def test_text_for_labels_is_the_same_in_all_splits(tmp_path: Path) -> None:
+    for split, labels in {"train": "bdb", "val": "ca"}.items():
+        rows = [{"image": IMAGES[n], "species": label.encode()} for n, label in enumerate(labels)]
+        write_tfrecord(tmp_path / f"source/{split}.tfrecord", rows)
+    options = SourceOptions(label_column="species")
+
+    for done in convert(tmp_path / "source", tmp_path / "out", source_options=options, workers=0):
+        assert [each.name for each in done.manifest.labels.classes] == ["a", "b", "c", "d"]
+    with open_dataset(tmp_path / "out/val") as dataset:
+        assert sorted(record.label for record in dataset) == [0, 2]
 
 
 def test_sources_of_files_have_no_image_column(archives: Path, tmp_path: Path) -> None:
