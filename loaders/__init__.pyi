@@ -40,3 +40,4 @@ from .transforms.transforms import (
     EvalTransform as EvalTransform,
     TrainTransform as TrainTransform,
 )
+from .transforms.views import Views as Views

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
     from shardprep.loaders.loader.replay import Parting, Replayed
     from shardprep.loaders.loader.run_card import RecordedRun, RunCard
+    from shardprep.loaders.transforms.geometry import ShownPart
 
 
 FIRST = 10  # records that are listed without --records
@@ -208,15 +209,21 @@ def print_replayed(loader: Loader, made: Replayed, *, listed: bool, sheet: Path 
     shown = made.records if listed else made.records[:FIRST]
     say(f"  {'number':>9}{'label':>7}  {'crop':<26}key")
     for record in shown:
-        crop, why = "-", ""
-        if record.shown is not None:
-            x, y, width, height = (f"{side:.6g}" for side in record.shown[:4])
-            crop = f"{width}x{height}+{x}+{y}{' flip' if record.shown.is_mirrored else ''}"
-        if record.skipped is not None:
-            why = f"  skipped: {printable(record.skipped)}"
-        say(f"  {record.number:>9}{record.label:>7}  {crop:<26}{printable(record.key)}{why}")
+        first, *others = record.views or (None,)
+        why = f"  skipped: {printable(record.skipped)}" if record.skipped is not None else ""
+        say(f"  {record.number:>9}{record.label:>7}  {_crop(first):<26}{printable(record.key)}{why}")
+        for number, part in enumerate(others, 1):
+            say(f"  {f'view {number}':>16}  {_crop(part)}")
     if left := len(made.records) - len(shown):
         say(f"  and {left:,} more: --records lists them")
+
+
+def _crop(part: ShownPart | None) -> str:
+    """The part of an image that is shown, as WIDTHxHEIGHT+X+Y."""
+    if part is None:
+        return "-"
+    x, y, width, height = (f"{side:.6g}" for side in part[:4])
+    return f"{width}x{height}+{x}+{y}{' flip' if part.is_mirrored else ''}"
 
 
 def _form(part: Any) -> dict[str, Any]:

@@ -56,6 +56,22 @@ class Crop(NamedTuple):
         """Return a crop at nearly the same place; its sides begin and end at multiples of ``step``."""
         return Crop(*(side // step * step for side in self))
 
+    @property
+    def area(self) -> int:
+        """The number of pixels."""
+        return self.width * self.height
+
+    def holds(self, other: Crop) -> bool:
+        """Whether the other crop lies within this one."""
+        return self.around(other) == self
+
+    def around(self, other: Crop) -> Crop:
+        """Return the smallest crop that holds this one and the other."""
+        x, y = min(self.x, other.x), min(self.y, other.y)
+        right = max(self.x + self.width, other.x + other.width)
+        bottom = max(self.y + self.height, other.y + other.height)
+        return Crop(x, y, right - x, bottom - y)
+
     def scaled(self, by: int, width: int, height: int) -> Crop:
         """Return the crop ``by`` times as large, cut off at ``width`` and ``height``."""
         x, y = self.x * by, self.y * by

@@ -28,6 +28,7 @@ from shardprep.loaders.loader.replay import (
     Replayed,
     ReplayedRecord,
     RunOrder,
+    ShownParts,
     first_parting,
     shown_batch,
 )
@@ -249,7 +250,7 @@ class ReplayableLoader(EpochLoader, ABC):
         parts, _, _ = self._parts(results_of(self._work.transform, room=0), batch)
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
         records = (
-            ReplayedRecord(number, key, label, observed.get(key), batch.skipped.get(row))
+            ReplayedRecord(number, key, label, observed.get(key, ()), batch.skipped.get(row))
             for row, (number, label) in enumerate(rows)
             for key in (self.key(number),)
         )
@@ -260,7 +261,7 @@ class ReplayableLoader(EpochLoader, ABC):
         label = int(self.dataset.index["label"][number])
         return self.dataset.classes[label] if label >= 0 else ""
 
-    def _made_here(self, items: Items, step: int) -> tuple[dict[str, Any], EngineBatch]:
+    def _made_here(self, items: Items, step: int) -> tuple[dict[str, ShownParts], EngineBatch]:
         """Return the batch of these items, and what is shown of their images, by key."""
         transform = self._work.transform
         is_observed = transform is not None and not isinstance(transform, AsColumns)

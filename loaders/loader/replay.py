@@ -30,18 +30,21 @@ from shardprep.loaders.transforms.contract import (
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.geometry import ShownPart
 from shardprep.loaders.transforms.transforms import ImageTransform
+from shardprep.loaders.transforms.views import Views
+
+ShownParts = tuple[ShownPart | None, ...]
 
 
 class ObservedTransform:
     """A ``transform`` with the same results; ``shown`` maps keys to what it shows, where it can tell.
 
-    It can if it has a method ``shown(record, rng)`` that returns a ShownPart.
+    It can if it has a method ``shown(record, rng)`` that returns a ShownPart, or one for each view.
     """
 
     def __init__(self, transform: Transform) -> None:
         self._transform = transform
         self.outputs = outputs_of(transform)
-        self.shown: dict[str, ShownPart] = {}
+        self.shown: dict[str, ShownParts] = {}
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
         self._note(record, rng)
@@ -60,8 +63,9 @@ class ObservedTransform:
         state = rng.bit_generator.state
         found = tell(record, rng)
         rng.bit_generator.state = state
-        if isinstance(found, ShownPart):
-            self.shown[record.key] = found
+        parts = (found,) if isinstance(found, ShownPart) else found
+        if isinstance(parts, tuple) and all(isinstance(part, ShownPart | None) for part in parts):
+            self.shown[record.key] = parts
 
 
 Kind = Literal["dataset", "order", "labels", "columns", "augmentation", "pixels"]
@@ -182,21 +186,29 @@ DIGEST_BYTES = 16
 class ReplayedRecord:
     """One record of a step: its number in the dataset, its key and its label in the loader's label space.
 
-    ``shown`` is the part of the image that the transform shows, None where the transform does not tell.
+    ``views`` are the parts of the image that the transform shows: one, or that of each of its views, None for
+    a view whose transform does not tell; empty where the transform does not tell.
     ``skipped`` is the reason for which a bad record is not in the batch, None for the others.
     """
 
     number: int
     key: str
     label: int
-    shown: ShownPart | None = None
+    views: ShownParts = ()
     skipped: str | None = None
 
+    @property
+    def shown(self) -> ShownPart | None:
+        """The part of the image that the transform shows, or its first view; None where it does not tell."""
+        return self.views[0] if self.views else None
+
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types."""
-        shown = self.shown.to_json() if self.shown else {"crop": None, "mirrored": None}
+        """Return a value of JSON types; it has ``views`` if there are several."""
+        untold: dict[str, Any] = {"crop": None, "mirrored": None}
+        shown = [part.to_json() if part else untold for part in self.views] or [untold]
+        views = {"views": shown} if len(shown) > 1 else {}
         named = {"number": self.number, "key": self.key, "label": self.label}
-        return {**named, **shown, "skipped": self.skipped}
+        return {**named, **shown[0], **views, "skipped": self.skipped}
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,17 +300,26 @@ Picture = npt.NDArray[np.uint8]
 def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Picture]:
     """Return the images of a batch: uint8 [height, width, 3] each, in RGB.
 
-    They are in the batch's first part, or in its part "image". Encoded images are decoded. Normalised values
-    are made 0..255 again by the ``mean`` and ``std`` of the transform; without these, numbers from 0 to 1 are
-    multiplied by 255, and others are stretched from the smallest to the largest. Raises UsageError for a
-    batch without images.
+    They are in the batch's first part, or in its part "image"; the views of that part lie side by side.
+    Encoded images are decoded. Normalised values are made 0..255 again by the ``mean`` and ``std`` of the
+    transform; without these, numbers from 0 to 1 are multiplied by 255, and others are stretched from the
+    smallest to the largest. Raises UsageError for a batch without images.
     """
     first = batch[0]
     if isinstance(first, dict):
         if IMAGE not in first:
             raise UsageError("the batch has no images to make a sheet of")
         first = first[IMAGE]
+    if isinstance(transform, Views):
+        return [_views(values, transform) for values in first]
     return [_picture(image, transform) for image in first]
+
+
+def _views(values: npt.NDArray[Any], transform: Views) -> Picture:
+    """The views in the first part of a batch, side by side."""
+    one = transform.each[0]
+    shape = transform.outputs[0].shape if values.ndim == 3 else transform.outputs[0].shape[1:]
+    return np.hstack([_picture(view, one) for view in values.reshape(-1, *shape)])
 
 
 def _picture(image: Any, transform: Transform | None) -> Picture:

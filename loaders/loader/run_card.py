@@ -35,6 +35,7 @@ from shardprep.loaders.order.receipt import natural
 from shardprep.loaders.transforms.augment import ColorJitter
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+from shardprep.loaders.transforms.views import Views
 
 MOST_LISTED = 4096
 
@@ -78,7 +79,9 @@ class ChosenRecords:
         return cls(natural(value["count"]), digest, listed)
 
 
-OWN: dict[str, Callable[..., Transform]] = {kind.__name__: kind for kind in (TrainTransform, EvalTransform)}
+OWN: dict[str, Callable[..., Transform]] = {
+    kind.__name__: kind for kind in (TrainTransform, EvalTransform, Views)
+}
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,7 @@ class TransformCard:
     def of(cls, transform: Transform, identity: str | None) -> Self:
         """Return the card of a transform."""
         name = str(getattr(transform, "__name__", type(transform).__name__))
-        is_own = OWN.get(name) is type(transform)
-        return cls(name, None, _arguments(transform)) if is_own else cls(name, identity, None)
+        return cls(name, None, _arguments(transform)) if _is_own(transform) else cls(name, identity, None)
 
     def made(self) -> Transform:
         """Return the transform made of the arguments. Raises UsageError without them."""
@@ -136,6 +138,12 @@ class TransformCard:
         return cls(name, identity, arguments)
 
 
+def _is_own(value: object) -> bool:
+    """Whether a value is a transform that its arguments make again; of views, whether all are."""
+    is_own = OWN.get(type(value).__name__) is type(value)
+    return is_own and (not isinstance(value, Views) or all(map(_is_own, value.each)))
+
+
 def _arguments(transform: Any) -> dict[str, Any]:
     """The arguments of a transform, as JSON has them."""
     values = {field.name: getattr(transform, field.name) for field in fields(transform)}
@@ -148,14 +156,29 @@ def _arguments(transform: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if _is_own(value):
+        return {"name": type(value).__name__, "arguments": _arguments(value)}
     return value.item() if hasattr(value, "item") else value
 
 
 def _made(name: str, arguments: dict[str, Any]) -> Transform:
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    given = {key: _restored(value) for key, value in arguments.items()}
     if isinstance(jitter := given.get("color_jitter"), dict):
         given["color_jitter"] = ColorJitter(**jitter)
     return OWN[name](**given)
+
+
+def _restored(value: Any) -> Any:
+    """The value of an argument: lists become tuples, and cards of transforms the transforms."""
+    if isinstance(value, list):
+        return tuple(map(_restored, value))
+    if isinstance(value, dict):
+        if isinstance(name := value.get("name"), str):
+            return _made(name, value["arguments"])
+        return {key: _restored(part) for key, part in value.items()}
+    return value
 
 
 FORMAT = "shardprep run card"

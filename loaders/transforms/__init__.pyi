@@ -11,3 +11,4 @@ from .transforms import (
     EvalTransform as EvalTransform,
     TrainTransform as TrainTransform,
 )
+from .views import Views as Views

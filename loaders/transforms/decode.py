@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,16 @@ def decode_rgb(
     return source.pixels(box)
 
 
+class _Region(NamedTuple):
+    """A decoded part of an image: its ``pixels`` begin at ``x`` and ``y`` and hold the ``crop``."""
+
+    crop: Crop
+    reduction: Reduction
+    pixels: Pixels
+    x: int
+    y: int
+
+
 class EncodedImage:
     """An image of known size before it is decoded, so that a transform decodes only what it needs.
 
@@ -113,6 +124,7 @@ class EncodedImage:
         is_ready = is_upright and getattr(image, "crop_ready", False)
         self._grid = grid_of(self._image) if is_ready else None
         self._decoded: Pixels | None = None
+        self._regions: list[_Region] = []
         self.size = self._size(is_upright)
         """Width and height of the decoded image in pixels."""
 
@@ -138,6 +150,17 @@ class EncodedImage:
             self._decoded = self._decode(self._image)
         return self._decoded
 
+    def decode_together(self, crops: Iterable[Crop], *, reduction: Reduction = 1) -> None:
+        """Decode what these crops need once: :meth:`pixels` then returns any of them without decoding.
+
+        Crops are decoded as one rectangle where that has no more pixels than they have one by one.
+        """
+        if self._grid is None and reduction == 1:
+            self.all_pixels()
+            return
+        parts = [Crop(0, 0, *self.size)] if self._grid is None else _merged(crops)
+        self._regions += [_Region(part, reduction, *self._around(part, reduction)) for part in parts]
+
     def pixels(self, crop: Crop, *, reduction: Reduction = 1) -> Pixels:
         """Return the pixels of a crop within the image, decoded at 1 / ``reduction`` of its width and height.
 
@@ -154,6 +177,9 @@ class EncodedImage:
 
     def _around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
         """Return pixels that hold the crop, and the place of their first in the image."""
+        for region in self._regions:
+            if region.reduction == reduction and region.crop.holds(crop):
+                return region[2:]
         cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
         if cut is not None:
             return self._decode(cut.image.data, reduction), cut.x, cut.y
@@ -165,3 +191,17 @@ class EncodedImage:
             return decode(image, self._flags | REDUCED[reduction], key=self.key)
         finally:
             _spent.seconds += perf_counter() - began
+
+
+def _merged(crops: Iterable[Crop]) -> list[Crop]:
+    """Return rectangles that hold the crops, joined where that adds no pixels."""
+    parts: list[Crop] = []
+    for crop in sorted(crops, key=lambda crop: crop.area, reverse=True):
+        for number, part in enumerate(parts):
+            joined = part.around(crop)
+            if joined.area <= part.area + crop.area:
+                parts[number] = joined
+                break
+        else:
+            parts.append(crop)
+    return parts

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,26 @@ REDUCTIONS: tuple[Reduction, ...] = (8, 4, 2)
 LEAST_RATIO = 0.85  # of a crop's shorter side to that of the reduced result: a crop of aspect 4/3 has 0.866
 MAX_SIDE = 4096  # of a result: then no intermediate image takes more than 805 MB
 METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
+
+
+class Choice(NamedTuple):
+    """What a transform makes of one image, chosen before anything is decoded.
+
+    ``part`` is the rectangle to decode, in pixels of the image, at 1 / ``reduction`` of its size; ``across``
+    and ``down`` are where the result lies on the image's sides; ``method`` is OpenCV's interpolation.
+    """
+
+    part: Crop
+    reduction: Reduction
+    across: Span
+    down: Span
+    method: int
+
+    @property
+    def shown(self) -> ShownPart:
+        """The part of the image that the result shows."""
+        (left, right), (top, bottom) = self.across.bounds(), self.down.bounds()
+        return ShownPart(left, top, right - left, bottom - top, self.across.is_mirrored)
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,15 +114,41 @@ class ImageTransform(TargetOptions, ABC):
         self.fill(record, rng, *arrays)
         return arrays if len(arrays) > 1 else arrays[0]
 
-    @abstractmethod
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
         """Write the arrays of :attr:`outputs`, C-contiguous; ``targets`` are those after the image."""
+        image = self.encoded(record)
+        self.render(record, image, self.choose(image, rng), rng, out, *targets)
 
-    def _fill_targets(
-        self, record: TransformInput, across: Span, down: Span, targets: tuple[Array, ...]
+    def shown(self, record: TransformInput, rng: np.random.Generator) -> ShownPart:
+        """Return the part of the image that :meth:`fill` shows with the same random numbers."""
+        return self.choose(self.encoded(record), rng).shown
+
+    def encoded(self, record: TransformInput) -> EncodedImage:
+        """Return the record's image, not decoded."""
+        return EncodedImage(record, orientation=self.orientation)
+
+    @abstractmethod
+    def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
+        """Draw what to make of the image; decodes only an image whose size its header does not tell."""
+
+    def render(
+        self,
+        record: TransformInput,
+        image: EncodedImage,
+        choice: Choice,
+        rng: np.random.Generator,
+        out: Array,
+        *targets: Array,
     ) -> None:
-        turn = turn_of(record.image, key=record.key) if self.orientation == "apply" else TURNS[0]
-        self._write_targets(record, across, down, targets, turn=turn)
+        """Write the arrays of a choice; ``rng`` is where :meth:`choose` left it."""
+        self._render(image, choice, rng, out)
+        if targets:
+            turn = turn_of(record.image, key=record.key) if self.orientation == "apply" else TURNS[0]
+            self._write_targets(record, choice.across, choice.down, targets, turn=turn)
+
+    @abstractmethod
+    def _render(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
+        """Write the pixels."""
 
     @cached_property
     def _sides(self) -> tuple[int, int]:
@@ -115,9 +161,6 @@ class ImageTransform(TargetOptions, ABC):
     @cached_property
     def _format(self) -> PixelFormat:
         return PixelFormat(self.layout, self.dtype, self.mean, self.std)
-
-    def _encoded(self, record: TransformInput) -> EncodedImage:
-        return EncodedImage(record, orientation=self.orientation)
 
     def _reduction(self, image: EncodedImage, source: tuple[int, int], result: tuple[int, int]) -> Reduction:
         """The part of an image's size at which it is decoded if ``source`` pixels become ``result``."""
@@ -189,36 +232,32 @@ class TrainTransform(ImageTransform):
         if self.lighting is not None and (not is_number(self.lighting) or self.lighting < 0):
             raise UsageError(f"lighting must be a number of at least 0, or None, not {self.lighting!r}")
 
-    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
-        encoded = self._encoded(record)
-        crop, reduction, is_mirrored = self._drawn(encoded, rng)
-        image = cv2.resize(
-            encoded.pixels(crop.aligned(reduction), reduction=reduction),
+    def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
+        coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
+        (width, height), (rows, columns) = image.size, self._sides
+        crop = random_crop(width, height, scale=self.scale, ratio=self.ratio, draws=draws)
+        reduction = self._reduction(image, crop[2:], (columns, rows))
+        part = crop.aligned(reduction)
+        return Choice(
+            part,
+            reduction,
+            Span(width, part.x, part.width, columns, columns, is_mirrored=self.flip and coin < 0.5),
+            Span(height, part.y, part.height, rows, rows),
+            self._method(crop.width * crop.height),
+        )
+
+    def _render(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
+        pixels = cv2.resize(
+            image.pixels(choice.part, reduction=choice.reduction),
             self._sides[::-1],
             dst=out if self._format.is_plain else None,
-            interpolation=self._method(crop.width * crop.height),
+            interpolation=choice.method,
         )
-        if is_mirrored:
-            cv2.flip(image, 1, dst=image)
+        if choice.across.is_mirrored:
+            cv2.flip(pixels, 1, dst=pixels)
         if self.color_jitter or self.lighting:
-            image = cv2.transform(image, self._colours(image, rng))
-        self._format.write(image, out)
-        if targets:
-            (width, height), (rows, columns) = encoded.size, self._sides
-            x, y, w, h = crop.aligned(reduction)
-            across = Span(width, x, w, columns, columns, is_mirrored=is_mirrored)
-            self._fill_targets(record, across, Span(height, y, h, rows, rows), targets)
-
-    def shown(self, record: TransformInput, rng: np.random.Generator) -> ShownPart:
-        """Return the part of the image that :meth:`fill` shows with the same random numbers."""
-        crop, reduction, is_mirrored = self._drawn(self._encoded(record), rng)
-        return ShownPart(*crop.aligned(reduction), is_mirrored)
-
-    def _drawn(self, image: EncodedImage, rng: np.random.Generator) -> tuple[Crop, Reduction, bool]:
-        """The crop, the part of its size at which the image is decoded, and whether it is mirrored."""
-        coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
-        crop = random_crop(*image.size, scale=self.scale, ratio=self.ratio, draws=draws)
-        return crop, self._reduction(image, crop[2:], self._sides[::-1]), self.flip and coin < 0.5
+            pixels = cv2.transform(pixels, self._colours(pixels, rng))
+        self._format.write(pixels, out)
 
     def _method(self, pixels: int) -> int:
         if self.interpolation == "auto":
@@ -272,35 +311,7 @@ class EvalTransform(ImageTransform):
                 f"resize must be from {max(self._sides)} pixels (the size) to {MAX_SIDE}, not {self.resize!r}"
             )
 
-    def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
-        encoded = self._encoded(record)
-        reduction, wide, high = self._spans(encoded)
-        width, height = wide.length // reduction, high.length // reduction
-        shorter, (rows, columns) = min(width, height), self._sides
-        x, y = wide.first, high.first
-        method = self._method(shorter)
-        across = self._window(width, wide.resized, x, columns, method)
-        down = self._window(height, high.resized, y, rows, method)
-        image = cv2.resize(
-            self._source(encoded, across, down, reduction),
-            None,
-            fx=wide.resized / width,
-            fy=high.resized / height,
-            interpolation=method,
-        )
-        left, top = x - across.at, y - down.at
-        self._format.write(image[top : top + rows, left : left + columns], out)
-        if targets:
-            self._fill_targets(record, wide, high, targets)
-
-    def shown(self, record: TransformInput, rng: np.random.Generator) -> ShownPart:
-        """Return the part of the image that :meth:`fill` shows; ``rng`` is not used."""
-        _, wide, high = self._spans(self._encoded(record))
-        (left, right), (top, bottom) = wide.bounds(), high.bounds()
-        return ShownPart(left, top, right - left, bottom - top)
-
-    def _spans(self, image: EncodedImage) -> tuple[Reduction, Span, Span]:
-        """The part of its size at which the image is decoded, and where the result lies on its sides."""
+    def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
         smallest = min(image.size)
         reduction = self._reduction(image, (smallest, smallest), (self.resize, self.resize))
         decoded = [-(-side // reduction) for side in image.size]
@@ -309,7 +320,24 @@ class EvalTransform(ImageTransform):
             Span(side, 0, small * reduction, large, size, self._half(large - size))
             for side, small, large, size in zip(image.size, decoded, resized, self._sides[::-1], strict=True)
         )
-        return reduction, wide, high
+        method = self._method(min(decoded))
+        across, down = self._window(wide, reduction, method), self._window(high, reduction, method)
+        part = Crop(across.start, down.start, across.stop - across.start, down.stop - down.start)
+        return Choice(part.scaled(reduction, *image.size), reduction, wide, high, method)
+
+    def _render(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
+        part, reduction, wide, high, method = choice
+        pixels = cv2.resize(
+            image.pixels(part, reduction=reduction),
+            None,
+            fx=wide.resized / (wide.length // reduction),
+            fy=high.resized / (high.length // reduction),
+            interpolation=method,
+        )
+        left = wide.first - self._window(wide, reduction, method).at
+        top = high.first - self._window(high, reduction, method).at
+        rows, columns = self._sides
+        self._format.write(pixels[top : top + rows, left : left + columns], out)
 
     def _resized(self, side: int, shorter: int) -> int:
         if self.rounding == "tensorpack":
@@ -319,15 +347,12 @@ class EvalTransform(ImageTransform):
     def _half(self, pixels: int) -> int:
         return pixels // 2 if self.rounding == "tensorpack" else round(pixels / 2)
 
-    def _window(self, side: int, resized: int, first: int, size: int, method: int) -> Window:
-        is_whole = method != cv2.INTER_AREA or resized > side
+    def _window(self, span: Span, reduction: Reduction, method: int) -> Window:
+        """The decoded pixels of a side that are resized."""
+        side = span.length // reduction
+        is_whole = method != cv2.INTER_AREA or span.resized > side
         most = EXTREME_ASPECT * self.resize
-        return window_of(side, resized, first=first, size=size, most=most, is_whole=is_whole)
-
-    def _source(self, image: EncodedImage, across: Window, down: Window, reduction: Reduction) -> Array:
-        """The pixels of the windows."""
-        crop = Crop(across.start, down.start, across.stop - across.start, down.stop - down.start)
-        return image.pixels(crop.scaled(reduction, *image.size), reduction=reduction)
+        return window_of(side, span.resized, first=span.first, size=span.size, most=most, is_whole=is_whole)
 
     def _method(self, shorter: int) -> int:
         if self.interpolation == "auto":

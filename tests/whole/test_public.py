@@ -37,7 +37,7 @@ DOCUMENTED = {
     ],
     "shardprep.loaders.transforms": [
         "IMAGENET_MEAN", "IMAGENET_STD", "ArraySpec", "ColorJitter", "EvalTransform", "TrainTransform", "Transform",
-        "TransformInput", "decode_rgb",
+        "TransformInput", "Views", "decode_rgb",
     ],
 }  # fmt: skip
 """The public names of each documented module; a change here is a change for users."""

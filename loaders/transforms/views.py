@@ -1,0 +1,214 @@
+"""Several views of each image, from one read and one decode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.images.crop_ready import Crop
+from shardprep.loaders.transforms.contract import (
+    IMAGE,
+    Array,
+    ArraySpec,
+    Transform,
+    TransformInput,
+    fill_rows,
+    outputs_of,
+)
+from shardprep.loaders.transforms.decode import EncodedImage, Orientation, Reduction
+from shardprep.loaders.transforms.geometry import ShownPart
+from shardprep.loaders.transforms.transforms import ImageTransform
+
+
+class _Group(NamedTuple):
+    """Views with the same arrays: the arrays of a batch hold them one after the other, or one as it is."""
+
+    views: range
+    specs: tuple[ArraySpec, ...]
+    is_stacked: bool
+
+
+@dataclass(frozen=True)
+class Views:
+    """Several views of each image, as self-supervised training and repeated augmentation show them.
+
+    A record is read once. Images are decoded once for all the views of :class:`TrainTransform` and
+    :class:`EvalTransform`: of a crop-ready image the rectangle around the crops, or each crop where that is
+    fewer pixels; of any other the whole image. Views that are decoded at a fraction of the size share
+    one more decode, at that fraction. Other transforms decode for themselves.
+
+    View ``v`` of a record draws from a stream of its own, of (seed, epoch, record, v): its arrays are bit for
+    bit those of its transform alone with these random numbers. View 0 has the numbers of a loader with
+    that transform alone. Thread-safe, and picklable if the transforms are.
+
+    Args:
+        transforms: The transform of each view, in a list: neighbours with equal outputs are one array of the
+            batch, [B, views, height, width, 3]. Several such arrays are named "image_0", "image_1". Or a
+            dict of names to transforms and to lists of them: each is an array of that name, with no axis of
+            views for a transform that is not in a list. Masks and boxes follow their images, as "mask_1" or
+            "name_mask". Each transform must declare its ``outputs``.
+
+    Raises:
+        UsageError: There are no transforms, a transform declares no outputs or is a Views, or those of one
+            name have different outputs.
+    """
+
+    transforms: Sequence[Transform] | Mapping[str, Transform | Sequence[Transform]]
+
+    def __post_init__(self) -> None:
+        given = self.transforms
+        if not isinstance(given, tuple | list | dict) or not given:
+            raise UsageError(f"Views takes a list of transforms, or a dict of names to them, not {given!r}")
+        if isinstance(given, dict):
+            kept: Any = {
+                name: tuple(each) if isinstance(each, tuple | list) else each for name, each in given.items()
+            }
+            if not all(isinstance(name, str) and name for name in kept) or () in kept.values():
+                raise UsageError(f"each view needs a name, and each name a transform, not {given!r}")
+        else:
+            kept = tuple(given)
+        object.__setattr__(self, "transforms", kept)
+        self.outputs  # noqa: B018 - transforms that cannot be together are an error here
+
+    @cached_property
+    def each(self) -> tuple[Transform, ...]:
+        """The transform of each view."""
+        if not isinstance(self.transforms, dict):
+            return tuple(cast("Sequence[Transform]", self.transforms))
+        listed = (one if isinstance(one, tuple) else (one,) for one in self.transforms.values())
+        return tuple(transform for some in listed for transform in some)
+
+    @cached_property
+    def outputs(self) -> tuple[ArraySpec, ...]:
+        """The specs of the arrays, group after group."""
+        found = tuple(spec for group in self._groups for spec in group.specs)
+        names = [spec.name for spec in found]
+        if len(set(names)) != len(names):
+            raise UsageError(f"the arrays of views must have different names, not {', '.join(names)}")
+        return found
+
+    @cached_property
+    def _groups(self) -> tuple[_Group, ...]:
+        specs = [_outputs(transform) for transform in self.each]
+        if isinstance(self.transforms, dict):
+            counts = [
+                (name, len(some) if isinstance(some, tuple) else None)
+                for name, some in self.transforms.items()
+            ]
+        else:
+            begins = [n for n in range(len(specs)) if n == 0 or specs[n] != specs[n - 1]]
+            sizes = [end - begin for begin, end in zip(begins, [*begins[1:], len(specs)], strict=True)]
+            counts = [("" if len(sizes) == 1 else str(n), size) for n, size in enumerate(sizes)]
+        groups, first = [], 0
+        for name, count in counts:
+            views = range(first, first + (count or 1))
+            first = views.stop
+            if any(specs[view] != specs[views[0]] for view in views):
+                raise UsageError(f"the views {name!r} have different outputs: give them different names")
+            groups.append(_Group(views, self._named(name, specs[views[0]], count), count is not None))
+        return tuple(groups)
+
+    def _named(self, name: str, specs: tuple[ArraySpec, ...], count: int | None) -> tuple[ArraySpec, ...]:
+        """The specs of ``count`` views, or of one without an axis of views."""
+        axis = () if count is None else (count,)
+        is_dict = isinstance(self.transforms, dict)
+
+        def title(of: str) -> str:
+            if is_dict:
+                return name if of == IMAGE else f"{name}_{of}"
+            return f"{of}_{name}" if name else of
+
+        return tuple(ArraySpec(title(spec.name), (*axis, *spec.shape), spec.dtype) for spec in specs)
+
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
+        """Return the arrays of :attr:`outputs`, new; one array, or a tuple of several."""
+        arrays = tuple(np.empty(spec.shape, spec.dtype) for spec in self.outputs)
+        self.fill(record, rng, *arrays)
+        return arrays if len(arrays) > 1 else arrays[0]
+
+    def fill(self, record: TransformInput, rng: np.random.Generator, *arrays: Array) -> None:
+        """Write the arrays of :attr:`outputs`, C-contiguous."""
+        images: dict[Orientation, EncodedImage] = {}
+        crops: dict[tuple[Orientation, Reduction], list[Crop]] = {}
+        chosen = []
+        streams = _Streams(rng)
+        for view, (transform, rows) in enumerate(zip(self.each, self._rows(arrays), strict=True)):
+            random = streams.of(view)
+            if not isinstance(transform, ImageTransform):
+                fill_rows(transform, record, random, rows)
+                continue
+            turned = transform.orientation
+            if turned not in images:
+                images[turned] = transform.encoded(record)
+            choice = transform.choose(images[turned], random)
+            crops.setdefault((turned, choice.reduction), []).append(choice.part)
+            chosen.append((transform, images[turned], choice, streams.position, rows))
+        for (turned, reduction), parts in crops.items():
+            images[turned].decode_together(parts, reduction=reduction)
+        for transform, image, choice, position, rows in chosen:
+            transform.render(record, image, choice, streams.at(position), *rows)
+
+    def shown(self, record: TransformInput, rng: np.random.Generator) -> tuple[ShownPart | None, ...]:
+        """Return the part of the image that each view shows, None for one whose transform does not tell."""
+        streams = _Streams(rng)
+        tells = (getattr(transform, "shown", None) for transform in self.each)
+        return tuple(tell(record, streams.of(view)) if tell else None for view, tell in enumerate(tells))
+
+    def _rows(self, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
+        """The arrays that each view writes."""
+        rows, first = [], 0
+        for group in self._groups:
+            own = arrays[first : first + len(group.specs)]
+            first += len(own)
+            if group.is_stacked:
+                rows += [tuple(array[n, ...] for array in own) for n in range(len(group.views))]
+            else:
+                rows.append(tuple(own))
+        return rows
+
+
+def _outputs(transform: Transform) -> tuple[ArraySpec, ...]:
+    specs = outputs_of(transform)
+    if isinstance(transform, Views) or not specs:
+        raise UsageError(
+            f"a view needs a transform that declares its outputs, as TrainTransform(224) does, not {transform!r}: "
+            "give outputs=(ArraySpec('image', (224, 224, 3), 'uint8'),)"
+        )
+    return specs
+
+
+class _Streams:
+    """The random numbers of each view, all of one generator: one view at a time is where it stands."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        if not isinstance(rng.bit_generator, np.random.Philox):
+            rng = np.random.Generator(np.random.Philox(key=rng.integers(1 << 64, size=2, dtype=np.uint64)))
+        self._rng = rng
+        self._bits = rng.bit_generator
+        self._start = self._bits.state
+
+    def of(self, view: int) -> np.random.Generator:
+        """Return the generator at the start of a view's stream; view 0's is where it was given."""
+        if view == 0:
+            return self.at(self._start)
+        words: Any = self._start["state"]
+        counter = words["counter"].copy()
+        counter[1] += np.uint64(view)  # 2**64 blocks after the stream of the view before
+        return self.at(
+            {**self._start, "state": {**words, "counter": counter}, "buffer_pos": 4, "has_uint32": 0}
+        )
+
+    @property
+    def position(self) -> Any:
+        """Where the generator stands, for :meth:`at`."""
+        return self._bits.state
+
+    def at(self, position: Any) -> np.random.Generator:
+        """Return the generator at a position."""
+        self._bits.state = position
+        return self._rng

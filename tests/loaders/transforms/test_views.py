@@ -1,0 +1,270 @@
+"""Views: each is bit for bit its transform alone, while the image is read and decoded once."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from shardprep.formats.errors import BadImage, UsageError
+from shardprep.formats.images.crop_ready import crop_ready
+from shardprep.formats.images.header import read_image_header
+from shardprep.loaders import ArraySpec, ColorJitter, EvalTransform, TrainTransform, Views, decode_rgb
+from shardprep.loaders.loader.run_card import TransformCard
+from shardprep.loaders.order.rng import RecordRandom, flow_bits, record_rng
+from shardprep.loaders.transforms import decode
+from support.loaded import assert_same, crops_on, epoch_of
+from support.pictures import cmyk_jpeg, numbers_png, photograph, png, with_orientation
+
+SEED, EPOCH, RECORD = 7, 3, 11
+
+
+class Example(NamedTuple):
+    key: str
+    label: int
+    image: bytes
+    columns: dict[str, Any]
+    crop_ready: bool = False
+
+
+def example(image: bytes, *, ready: bool = False) -> Example:
+    """A record with an image, a mask and boxes."""
+    height, width = decode_rgb(image, orientation="ignore").shape[:2]
+    rng = np.random.default_rng(0)
+    mask = numbers_png(rng.integers(0, 5, (height, width), np.uint8))
+    boxes = np.array([[0, 0, 1, 1], [0.1, 0.2, 0.6, 0.7], [0.8, 0.8, 0.9, 1]], np.float32)
+    columns = {"mask": mask, "boxes": boxes, "kinds": np.arange(3, dtype=np.int32)}
+    if ready:
+        image = crop_ready(image, read_image_header(image))
+    return Example("one", 0, image, columns, ready)
+
+
+@cache
+def examples() -> dict[str, Example]:
+    coffee, pixels = photograph("coffee.jpg"), decode_rgb(photograph("chelsea.jpg"))[:90, :120]
+    return {
+        "crop-ready": example(coffee, ready=True),
+        "plain": example(coffee),
+        "turned": example(with_orientation(photograph("chelsea.jpg"), 6)),
+        "png": example(png(pixels)),
+        "cmyk": example(cmyk_jpeg()),
+    }
+
+
+def own_stream(view: int) -> np.random.Generator:
+    """The random numbers of a view, written down once more."""
+    counter = np.array([0, view, RECORD, 3], np.uint64)
+    return np.random.Generator(np.random.Philox(key=np.array([SEED, EPOCH], np.uint64), counter=counter))
+
+
+def patch(record: Any, rng: np.random.Generator) -> Any:
+    """A transform of a user, which decodes for itself."""
+    return decode_rgb(record)[:2, :2] + rng.integers(0, 9, dtype=np.uint8)
+
+
+class Patch:
+    outputs = (ArraySpec("image", (2, 2, 3), "uint8"),)
+
+    def __call__(self, record: Any, rng: np.random.Generator) -> Any:
+        return patch(record, rng)
+
+
+shared = {
+    "layout": st.sampled_from(["HWC", "CHW"]),
+    "dtype": st.sampled_from(["uint8", "float32"]),
+    "interpolation": st.sampled_from(["auto", "auto", "linear", "area"]),
+    "orientation": st.sampled_from(["ignore", "apply"]),
+    "masks": st.sampled_from([(), ("mask",)]),
+    "boxes": st.sampled_from([None, "boxes"]),
+}
+crops = st.builds(
+    TrainTransform,
+    st.sampled_from([8, 24, (40, 32), 96]),
+    **shared,
+    scale=st.sampled_from([(0.02, 0.1), (0.05, 0.32), (0.3, 1.0)]),
+    color_jitter=st.sampled_from([None, ColorJitter()]),
+    lighting=st.sampled_from([None, 0.1]),
+)
+centres = st.builds(EvalTransform, st.sampled_from([8, 48]), resize=st.sampled_from([48, 64]), **shared)
+transforms = st.lists(crops | crops | centres | st.builds(Patch), min_size=1, max_size=6)
+
+
+@given(
+    transforms=transforms,
+    kind=st.sampled_from(["crop-ready", "crop-ready", "plain", "turned", "png", "cmyk"]),
+)
+@settings(max_examples=60)
+def test_a_view_is_bit_for_bit_its_transform_alone(transforms, kind):
+    record = examples()[kind]
+
+    made = Views(transforms)(record, record_rng(SEED, EPOCH, RECORD))
+
+    arrays = iter(made if isinstance(made, tuple) else (made,))
+    views = 0
+    while views < len(transforms):
+        outputs = transforms[views].outputs
+        group = [next(arrays) for _ in outputs]
+        for row in range(len(group[0])):
+            alone = transforms[views](record, own_stream(views))
+            for array, one in zip(group, alone if isinstance(alone, tuple) else (alone,), strict=True):
+                np.testing.assert_array_equal(array[row], one)
+            views += 1
+    assert next(arrays, None) is None
+
+
+@given(transforms=st.lists(crops, min_size=1, max_size=6))
+@settings(max_examples=25)
+def test_all_views_of_a_scale_are_cut_from_at_most_as_many_pixels_as_alone(transforms):
+    record, random = examples()["crop-ready"], RecordRandom(SEED)
+    alone = [decoded(lambda t=t, v=v: t(record, own_stream(v))) for v, t in enumerate(transforms)]
+    together = decoded(lambda: Views(transforms)(record, random(EPOCH, RECORD)))
+
+    assert together.images <= sum(one.images for one in alone)
+    assert together.pixels <= sum(one.pixels for one in alone) * 2  # cuts begin and end at segments
+
+
+def test_a_plain_image_is_decoded_once_for_all_views() -> None:
+    small = TrainTransform(96, scale=(0.05, 0.3), interpolation="linear")  # at full size
+    views = Views([TrainTransform(224)] * 2 + [small] * 8)
+
+    assert decoded(lambda: views(examples()["plain"], record_rng(SEED, EPOCH, RECORD))).images == 1
+
+
+class Decoded(NamedTuple):
+    images: int
+    pixels: int
+
+
+def decoded(call: Any) -> Decoded:
+    """What is decoded during a call."""
+    sizes = []
+
+    def counted(image: Any, flags: int, **options: Any) -> Any:
+        pixels = given(image, flags, **options)
+        sizes.append(pixels.shape[0] * pixels.shape[1])
+        return pixels
+
+    given = decode.decode
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(decode, "decode", counted)
+        call()
+    return Decoded(len(sizes), sum(sizes))
+
+
+@pytest.mark.parametrize(
+    "bits",
+    [
+        lambda: np.random.PCG64(5),
+        lambda: flow_bits(1, pass_number=2, item=3, step=4, branch=5),
+    ],
+    ids=["another generator", "an item of a flow"],
+)
+def test_views_repeat_and_differ_with_any_generator(bits: Any) -> None:
+    views = Views([TrainTransform(24)] * 3)
+    one, again = (views(examples()["plain"], np.random.Generator(bits())) for _ in range(2))
+
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one[0], one[1])
+    assert not np.array_equal(one[1], one[2])
+
+
+def test_names_and_shapes_follow_the_form_in_which_views_are_given() -> None:
+    big, small = TrainTransform(32, masks=("mask",)), TrainTransform(16)
+
+    listed, mixed = Views([big, big]), Views([big, big, small])
+    named = Views({"weak": small, "strong": [big] * 3})
+
+    assert shapes(listed) == {"image": (2, 32, 32, 3), "mask": (2, 32, 32)}
+    assert shapes(mixed) == {"image_0": (2, 32, 32, 3), "mask_0": (2, 32, 32), "image_1": (1, 16, 16, 3)}
+    assert shapes(named) == {"weak": (16, 16, 3), "strong": (3, 32, 32, 3), "strong_mask": (3, 32, 32)}
+
+
+def shapes(views: Views) -> dict[str, tuple[int, ...]]:
+    return {spec.name: spec.shape for spec in views.outputs}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        {},
+        {"": TrainTransform(8)},
+        {"none": []},
+        {1: TrainTransform(8)},
+        TrainTransform(8),
+        "TrainTransform",
+        [patch],
+        [TrainTransform],
+        [Views([TrainTransform(8)])],
+        {"a": [TrainTransform(8), TrainTransform(9)]},
+        {"a": TrainTransform(8, masks=("mask",)), "a_mask": TrainTransform(8)},
+    ],
+)
+def test_what_cannot_be_views_is_refused_where_it_is_made(given: Any) -> None:
+    with pytest.raises(UsageError):
+        Views(given)
+
+
+def test_an_image_that_does_not_decode_is_named_by_its_key() -> None:
+    record = examples()["plain"]
+    broken = record._replace(image=record.image[:200])
+
+    with pytest.raises(BadImage) as raised:
+        Views([TrainTransform(8)] * 2)(broken, record_rng(SEED, EPOCH, RECORD))
+
+    assert raised.value.key == "one"
+
+
+DINO = Views({"big": [TrainTransform(24)] * 2, "small": [TrainTransform(8, scale=(0.05, 0.32))] * 3})
+
+
+def test_a_loader_delivers_views_in_workers_as_in_its_own_process_and_makes_them_again(
+    lmdb_shards: Path,
+) -> None:
+    with crops_on(lmdb_shards, transform=DINO, workers=2) as loader:
+        found = epoch_of(loader)
+        again = loader.replay(0, 1)
+        identity = loader.identity
+    with crops_on(lmdb_shards, transform=copy.deepcopy(DINO), workers=0) as own:
+        assert own.identity == identity
+        assert_same(found, epoch_of(own))
+    with crops_on(lmdb_shards, transform=TrainTransform(24), workers=0) as first:
+        expected = epoch_of(first)
+
+    big, small, *_ = found[0]
+    assert (big.shape[1:], small.shape[1:]) == ((2, 24, 24, 3), (3, 8, 8, 3))
+    np.testing.assert_array_equal(big[:, 0], expected[0][0])
+    assert_same([again.batch], [found[1]])
+    assert [len(record.views) for record in again] == [5] * len(again)
+    assert len(again.records[0].to_json()["views"]) == 5
+    assert again.records[0].to_json()["crop"] == again.records[0].to_json()["views"][0]["crop"]
+
+
+def test_a_sheet_shows_the_views_side_by_side(lmdb_shards: Path) -> None:
+    with crops_on(lmdb_shards, transform=Views([TrainTransform(24, dtype="float32")] * 3)) as loader:
+        shown = loader.show_batch(most=2)
+
+    assert decode_rgb(shown.images[0].image).shape == (24, 72, 3)
+
+
+def test_a_run_card_makes_the_views_again() -> None:
+    jittered = TrainTransform(24, color_jitter=ColorJitter(0.1), masks=("mask",))
+    for views in (DINO, Views([jittered, EvalTransform(8)])):
+        card = TransformCard.from_json(TransformCard.of(views, "identity").to_json())
+
+        assert card.made() == views
+    assert TransformCard.of(Views([Patch()]), "identity").arguments is None
+
+
+def test_a_flow_shows_views(lmdb_shards: Path) -> None:
+    from shardprep.loaders import Flow
+
+    with Flow.from_dataset(lmdb_shards) as source:
+        (images, _), *_ = source.transform(Views([TrainTransform(8)] * 2), seed=1)
+
+    assert images.shape == (2, 8, 8, 3)
