@@ -99,6 +99,12 @@ COUNT = click.IntRange(min=0)
     help="Records that were chosen: a .npy file of numbers or a mask.",
 )
 @click.option(
+    "--without",
+    type=ANY_PATH,
+    metavar="FILE.npy",
+    help="Records that were left out: a .npy file of numbers, keys or a mask.",
+)
+@click.option(
     "--records", "listed", is_flag=True, help="List all records of the step, not only the first ten."
 )
 @click.option(

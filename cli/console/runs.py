@@ -91,7 +91,8 @@ class RunOptions:
                 workers=0,
                 columns=columns.split(",") if columns else None,
                 transform=self._transform(),
-                records=self._records(),
+                records=self._numbers("subset"),
+                without=self._numbers("without"),
                 on_bad_record="skip",
                 **options,
             )
@@ -102,8 +103,11 @@ class RunOptions:
             given["transform"] = self._transform()
             own = replace(own, transform=None)
         if self.values["subset"]:
-            given["records"] = self._records()
+            given["records"] = self._numbers("subset")
             own = replace(own, records=None)
+        if self.values["without"]:
+            given |= {"without": self._numbers("without"), "gaps": own.gaps or "close"}
+            own = replace(own, without=None)
         if "rank" in self.typed:
             given["rank"] = self.values["rank"]
         place = splits_of(self.dataset).get(card.split, self.dataset)
@@ -138,9 +142,9 @@ class RunOptions:
             sys.path.remove(here)
         return transform
 
-    def _records(self) -> np.ndarray[Any, Any] | None:
-        """Return the record numbers, or the mask, of the subset's file. Raises DataError, OSError."""
-        file: Path | None = self.values["subset"]
+    def _numbers(self, option: str) -> np.ndarray[Any, Any] | None:
+        """Return the record numbers, or the mask, of an option's file. Raises DataError, OSError."""
+        file: Path | None = self.values[option]
         if file is None:
             return None
         try:

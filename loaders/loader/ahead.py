@@ -221,8 +221,8 @@ class BatchFeed(Protocol):
 class LocalShards:
     """Shards that are there: every batch begins at once."""
 
-    def epoch(self, number: int, start: int) -> AbstractContextManager[BatchFeed]:
-        """The context of the batches of an epoch that continues at ``start``."""
+    def epoch(self, plan: EpochPlan, number: int, start: int) -> AbstractContextManager[BatchFeed]:
+        """The context of the batches of an epoch that continues at ``start``, a place of the plan's order."""
         return nullcontext(self)
 
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
@@ -465,9 +465,10 @@ class ShardFeed(LocalShards, Owned):
         return self._known[epoch]
 
     @contextmanager
-    def epoch(self, number: int, start: int) -> Iterator[EpochFeed]:
-        """The context of the batches of an epoch that continues at ``start``."""
-        uses = shard_uses(self._plan, number, start=start) if start else self._uses(number)
+    def epoch(self, plan: EpochPlan, number: int, start: int) -> Iterator[EpochFeed]:
+        """The context of the batches of an epoch that continues at ``start``, a place of the plan's order."""
+        is_whole = not start and not plan.passed
+        uses = self._uses(number) if is_whole else shard_uses(plan, number, start=start)
         self._foresee(uses, self._uses(number + 1))
         self._begun, self._total = 0, len(uses.shards)
         over = partial(self._used, uses.firsts, uses.turns()[0])

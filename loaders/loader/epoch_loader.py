@@ -173,6 +173,22 @@ class EpochLoader(FrameworkHint, ABC):
         """Make the next iteration deliver this epoch, from its beginning."""
         self._next = self._place = Epoch(self._plan, operator.index(epoch))
 
+    def skip(self, steps: Iterable[int]) -> None:
+        """Leave steps out of the next epoch, or of the rest of a resumed one, as after a spike of the loss.
+
+        ``steps`` are counted from the epoch's beginning, with this loader's batch size and world size; all
+        other steps are what they were. Give every rank the same steps. The state keeps them, for any batch
+        size and world size, and the receipt counts their records as ``omitted``. An iteration that has begun
+        does not change: load its state first. Raises UsageError for steps that the epoch does not have, or
+        that lie before the place from which it continues.
+        """
+        epoch = self._next
+        plan = epoch.plan.passing(map(operator.index, steps), start=epoch.start)
+        changed = Epoch(plan, epoch.number, start=epoch.start, receipt=epoch.receipt)
+        self._next, self._current, self._place = (
+            changed if each is epoch else each for each in (self._next, self._current, self._place)
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's place as plain JSON values; only the skipped records make it larger.
 
@@ -304,6 +320,7 @@ class ReplayableLoader(EpochLoader, ABC):
 
     def _card(self, identity: str | None) -> RunCard:
         plan, chosen, transform = self._plan, self._subset.chosen, self.transform
+        omission, omitted = self._subset.omission, self._subset.omitted
         return RunCard(
             dataset=self.dataset.root,
             split=self.dataset.split,
@@ -321,6 +338,8 @@ class ReplayableLoader(EpochLoader, ABC):
             with_numbers=self._with_numbers,
             transform=None if transform is None else TransformCard.of(transform, identity),
             versions=installed_versions(),
+            without=None if omitted is None else ChosenRecords.of(omitted, digest_of(omitted)),
+            gaps=None if omission is None else "close" if omission.closes else "keep",
         )
 
     def state_dict(self) -> dict[str, Any]:

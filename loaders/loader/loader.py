@@ -12,6 +12,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal
 
+import numpy as np
+
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import count_of
@@ -76,12 +78,20 @@ class BatchRequests:
 
     @contextmanager
     def run(
-        self, engine: Engine, places: Iterator[Records], steps: Iterator[int], epoch: int, start: int = 0
+        self,
+        engine: Engine,
+        places: Iterator[Records],
+        steps: Iterator[int],
+        epoch: int,
+        *,
+        plan: EpochPlan | None = None,
+        start: int = 0,
     ) -> Iterator[Iterator[EngineBatch]]:
-        """The context of the batches of an epoch that continues at ``start``.
+        """The context of the batches of an epoch that continues at ``start``, a place of the plan's order.
 
-        ``places`` are those of each batch's records in the subset, and ``steps`` the number of each, from
-        ``start``, after its places are drawn. Raises UsageError for a closed engine.
+        ``plan`` is by default that of every epoch. ``places`` are those of each batch's records in the
+        subset, and ``steps`` the number of each, from ``start``, after its places are drawn. Raises
+        UsageError for a closed engine.
         """
         engine.refuse_closed()
         files, order, chosen = (
@@ -90,7 +100,7 @@ class BatchRequests:
             self.subset.chosen,
         )
         with (
-            self.shards.epoch(epoch, start) as feed,
+            self.shards.epoch(plan or self.plan, epoch, start) as feed,
             reading_ahead(self.dataset.path, files, order, budget=self.read_ahead, chosen=chosen) as ahead,
             closing(engine.run(self._plans(places, steps, epoch, ahead, feed))) as batches,  # type: ignore[type-var]
         ):
@@ -107,7 +117,7 @@ class BatchRequests:
         """Yield the items of each batch, and report their records to the read-ahead."""
         for own, step in zip(places, steps, strict=False):
             items = self.subset.items_at(own, epoch)
-            for each in ahead:
+            for each in ahead if len(items) else ():  # a batch may have all its records left out
                 each.expect(items["number"])
             request = self.results.request(items)
             yield from feed.plans(request, step)
@@ -152,6 +162,10 @@ class Loader(Owned, ReplayableLoader):
         records: A subset: a boolean mask over the dataset, or record numbers. Order, steps, receipts and
             states are then of the subset alone; stored order and labels stay the dataset's.
         classes: A subset: class names or labels. Together with ``records``, those in both.
+        without: Records to leave out: a boolean mask over the dataset, record numbers, or keys. All other
+            records keep their order and their random values; the receipt counts these as ``omitted``.
+        gaps: "close" lets later records move up, so that batches stay full; "keep" makes batches shorter by
+            the records left out, and all others equal, bit for bit, to those of a run with them.
         weights: A number for each part of a collection, by name. They divide an epoch exactly among the
             parts: a part may repeat records, with new random values, or continue in the next epoch where it
             stopped. Receipts and states count places; nothing is read ahead.
@@ -198,6 +212,8 @@ class Loader(Owned, ReplayableLoader):
         labels: str = "sorted_wnid0",
         records: Chosen | None = None,
         classes: Classes | None = None,
+        without: Chosen | None = None,
+        gaps: Literal["close", "keep"] = "close",
         weights: Mapping[str, float] | None = None,
         columns: Sequence[str] | None = None,
         on_bad_record: Literal["raise", "skip"] = "raise",
@@ -213,7 +229,7 @@ class Loader(Owned, ReplayableLoader):
         self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
-            self._subset = Subset.of(self.dataset, records, classes, weights)
+            self._subset = Subset.of(self.dataset, records, classes, weights, without=without, gaps=gaps)
             plan = plan_of(
                 self._subset,
                 shuffle=shuffle,
@@ -238,7 +254,9 @@ class Loader(Owned, ReplayableLoader):
             mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
             layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=self._workers)
             self._results = results_of(transform, room=layout.inputs)
-            self._constant_rows = drop_last and on_bad_record == "raise"
+            self._constant_rows = (
+                drop_last and on_bad_record == "raise" and (plan.omission is None or plan.omission.closes)
+            )
             self._skipped: dict[str, str] = {}
             self._steps: EpochSteps | None = None
             self._work = ShardWork(
@@ -279,7 +297,8 @@ class Loader(Owned, ReplayableLoader):
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[Loaded]:
-        run = self._requests.run(self.engine, epoch.batches(), count(), epoch.number, epoch.start)
+        places, number = epoch.batches(), epoch.number
+        run = self._requests.run(self.engine, places, count(), number, plan=epoch.plan, start=epoch.first)
         with run as batches:
             yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold one longer
         epoch.end()
@@ -322,7 +341,10 @@ class Loader(Owned, ReplayableLoader):
     @property
     def records(self) -> Records:
         """The record numbers that the next epoch delivers over all ranks, in stored order: int64."""
-        return self._subset.numbers(self.epoch)
+        places = np.arange(len(self._subset))
+        if self._subset.omission:
+            places = self._subset.omission.kept(places, self.epoch)
+        return self._subset.numbers_at(places, self.epoch)
 
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...] | None:
@@ -370,8 +392,9 @@ class Loader(Owned, ReplayableLoader):
         records, of, plan = len(self._subset), len(self.dataset), self._plan
         which = f"{of:,}" if records == of else f"{records:,} of {of:,}"
         rank = f", rank {plan.rank} of {plan.world_size}" if plan.world_size > 1 else ""
+        omitted = f" without {len(plan.omission):,} of them" if plan.omission else ""
         return (
-            f"<Loader {self.dataset.location!r}: {which} records in batches of {plan.batch_size:,}{rank}, "
+            f"<Loader {self.dataset.location!r}: {which} records{omitted} in batches of {plan.batch_size:,}{rank}, "
             f"{count_of(self._workers, 'worker')}, epoch {self.epoch} next>"
         )
 

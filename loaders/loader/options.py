@@ -30,6 +30,7 @@ from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.loader.work import items_of
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.omission import Omission
 from shardprep.loaders.order.parts import Records, WeightedParts
 from shardprep.loaders.order.quality import (
     ClassMixing,
@@ -41,6 +42,7 @@ from shardprep.loaders.order.ranks import rank_and_world_size
 from shardprep.loaders.transforms.contract import IMAGE, ArraySpec, AsColumns, Transform, outputs_of
 
 MAX_NAMED = 8  # classes in a message
+KEYS_AT_ONCE = 1 << 20
 
 Mask = npt.NDArray[np.bool_]
 Chosen = npt.ArrayLike
@@ -52,8 +54,11 @@ class Subset:
 
     Orders, receipts and states are of places, as if the subset were a dataset of its own. ``numbers`` are the
     record numbers, int64, ascending and unique; None for all records of the dataset. With ``weights``, the
-    dataset's parts have other shares of the places than they have of the records.
+    dataset's parts have other shares of the places than they have of the records. ``omission`` has those
+    that are left out of the order, with their places among the others.
     """
+
+    omission: Omission | None = None
 
     def __init__(self, dataset: RecordSet, numbers: Records | None = None, weights: object = None) -> None:
         self.dataset = dataset
@@ -68,12 +73,44 @@ class Subset:
         records: Chosen | None,
         classes: Classes | None,
         weights: object = None,
+        *,
+        without: Chosen | None = None,
+        gaps: str = "close",
     ) -> Subset:
         """Return the records that ``records`` and ``classes`` both choose; None chooses all.
 
         ``records`` is a mask or has record numbers; ``classes`` has class names, or labels in the dataset's
-        label space. Raises UsageError for anything else, and where no record is chosen.
+        label space. ``without`` is a mask, has record numbers, or keys. Raises UsageError for anything else,
+        and where no record is chosen.
         """
+        found = cls._chosen(dataset, records, classes, weights)
+        if gaps not in ("close", "keep"):
+            raise UsageError(f"gaps must be 'close' or 'keep', not {gaps!r}")
+        if without is not None:
+            found.omission = found._omission(np.asanyarray(without), closes=gaps == "close")
+        return found
+
+    def _omission(self, without: npt.NDArray[Any], *, closes: bool) -> Omission | None:
+        mask = _mask_of_keys(without, self.dataset) if without.dtype.kind == "U" else None
+        if mask is None:
+            mask = _mask(without, len(self.dataset), "without")
+        positions = np.flatnonzero(mask if self.chosen is None else mask[self.chosen])
+        if len(positions) == len(self):
+            raise UsageError("without= leaves out all records")
+        return Omission(positions, closes, self.weights) if len(positions) else None
+
+    @property
+    def omitted(self) -> Records | None:
+        """The record numbers that are left out; None for none."""
+        if self.omission is None:
+            return None
+        positions = self.omission.positions
+        return positions if self.chosen is None else self.chosen[positions]
+
+    @classmethod
+    def _chosen(
+        cls, dataset: RecordSet, records: Chosen | None, classes: Classes | None, weights: object
+    ) -> Subset:
         if records is None and classes is None and len(dataset):
             return cls(dataset, weights=weights)
         mask = np.ones(len(dataset), np.bool_)
@@ -93,7 +130,11 @@ class Subset:
         """The root of the dataset; for a part of it, also a digest of the numbers, and of the weights."""
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
-        return self.dataset.root + chosen + weights
+        omitted = ""
+        if self.omission is not None and self.omitted is not None:
+            how = "closed" if self.omission.closes else "kept"
+            omitted = f" without:{digest_of(self.omitted)}:{how}"
+        return self.dataset.root + chosen + weights + omitted
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
@@ -163,33 +204,46 @@ class Subset:
         return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
 
 
-def _mask(records: npt.NDArray[np.generic], count: int) -> Mask:
+def _mask(records: npt.NDArray[np.generic], count: int, option: str = "records") -> Mask:
     """Return which of ``count`` records a mask or an array of record numbers chooses."""
     if is_masked(records):
-        raise UsageError("records= is a masked array; fill it, with mask.filled(False) for one of booleans")
+        raise UsageError(f"{option}= is a masked array; fill it, with mask.filled(False) for one of booleans")
     if records.ndim == 1 and records.dtype == np.bool_:
         if len(records) != count:
-            raise UsageError(f"records= is a mask of {len(records)} records; the dataset has {count}")
+            raise UsageError(f"{option}= is a mask of {len(records)} records; the dataset has {count}")
         return records.astype(np.bool_)
     if records.ndim == 1 and not len(records):  # an empty list has no integer type
         return np.zeros(count, np.bool_)
     if records.ndim != 1 or records.dtype.kind not in "iu":
         raise UsageError(
-            "records= must be a boolean mask with one value per record, or integers, the record numbers; not "
+            f"{option}= must be a boolean mask with one value per record, or integers, the record numbers; not "
             f"an array of {records.dtype} of shape {records.shape}"
         )
-    return _mask_of_numbers(records, count)
+    return _mask_of_numbers(records, count, option)
 
 
-def _mask_of_numbers(numbers: npt.NDArray[np.generic], count: int) -> Mask:
+def _mask_of_keys(keys: npt.NDArray[np.str_], dataset: RecordSet) -> Mask:
+    """Return which records have these keys. Raises UsageError for a key that no record has."""
+    wanted = np.char.encode(keys.ravel())
+    mask, found = np.zeros(len(dataset), np.bool_), np.zeros(len(wanted), np.bool_)
+    for start in range(0, len(dataset), KEYS_AT_ONCE):
+        there = np.asarray(dataset.index[start : start + KEYS_AT_ONCE]["key"])
+        mask[start : start + len(there)] = np.isin(there, wanted)
+        found |= np.isin(wanted, there)
+    if not found.all():
+        raise UsageError(f"without= has the key {str(keys.ravel()[found.argmin()])!r}, which no record has")
+    return mask
+
+
+def _mask_of_numbers(numbers: npt.NDArray[np.generic], count: int, option: str) -> Mask:
     outside = numbers[(numbers < 0) | (numbers >= count)]  # type: ignore[operator]
     if len(outside):
-        raise UsageError(f"records= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
+        raise UsageError(f"{option}= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
     mask = np.zeros(count, np.bool_)
     mask[numbers] = True
     if np.count_nonzero(mask) != len(numbers):
         found, times = np.unique(numbers, return_counts=True)
-        raise UsageError(f"records= has {found[times > 1][0]} more than once; give each record number once")
+        raise UsageError(f"{option}= has {found[times > 1][0]} more than once; give each record number once")
     return mask
 
 
@@ -249,6 +303,7 @@ def plan_of(
         rank=rank,
         world_size=world_size,
         drop_last=drop_last,
+        omission=subset.omission,
     )
     if plan.shuffle:
         _warn_of_bad_mixing(subset, plan, plan.shuffle)

@@ -38,6 +38,7 @@ from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransfor
 from shardprep.loaders.transforms.views import Views
 
 MOST_LISTED = 4096
+WAYS = {"subset": "a subset of", "without": "to do without"}
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class ChosenRecords:
         listed = tuple(numbers.tolist()) if len(numbers) <= MOST_LISTED else None
         return cls(len(numbers), digest, listed)
 
-    def given(self) -> Records:
+    def given(self, option: str = "subset") -> Records:
         """Return the record numbers, int64. Raises UsageError where they are not listed."""
         if self.numbers is None:
             raise UsageError(
-                f"the run used a subset of {self.count} records that its card does not list; give the subset"
+                f"the run had {WAYS[option]} {self.count} records that its card does not list; give the same ones"
             )
         return np.array(self.numbers, np.int64)
 
@@ -208,6 +209,8 @@ class RunCard:
         with_numbers: The Loader's argument.
         transform: Arguments, or identity, of the transform, None without.
         versions: Versions of the programs that decide the pixels; a replay takes those that are installed.
+        without: Which records were left out on purpose, None without.
+        gaps: The Loader's argument, None without such records.
     """
 
     dataset: str
@@ -226,6 +229,8 @@ class RunCard:
     with_numbers: bool
     transform: TransformCard | None
     versions: dict[str, str]
+    without: ChosenRecords | None = None
+    gaps: str | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of a Loader of this run, beside the path of the dataset.
@@ -247,15 +252,20 @@ class RunCard:
         options = {name: getattr(self, name) for name in (*plain, "on_bad_record", "with_numbers")}
         options["transform"] = self.transform.made() if self.transform else None
         options["records"] = self.records.given() if self.records else None
+        if self.without:
+            options |= {"without": self.without.given("without"), "gaps": self.gaps}
         return options
 
     def without_numbers(self) -> RunCard:
-        """Return a card of a bounded size, that does not list the records that were chosen."""
-        return replace(self, records=self.records and replace(self.records, numbers=None))
+        """Return a card of a bounded size, that does not list the records that were chosen or left out."""
+        records, without = (each and replace(each, numbers=None) for each in (self.records, self.without))
+        return replace(self, records=records, without=without)
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.without is None:  # releases before 0.4 do not know these
+            del values["without"], values["gaps"]
         return {"format": FORMAT, "version": VERSION} | {
             name: value.to_json() if hasattr(value, "to_json") else value for name, value in values.items()
         }
@@ -308,6 +318,9 @@ def _checked(value: dict[str, Any]) -> dict[str, Any]:
     counts = {name: natural(value[name]) for name in ("seed", "batch_size", "rank", "world_size")}
     flags = {name: _of(bool, value[name], name) for name in ("drop_last", "with_numbers")}
     columns, records, transform = (value[name] for name in ("columns", "records", "transform"))
+    without, gaps = value.get("without"), value.get("gaps")
+    if gaps not in ((None,) if without is None else ("close", "keep")):
+        raise ValueError(f"its gaps are {gaps!r}")
     weights = value["weights"]
     versions = _of(dict, value["versions"], "versions")
     return {
@@ -315,6 +328,8 @@ def _checked(value: dict[str, Any]) -> dict[str, Any]:
         **counts,
         **flags,
         "records": None if records is None else ChosenRecords.from_json(records),
+        "without": None if without is None else ChosenRecords.from_json(without),
+        "gaps": gaps,
         "columns": None if columns is None else tuple(_of(str, name, "columns") for name in columns),
         "weights": None
         if weights is None
@@ -494,7 +509,10 @@ Differences = dict[str, tuple[str, str]]
 
 DECIDING: dict[str, tuple[str, ...]] = {
     "dataset": ("dataset",),
-    "order": ("records", "weights", "shuffle", "seed", "batch_size", "rank", "world_size", "drop_last"),
+    "order": (
+        *("records", "without", "gaps", "weights", "shuffle"),
+        *("seed", "batch_size", "rank", "world_size", "drop_last"),
+    ),
     "labels": ("labels",),
     "columns": ("columns", "with_numbers"),
     "augmentation": ("transform", "seed"),
@@ -528,9 +546,9 @@ def _texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
     """Both values of a setting, None where they are equal."""
     if name == "transform":
         return differing_transforms(one.transform, other.transform)
-    if name == "records":
+    if name in ("records", "without"):
         one, other = one.without_numbers(), other.without_numbers()
-    texts = _text(one.to_json()[name]), _text(other.to_json()[name])
+    texts = _text(one.to_json().get(name)), _text(other.to_json().get(name))
     return None if texts[0] == texts[1] else texts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,8 +20,9 @@ from shardprep.loaders.order.epoch_order import (
     epoch_order,
     shard_order,
 )
+from shardprep.loaders.order.omission import Omission, Ranges
 from shardprep.loaders.order.parts import Records
-from shardprep.loaders.order.receipt import Receipt
+from shardprep.loaders.order.receipt import Receipt, Tally
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 STATE_VERSION = 1
@@ -32,7 +33,9 @@ class EpochPlan:
     """The parameters of one rank's batches in every epoch; equal plans give equal batches.
 
     ``dataset`` is the root of its manifest, ``shard_counts`` are the shards' record counts in stored order.
-    Raises UsageError where an epoch of any rank would be without a batch, though there are records.
+    ``omission`` has the records that no epoch delivers. ``passed`` are ranges of places, ascending, that one
+    epoch leaves out: whole steps of all ranks, in the order without the omitted records if that closes their
+    gaps. Raises UsageError where an epoch of any rank would be without a batch, though there are records.
     """
 
     dataset: str
@@ -43,10 +46,22 @@ class EpochPlan:
     rank: int
     world_size: int
     drop_last: bool
+    omission: Omission | None = None
+    passed: Ranges = ()
 
     def __post_init__(self) -> None:
+        if self._closes and self.shuffle and self.shuffle.partitions > 1:
+            raise UsageError(
+                'gaps="close" would give the partitions of a shuffle unequal shares; use gaps="keep", or a shuffle '
+                "without partitions"
+            )
+        if self._closes and self.omission and self.omission.weights:
+            raise UsageError(
+                'gaps="close" is not possible with weights, by which a record comes a different number of times in '
+                'each epoch; use gaps="keep"'
+            )
         records = self.split(0).whole.records
-        if 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
+        if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             ranks = f" for each of {self.world_size} ranks" if self.world_size > 1 else ""
             most = records // self.world_size
             instead = [f"a batch_size of at most {most}"] if most else [f"at most {records} ranks"]
@@ -58,13 +73,72 @@ class EpochPlan:
 
     def split(self, start: int) -> EpochSplit:
         """Return this rank's batches of an epoch that continues at ``start``."""
-        records = sum(self.shard_counts)
-        whole = RankSplit(records, self.batch_size, self.rank, self.world_size, self.drop_last, start)
+        whole = RankSplit(self.places, self.batch_size, self.rank, self.world_size, self.drop_last, start)
         return EpochSplit(whole, self.shuffle.partitions if self.shuffle else 1)
 
+    @property
+    def places(self) -> int:
+        """The number of places in the order of an epoch: one for each record that is not left out."""
+        passed = sum(stop - start for start, stop in self.passed)
+        return sum(self.shard_counts) - passed - (len(self.omission or ()) if self._closes else 0)
+
+    @property
+    def _closes(self) -> bool:
+        return self.omission is not None and self.omission.closes
+
     def order(self, epoch: int) -> EpochOrder:
-        """Return all record numbers in the order of the epoch, of which a window is computed at a time."""
-        return epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
+        """Return all record numbers in the order of the epoch, of which a window is computed at a time.
+
+        Omitted ones are in it if their gaps are kept.
+        """
+        found = epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
+        if self.omission and self._closes:
+            found = found.closed(self.omission, epoch)
+        return found.passing(self.passed) if self.passed else found
+
+    def delivered(self, numbers: Records, epoch: int) -> Records:
+        """Return the numbers of an order without those that are omitted from their batch."""
+        return numbers if self.omission is None or self._closes else self.omission.kept(numbers, epoch)
+
+    def omitted(self, epoch: int) -> Tally:
+        """Return the tally of the records that the epoch leaves out on purpose, over all ranks."""
+        found = Tally()
+        if self.omission and not self.omission.weights:
+            found = Tally.of(self.omission.positions)
+        elif self.omission:
+            places = np.arange(sum(self.shard_counts))
+            found = Tally.of(places[self.omission.has(places, epoch)])
+        whole = replace(self, passed=()).order(epoch) if self.passed else None
+        parts = [self.delivered(whole[start:stop], epoch) for start, stop in self.passed] if whole else []
+        return sum(map(Tally.of, parts), found)
+
+    def passing(self, steps: Iterable[int], *, start: int) -> EpochPlan:
+        """Return the plan of an epoch that leaves out these steps, counted from its beginning.
+
+        Raises UsageError for a step that the epoch does not have, or that begins before the place ``start``.
+        """
+        whole, ranges = replace(self, passed=()).split(0).whole, list(self.passed)
+        each = self.world_size * self.batch_size
+        for step in sorted(set(steps)):
+            begin, end = step * each, whole.end(step)
+            if not 0 <= begin < whole.stop:
+                raise UsageError(f"an epoch has steps 0 to {-(-whole.stop // each) - 1}, not {step}")
+            if any(first <= begin and end <= last for first, last in ranges):
+                continue
+            if begin < start:
+                raise UsageError(f"step {step} begins before the place from which this epoch continues")
+            ranges.append((begin, end))
+        return replace(self, passed=_joined(ranges))
+
+    def within(self, place: int) -> int:
+        """Return a place of the epoch as one of the order without the steps that are passed."""
+        return place - sum(max(0, min(place, stop) - start) for start, stop in self.passed)
+
+    def outside(self, place: int) -> int:
+        """Return a place of the order without the steps that are passed as one of the epoch."""
+        for start, stop in self.passed:
+            place += stop - start if place > start else 0
+        return place
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
         """The order in which this rank reads shards; None where it reads from all its own at any time."""
@@ -80,7 +154,7 @@ class EpochPlan:
 
 
 class Epoch:
-    """One epoch of one rank, or the rest of one, and what was delivered of it.
+    """One epoch of one rank, or the rest of one from the place ``start``, and what was delivered of it.
 
     The loader calls :meth:`delivered` for each batch, and :meth:`end` after the last one. Raises UsageError
     for a number or a start that no epoch of the plan has.
@@ -92,7 +166,9 @@ class Epoch:
         keyed_bits(Purpose.RECORD_ORDER, seed=plan.seed, epoch=number)  # checks the seed and the number
         self.plan = plan
         self.number = number
-        self._split = plan.split(start)
+        self.start = start
+        """The place in the epoch's order where this part of it begins."""
+        self._split = plan.split(plan.within(start))
         self._steps = 0
         self._ended = False
         self._receipt = receipt or Receipt(plan.dataset, number)
@@ -103,7 +179,7 @@ class Epoch:
     def batches(self) -> Iterator[Records]:
         """Yield the record numbers of each batch."""
         for step in range(len(self)):
-            yield self._order.batch(self._split.places(step))
+            yield self.plan.delivered(self._order.batch(self._split.places(step)), self.number)
 
     @cached_property
     def _order(self) -> EpochOrder:
@@ -111,7 +187,11 @@ class Epoch:
 
     @cached_property
     def _left_out(self) -> Records:
-        return self._order[self._split.whole.stop :]
+        return self.plan.delivered(self._order[self._split.whole.stop :], self.number)
+
+    @cached_property
+    def _omitted(self) -> Tally:
+        return self.plan.omitted(self.number)
 
     def delivered(self, numbers: Records, skipped: list[int]) -> None:
         """Note the delivery of the next batch: record numbers ``numbers``, and those that were skipped."""
@@ -123,26 +203,30 @@ class Epoch:
         self._ended = True
 
     @property
-    def start(self) -> int:
-        """The place in the epoch's order where this part of it begins."""
+    def first(self) -> int:
+        """The place of the first batch in the order without the steps that are passed."""
         return self._split.whole.start
 
     @property
     def place(self) -> int:
         """The place in the epoch's order that all ranks reach with this step."""
-        return self._split.whole.end(self._steps - 1) if self._steps else self.start
+        return self.plan.outside(self._reached) if self._steps else self.start
+
+    @property
+    def _reached(self) -> int:
+        return self._split.whole.end(self._steps - 1) if self._steps else self.first
 
     @property
     def is_over(self) -> bool:
         """Whether the next batch is of the next epoch; true after the same step for all ranks."""
-        return self._ended or self.place == self._split.whole.stop
+        return self._ended or self._reached == self._split.whole.stop
 
     @property
     def receipt(self) -> Receipt:
         """The receipt of what was delivered so far; at the end, also of what was left out."""
-        if self.place < self._split.whole.stop:
+        if not self.is_over:
             return self._receipt
-        return self._receipt.leave_out(self._left_out)
+        return self._receipt.leave_out(self._left_out, omitted=self._omitted)
 
     def state(self) -> dict[str, Any]:
         """Return the epoch's place and receipt as JSON values; :func:`resumed` continues from there."""
@@ -155,7 +239,7 @@ class Epoch:
             "rank": self.plan.rank,
             "world_size": self.plan.world_size,
             "receipt": self._receipt.to_json(),
-        }
+        } | ({"passed": [list(both) for both in self.plan.passed]} if self.plan.passed else {})
 
 
 def resumed(plan: EpochPlan, state: object) -> Epoch:
@@ -169,7 +253,7 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
     differing = [name for name, value in plan.identity().items() if state.get(name) != value]
     if differing:
-        hint = " (records= and classes= count as well)" if "dataset" in differing else ""
+        hint = " (records=, classes= and without= count as well)" if "dataset" in differing else ""
         raise UsageError(
             f"the state is from a loader with another {' and '.join(differing)}; use the same{hint}"
         )
@@ -185,7 +269,32 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
     if (receipt.dataset, receipt.epoch) != (plan.dataset, number):
         raise UsageError("not the state of a loader: its receipt is of another epoch or dataset")
     is_same_rank = ranks == [plan.rank, plan.world_size]
+    plan = replace(plan, passed=_checked_ranges(state.get("passed", []), sum(plan.shard_counts)))
     return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Ranges:
+    """The ranges in order, adjacent ones as one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            start, stop = joined[-1][0], max(stop, joined.pop()[1])
+        joined.append((start, stop))
+    return tuple(joined)
+
+
+def _checked_ranges(value: object, places: int) -> Ranges:
+    """The passed ranges of a state. Raises UsageError for others than were written."""
+    match value:
+        case list() if all(
+            isinstance(both, list) and len(both) == 2 and all(type(end) is int for end in both)
+            for both in value
+        ):
+            ranges = tuple((start, stop) for start, stop in value)
+            ends = [0, *(end for both in ranges for end in both), places]
+            if _joined(list(ranges)) == ranges and ends == sorted(ends):
+                return ranges
+    raise UsageError(f"not the state of a loader: its passed steps are {value!r}")
 
 
 class LoadedStep(NamedTuple):
@@ -206,6 +315,7 @@ class EpochSteps:
 
     def __init__(self, plan: EpochPlan, number: int, *, start: int = 0) -> None:
         self.number = number
+        self._plan = plan
         self._order = plan.order(number)
         self._split = plan.split(start)
 
@@ -220,9 +330,10 @@ class EpochSteps:
         for step in steps:
             places = self._split.places(step)
             drawn.append(step)
-            yield self._order.batch(places)
+            yield self._plan.delivered(self._order.batch(places), self.number)
 
     def loaded(self, step: int, batch: Sequence[Any], delivered: Records, skipped: Records) -> LoadedStep:
         """Return a step's batch with its record numbers."""
         start = self._split.whole.stop if step == len(self._split) - 1 else len(self._order)
-        return LoadedStep(step, tuple(batch), delivered, skipped, self._order[start:])
+        left_out = self._plan.delivered(self._order[start:], self.number)
+        return LoadedStep(step, tuple(batch), delivered, skipped, left_out)

@@ -12,7 +12,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.sizes import byte_count
+from shardprep.loaders.order.omission import ClosedOrder, Omission, OrderedPart, Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder, Records, dealt, places_in
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
@@ -139,7 +140,7 @@ class EpochOrder:
     Place i is place i // P of partition i % P, for P partitions. A window of each is computed at a time.
     """
 
-    def __init__(self, parts: Sequence[DisplacedOrder]) -> None:
+    def __init__(self, parts: Sequence[OrderedPart]) -> None:
         self._parts = parts
 
     def __len__(self) -> int:
@@ -167,6 +168,23 @@ class EpochOrder:
         for place in places:
             row, number = divmod(place, len(self._parts))
             yield from self._parts[number].each((row,))
+
+    def closed(self, omission: Omission, epoch: int) -> EpochOrder:
+        """Return this order, of one partition, without the omitted records: later ones move up."""
+        (part,) = self._parts
+        return EpochOrder([ClosedOrder(part, len(omission), lambda: omission.gaps(part, epoch))])
+
+    def passing(self, ranges: Ranges) -> EpochOrder:
+        """Return this order without ranges of places that are whole steps, ascending."""
+        partitions = len(self._parts)
+
+        def gaps(number: int) -> Records:
+            own = (tuple(places_in(each, number, partitions) for each in both) for both in ranges)
+            return np.concatenate([np.arange(start, stop) for start, stop in own])
+
+        return EpochOrder(
+            [ClosedOrder(part, len(gaps(n)), partial(gaps, n)) for n, part in enumerate(self._parts)]
+        )
 
 
 def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> EpochOrder:

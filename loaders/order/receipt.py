@@ -75,6 +75,8 @@ class Receipt:
         skipped: Numbers of the bad records that were skipped.
         left_out: Tally of the records that ``drop_last`` cut off, over all ranks; empty where the end of the
             epoch was not reached.
+        omitted: Tally of the records that the epoch left out on purpose, over all ranks: those of
+            ``without=``, and of steps that were skipped. Empty like ``left_out``.
     """
 
     dataset: str
@@ -82,11 +84,13 @@ class Receipt:
     delivered: Tally = field(default_factory=Tally)
     skipped: tuple[int, ...] = ()
     left_out: Tally = field(default_factory=Tally)
+    omitted: Tally = field(default_factory=Tally)
 
     def __repr__(self) -> str:
+        omitted = f", {self.omitted.count:,} on purpose" if self.omitted.count else ""
         return (
             f"<Receipt of epoch {self.epoch}: {self.count:,} delivered, {len(self.skipped):,} skipped, "
-            f"{self.left_out.count:,} left out>"
+            f"{self.left_out.count:,} left out{omitted}>"
         )
 
     @classmethod
@@ -102,7 +106,7 @@ class Receipt:
     @property
     def is_complete(self) -> bool:
         """Whether nothing was skipped and nothing left out."""
-        return not self.skipped and self.left_out.count == 0
+        return not self.skipped and self.left_out.count == self.omitted.count == 0
 
     def add(self, records: npt.ArrayLike | range) -> Receipt:
         """Return this receipt with one more batch."""
@@ -112,9 +116,12 @@ class Receipt:
         """Return this receipt with bad records that were skipped."""
         return replace(self, skipped=tuple(sorted((*self.skipped, *map(int, records)))))
 
-    def leave_out(self, records: npt.ArrayLike | range) -> Receipt:
-        """Return this receipt at the end of an epoch that cuts off these records, for all ranks."""
-        return replace(self, left_out=Tally.of(records))
+    def leave_out(self, records: npt.ArrayLike | range, *, omitted: Tally | None = None) -> Receipt:
+        """Return this receipt at the end of an epoch that cuts off these records, for all ranks.
+
+        ``omitted`` is the tally of those that it leaves out on purpose.
+        """
+        return replace(self, left_out=Tally.of(records), omitted=omitted or Tally())
 
     @classmethod
     def merge(cls, receipts: Iterable[Receipt]) -> Receipt:
@@ -123,29 +130,35 @@ class Receipt:
         Raises UsageError where they are of several datasets or epochs, or differ in what was left out.
         """
         parts = list(receipts)
+        ends = {name: {getattr(part, name) for part in parts} - {Tally()} for name in ("left_out", "omitted")}
         return cls(
             dataset=_common("dataset", {part.dataset for part in parts}),
             epoch=_common("epoch", {part.epoch for part in parts}),
             delivered=sum((part.delivered for part in parts), Tally()),
             skipped=tuple(sorted(number for part in parts for number in part.skipped)),
-            left_out=_common("left_out", {part.left_out for part in parts} - {Tally()} or {Tally()}),
+            **{name: _common(name, tallies or {Tally()}) for name, tallies in ends.items()},
         )
 
-    def check(self, records: int, *, left_out: int = 0, skipped: int = 0) -> None:
+    def check(self, records: int, *, left_out: int = 0, skipped: int = 0, omitted: int = 0) -> None:
         """Raise DataError unless records 0 .. records - 1 were each delivered exactly once.
 
-        ``left_out`` is the number of records that ``drop_last`` cuts off, ``skipped`` that of bad records, 0
-        by default. The error names them where they differ: ``check(n)`` passes only if n were delivered.
+        ``left_out`` is the number of records that ``drop_last`` cuts off, ``skipped`` that of bad records,
+        ``omitted`` that of those left out on purpose; 0 by default. The error names them where they differ:
+        ``check(n)`` passes only if n were delivered.
         """
-        kept = {"left_out": self.left_out.count, "skipped": len(self.skipped)}
+        kept = {
+            "left_out": self.left_out.count,
+            "skipped": len(self.skipped),
+            "omitted": self.omitted.count,
+        }
         counts = [f"{name}={count}" for name, count in kept.items() if count]
-        accounted = self.delivered + Tally.of(self.skipped) + self.left_out
+        accounted = self.delivered + Tally.of(self.skipped) + self.left_out + self.omitted
         missing = records - accounted.count
         if accounted == Tally.of_dataset(records):
-            if kept != {"left_out": left_out, "skipped": skipped}:
+            if kept != {"left_out": left_out, "skipped": skipped, "omitted": omitted}:
                 raise DataError(
                     f"epoch {self.epoch} of {self.dataset} delivered {self.count} of {records} records: drop_last left "
-                    f"out {self.left_out.count}, and {len(self.skipped)} were skipped as bad; "
+                    f"out {self.left_out.count}, {len(self.skipped)} were skipped as bad, and {self.omitted.count} left out on purpose; "
                     f"check({', '.join([str(records), *counts])}) accepts that"
                 )
             return
@@ -167,7 +180,8 @@ class Receipt:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        omitted = {"omitted": self.omitted.to_json()} if self.omitted.count else {}
+        return omitted | {
             "version": VERSION,
             "dataset": self.dataset,
             "epoch": self.epoch,
@@ -188,6 +202,7 @@ class Receipt:
                 delivered=Tally.from_json(value["delivered"]),
                 skipped=tuple(natural(number) for number in value["skipped"]),
                 left_out=Tally.from_json(value["left_out"]),
+                omitted=Tally.from_json(value["omitted"]) if "omitted" in value else Tally(),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"not a receipt: {error!r}") from error

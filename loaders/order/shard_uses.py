@@ -57,8 +57,9 @@ class ShardUses:
 def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
     """Return when an epoch that continues at ``start`` uses shards; a shard is a place in ``shard_counts``.
 
-    Of more than EXACT_RECORDS records, and where a window has all records of a partition, the first and the
-    last step are bounds: a shard is in use at every step that has a record of it, and perhaps at others.
+    ``start`` is a place of the plan's order. Of more than EXACT_RECORDS records, and where a window has all
+    records of a partition, the first and the last step are bounds: a shard is in use at every step that has
+    a record of it, and perhaps at others.
     """
     shards = len(plan.shard_counts)
     firsts, lasts = np.full(shards, np.iinfo(np.int64).max), np.full(shards, -1)
@@ -82,7 +83,7 @@ def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Shards, Ste
         if window >= partition.records:
             used = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
             yield used, np.zeros_like(used), np.full_like(used, len(part) - 1)
-        elif records > EXACT_RECORDS:
+        elif records > EXACT_RECORDS and plan.places == records:
             yield _bounds(plan, epoch, partition, window, part)
         else:
             yield from _exact(plan, epoch, number, part, len(split))

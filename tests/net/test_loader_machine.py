@@ -91,6 +91,8 @@ class Choice:
     transform: str
     labels: str
     files: bool  # the rows of the index are read when they are needed
+    without: str
+    gaps: str
 
     @property
     def skips(self) -> bool:
@@ -104,6 +106,13 @@ CHOSEN: dict[str, Callable[[dict[str, int]], dict[str, Any]]] = {  # by the labe
     "labels": lambda labels: {"classes": np.sort([*labels.values()])[1::2]},
     "names": lambda labels: {"classes": sorted(labels)[2::-2]},
     "both": lambda labels: {"records": np.arange(5, 55), "classes": {*sorted(labels.values())[:2]}},
+}
+OMITTED = (4, 9, 20, 21, 22, 31, 50)
+WITHOUT: dict[str, Callable[[list[str]], Any]] = {  # by the keys of all records
+    "nothing": lambda keys: None,
+    "numbers": lambda keys: [*OMITTED],
+    "a mask": lambda keys: np.isin(np.arange(RECORDS), OMITTED),
+    "keys": lambda keys: [keys[number] for number in OMITTED],
 }
 SHUFFLES: list[ShuffleOption] = [
     LocalShuffle(20),
@@ -127,8 +136,30 @@ choices = st.builds(
     transform=st.sampled_from(TRANSFORMS),
     labels=st.sampled_from(["sorted_wnid0", "sorted_wnid1_bg", "ilsvrc2012_id"]),
     files=st.booleans(),
+    without=st.sampled_from(["nothing", *WITHOUT]),
+    gaps=st.sampled_from(["close", "keep"]),
 )
 ranks = st.builds(Ranks, world=st.integers(1, 4), batch=st.integers(1, 17), drop_last=st.booleans())
+
+
+@dataclass(frozen=True)
+class CoursePlace:
+    """Where the rest of an epoch begins, and the places of its order that it passes."""
+
+    epoch: int
+    start: int = 0
+    passed: tuple[int, ...] = ()
+
+    @property
+    def within(self) -> int:
+        """The start among the places that are not passed."""
+        return self.start - sum(1 for place in self.passed if place < self.start)
+
+    def outside(self, place: int) -> int:
+        """A place among those that are not passed, as one of the epoch."""
+        for passed in self.passed:
+            place += place > passed
+        return place
 
 
 class Oracle:
@@ -146,8 +177,11 @@ class Oracle:
         self.numbers = self._numbers()
         if choice.shuffle and choice.shuffle.partitions > len(self.numbers):
             choice = replace(choice, shuffle=None)
-        self.choice = choice
         self.partitions = choice.shuffle.partitions if choice.shuffle else 1
+        if choice.weights or self.partitions > 1:
+            choice = replace(choice, gaps="keep")
+        self.choice = choice
+        self.closes = choice.gaps == "close"
         self.order, self.records = cache(self._order), cache(self._records)
         self.steps, self._row = cache(self._steps), cache(self._made_row)
 
@@ -158,7 +192,14 @@ class Oracle:
         return [int(number) for number in numbers if self.labels[number] in labels]
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        """The places of an epoch's order."""
+        return len(self.order(0))
+
+    def omitted(self, epoch: int) -> list[int]:
+        """The places of the records that are left out on purpose."""
+        if self.choice.without == "nothing":
+            return []
+        return [place for place, number in enumerate(self.records(epoch)) if number in OMITTED]
 
     @cached_property
     def _shards(self) -> list[int]:
@@ -187,26 +228,32 @@ class Oracle:
         """The places of an epoch in the order in which they come."""
         counts = self._shares.blocks(self._parts(self._shards)) if self._shares else self._shards
         order = whole_order(counts, shuffle=self._shuffle, seed=self.choice.seed, epoch=epoch)
-        assert sorted(order.tolist()) == list(range(len(self)))
-        return order.tolist()  # type: ignore[no-any-return]
+        assert sorted(order.tolist()) == list(range(len(self.numbers)))
+        return [place for place in order.tolist() if not (self.closes and place in self.omitted(epoch))]
 
     def _records(self, epoch: int) -> list[int]:
         """The record number at each place, in stored order."""
-        found = self._shares.positions(epoch) if self._shares else range(len(self))
+        found = self._shares.positions(epoch) if self._shares else range(len(self.numbers))
         return [self.numbers[position] for position in found]
 
-    def _steps(self, epoch: int, start: int, over: Ranks) -> list[list[list[int]]]:
+    def _steps(self, course: CoursePlace, over: Ranks) -> list[list[list[int]]]:
         """The places of each rank at each step of the rest of an epoch."""
-        order = self.order(epoch)
-        steps = over.steps(len(self), self.partitions, start)
+        passed = set(course.passed)
+        order = [place for at, place in enumerate(self.order(course.epoch)) if at not in passed]
+        steps = over.steps(len(order), self.partitions, course.within)
         return [[[order[at] for at in mine] for mine in step] for step in steps]
+
+    def wanted(self, places: Sequence[int], epoch: int) -> list[int]:
+        """The places whose records are not left out on purpose."""
+        return [place for place in places if place not in self.omitted(epoch)]
 
     def good(self, places: Sequence[int], epoch: int) -> list[int]:
         """The places whose records are delivered."""
-        return [p for p in places if not (self.choice.skips and self.records(epoch)[p] in BAD)]
+        wanted = self.wanted(places, epoch)
+        return [p for p in wanted if not (self.choice.skips and self.records(epoch)[p] in BAD)]
 
     def bad(self, places: Sequence[int], epoch: int) -> list[int]:
-        return sorted(set(places) - set(self.good(places, epoch)))
+        return sorted(set(self.wanted(places, epoch)) - set(self.good(places, epoch)))
 
     def transform(self, name: str | None = None) -> Any:
         name = name or self.choice.transform
@@ -234,6 +281,10 @@ class Oracle:
         items = places if self._shares else numbers
         rows = [self._row(name, number, epoch, item) for number, item in zip(numbers, items, strict=True)]
         labels = np.array([self.labels[number] for number in numbers], np.int64)
+        if not rows and name in ("crops", "centre"):  # all records of a batch may be left out
+            row = self._row(name, 0, 0, 0)
+            shown = row[0] if isinstance(row, tuple) else row
+            return [exact(shown[np.newaxis][:0]), exact(labels), exact(np.array(numbers, np.int64))]
         return [*_parts(name, rows), exact(labels), exact(np.array(numbers, np.int64))]
 
     def make(
@@ -243,6 +294,7 @@ class Oracle:
         choice, options = self.choice, dict[str, Any](self.chosen)
         if choice.weights:
             options["weights"] = {f"part-{n}": weight for n, weight in enumerate(choice.weights)}
+        options |= {"without": WITHOUT[choice.without](self.keys), "gaps": choice.gaps}
         options |= {"shuffle": choice.shuffle, "seed": choice.seed, "labels": choice.labels}
         options |= {"transform": self.transform(name), "with_numbers": True, "workers": workers}
         options |= {"on_bad_record": "skip" if choice.skips else "raise", "drop_last": over.drop_last}
@@ -266,7 +318,7 @@ def _parts(name: str, rows: list[Any]) -> list[Any]:
 
 
 def _stacked(values: list[Any]) -> Any:
-    if isinstance(values[0], str):
+    if not values or isinstance(values[0], str):
         return values
     arrays = [np.asarray(value) for value in values]
     is_stacked = len({each.shape for each in arrays}) == 1
@@ -284,20 +336,36 @@ def form(part: Any) -> Any:
 class Course:
     """An epoch, or the rest of one from ``start`` on, and how far the ranks are, all at the same step."""
 
-    epoch: int
-    start: int = 0
+    at: CoursePlace
     done: int = 0
     is_ended: bool = False  # all ranks have asked for a batch after their last one
     delivered: dict[int, list[int]] = field(default_factory=dict)  # places by rank, the skipped ones included
     before: list[int] = field(default_factory=list)  # places that other ranks had
     receipts: list[dict[str, Any]] = field(default_factory=list)  # of those
 
+    @classmethod
+    def of(cls, epoch: int) -> Course:
+        return cls(CoursePlace(epoch))
+
+    @property
+    def epoch(self) -> int:
+        return self.at.epoch
+
+    def stop(self, over: Ranks, records: int) -> int:
+        """Where the epoch ends, among the places that are not passed."""
+        return over.stop(records - len(self.at.passed), self.at.within)
+
+    def reached(self, over: Ranks, records: int) -> int:
+        """The place that all ranks have reached, among those that are not passed."""
+        first = self.at.within
+        return min(first + self.done * over.step, max(first, self.stop(over, records)))
+
     def place(self, over: Ranks, records: int) -> int:
-        """The place that all ranks have reached."""
-        return min(self.start + self.done * over.step, max(self.start, over.stop(records, self.start)))
+        """The place of the epoch that all ranks have reached."""
+        return self.at.outside(self.reached(over, records)) if self.done else self.at.start
 
     def is_over(self, over: Ranks, records: int) -> bool:
-        return self.is_ended or self.place(over, records) == over.stop(records, self.start)
+        return self.is_ended or self.reached(over, records) == self.stop(over, records)
 
 
 @dataclass(frozen=True)
@@ -327,7 +395,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def begin(self, choice: Choice, over: Ranks) -> None:
         self.oracle = Oracle(choice, self.folders)
         self.name = self.oracle.choice.transform
-        self.next = self.current = Course(0)
+        self.next = self.current = Course.of(0)
         self.place_is_next = True
         self._make(over, workers=1)
 
@@ -354,7 +422,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
     def _start(self) -> None:
         self.running = [iter(loader) for loader in self.loaders]
-        self.current, self.next = self.next, Course(self.next.epoch + 1)
+        self.current, self.next = self.next, Course.of(self.next.epoch + 1)
         self.place_is_next = False
         self._check_states()
 
@@ -385,7 +453,7 @@ class LoaderMachine(RuleBasedStateMachine):
             assert (batch is None) == (not places)
             if batch is not None:
                 assert self._found(batch) == self.oracle.batch(places, course.epoch, self.name)
-                course.delivered[rank] = course.delivered.get(rank, []) + places
+                course.delivered.setdefault(rank, []).extend(self.oracle.wanted(places, course.epoch))
                 bad = [self.oracle.records(course.epoch)[p] for p in self.oracle.bad(places, course.epoch)]
                 self.skipped[rank] |= {self.oracle.keys[number] for number in bad}
                 self.place_is_next = False
@@ -399,20 +467,31 @@ class LoaderMachine(RuleBasedStateMachine):
         return [form(part) for part in batch]
 
     def _steps(self, course: Course) -> list[list[list[int]]]:
-        return self.oracle.steps(course.epoch, course.start, self.over)
+        return self.oracle.steps(course.at, self.over)
 
     def _check_that_all_came_once(self) -> None:
-        course, records = self.current, len(self.oracle)
+        course, records = self.current, len(self.oracle.numbers)
         mine = [place for places in course.delivered.values() for place in places]
-        stop = self.over.stop(records, course.start)
-        left_out = self.oracle.order(course.epoch)[stop:]
-        assert sorted([*course.before, *mine, *left_out]) == list(range(records))
+        left_out, omitted = self._left_out(course), self._omitted(course)
+        assert sorted([*course.before, *mine, *left_out, *omitted]) == list(range(records))
 
         parts = [Receipt.from_json(each) for each in course.receipts]
         receipt = Receipt.merge([*parts, *(loader.receipt() for loader in self.loaders)])
         skipped = self.oracle.bad([*course.before, *mine], course.epoch)
-        receipt.check(records, left_out=len(left_out), skipped=len(skipped))
-        assert receipt.is_complete == (not skipped and not left_out)
+        receipt.check(records, left_out=len(left_out), skipped=len(skipped), omitted=len(omitted))
+        assert receipt.is_complete == (not skipped and not left_out and not omitted)
+
+    def _left_out(self, course: Course) -> list[int]:
+        """The places after the last step of all ranks."""
+        passed = set(course.at.passed)
+        order = [place for at, place in enumerate(self.oracle.order(course.epoch)) if at not in passed]
+        return self.oracle.wanted(order[course.stop(self.over, len(self.oracle)) :], course.epoch)
+
+    def _omitted(self, course: Course) -> list[int]:
+        """The places that are left out on purpose."""
+        order = self.oracle.order(course.epoch)
+        passed = self.oracle.wanted([order[at] for at in course.at.passed], course.epoch)
+        return [*self.oracle.omitted(course.epoch), *passed]
 
     @precondition(lambda self: self.running)
     @rule()
@@ -441,7 +520,33 @@ class LoaderMachine(RuleBasedStateMachine):
     def set_epoch(self, epoch: int) -> None:
         for loader in self.loaders:
             loader.set_epoch(epoch)
-        self.next, self.place_is_next = Course(epoch), True
+        self.next, self.place_is_next = Course.of(epoch), True
+
+    @rule(steps=st.lists(st.integers(0, 40), min_size=1, max_size=3))
+    def skip(self, steps: list[int]) -> None:
+        """Leave steps out of the next epoch; what has gone by, or does not exist, is an error."""
+        course, records = self.next, len(self.oracle)
+        stop, passed = self.over.stop(records), set(course.at.passed)
+        places = {step: range(step * self.over.step, (step + 1) * self.over.step) for step in steps}
+        fine = all(
+            0 <= own.start < stop and (own.start >= course.at.start or {*own} & {*range(stop)} <= passed)
+            for own in places.values()
+        )
+        for loader in self.loaders:
+            if fine:
+                loader.skip(steps)
+            else:
+                before = loader.state_dict()
+                with pytest.raises(UsageError, match="step"):
+                    loader.skip(steps)
+                assert loader.state_dict() == before
+        if fine:
+            passed |= {at for own in places.values() for at in own if at < stop}
+            at = replace(course.at, passed=tuple(sorted(passed)))
+            changed = replace(course, at=at)
+            if self.current is course:
+                self.current = changed
+            self.next = changed
 
     @rule(target=saved)
     def save(self) -> Saved:
@@ -490,7 +595,7 @@ class LoaderMachine(RuleBasedStateMachine):
             of = rank if self.over.world == saved.over.world else which % saved.over.world
             loader.load_state_dict(json.loads(saved.states[of]), **options)
         old = deepcopy(saved.course)
-        course = replace(old, start=saved.place, done=0, is_ended=False)
+        course = replace(old, at=replace(old.at, start=saved.place), done=0, is_ended=False)
         if self.over.world != saved.over.world:
             course.before += [place for places in old.delivered.values() for place in places]
             course.receipts += [json.loads(state)["receipt"] for state in saved.states]
@@ -504,7 +609,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def single_steps(self, rank: int, epoch: int, steps: list[int]) -> None:
         """Have steps in any order; an iteration ends by it."""
         rank, self.running = rank % self.over.world, []
-        planned = self.oracle.steps(epoch, 0, self.over)
+        planned = self.oracle.steps(CoursePlace(epoch), self.over)
         mine = [step[rank] for step in planned if step[rank]]
         wanted = [step % len(mine) for step in steps]
         for step, loaded in zip(wanted, self.loaders[rank].steps(epoch, wanted), strict=True):
@@ -513,7 +618,7 @@ class LoaderMachine(RuleBasedStateMachine):
             assert self._found(loaded.batch) == self.oracle.batch(mine[step], epoch, self.name)
             assert loaded.delivered.tolist() == self.oracle.good(mine[step], epoch)
             assert sorted(loaded.skipped.tolist()) == self.oracle.bad(mine[step], epoch)
-            assert loaded.left_out.tolist() == self.oracle.order(epoch)[last:]
+            assert loaded.left_out.tolist() == self.oracle.wanted(self.oracle.order(epoch)[last:], epoch)
         with pytest.raises(IndexError):
             next(self.loaders[rank].steps(epoch, [len(mine)]))
 
@@ -521,8 +626,9 @@ class LoaderMachine(RuleBasedStateMachine):
     def replay(self, rank: int, step: int, is_rest: bool) -> None:
         """Make a step again; an iteration goes on."""
         course, rank = self.current, rank % self.over.world
-        start = course.start if is_rest else 0
-        mine = [places[rank] for places in self.oracle.steps(course.epoch, start, self.over) if places[rank]]
+        start = course.at.start if is_rest else 0
+        at = CoursePlace(course.epoch, start)  # steps that are passed can be replayed, too
+        mine = [places[rank] for places in self.oracle.steps(at, self.over) if places[rank]]
         if not mine:
             return
         places = mine[step % len(mine)]
@@ -532,7 +638,7 @@ class LoaderMachine(RuleBasedStateMachine):
         assert self._found(made.batch) == self.oracle.batch(places, course.epoch, self.name)
         assert made.numbers.tolist() == numbers
         assert made.keys == [self.oracle.keys[number] for number in numbers]
-        assert len(made.skipped) == len(places) - len(numbers)
+        assert len(made.skipped) == len(self.oracle.bad(places, course.epoch))
 
     @rule(
         saved=saved, rank=st.integers(0, 3), other=st.sampled_from(["seed", "shuffle", "records", "weights"])
@@ -567,12 +673,14 @@ class LoaderMachine(RuleBasedStateMachine):
             self._check_states()
 
     def _check_lengths_and_numbers(self) -> None:
-        rest, whole = self._steps(self.next), self.oracle.steps(0, 0, self.over)
+        rest, whole = self._steps(self.next), self.oracle.steps(CoursePlace(0), self.over)
         for rank, loader in enumerate(self.loaders):
             assert len(loader) == sum(1 for step in rest if step[rank])
             assert loader.batches_per_epoch == sum(1 for step in whole if step[rank])
             assert loader.epoch == self.next.epoch
-            assert loader.records.tolist() == self.oracle.records(self.next.epoch)
+            numbers = self.oracle.records(self.next.epoch)
+            wanted = self.oracle.wanted(range(len(numbers)), self.next.epoch)
+            assert loader.records.tolist() == [numbers[place] for place in wanted]
             reasons = dict.fromkeys(self.skipped[rank], "does not decode")
             assert {key: loader.skipped[key] for key in reasons} == reasons
             assert set(loader.skipped) <= {self.oracle.keys[number] for number in BAD}
@@ -582,15 +690,16 @@ class LoaderMachine(RuleBasedStateMachine):
     def _check_receipts(self) -> None:
         course, records = self.current, len(self.oracle)
         for rank, loader in enumerate(self.loaders):
-            places, stop = course.delivered.get(rank, []), self.over.stop(records, course.start)
-            has_all = course.place(self.over, records) == stop
-            assert loader.receipt().to_json() == {
+            places = course.delivered.get(rank, [])
+            has_all = course.reached(self.over, records) == course.stop(self.over, records)
+            omitted = self._omitted(course) if has_all else []
+            assert loader.receipt().to_json() == ({"omitted": tally(omitted)} if omitted else {}) | {
                 "version": 1,
                 "dataset": loader.identity["dataset"],
                 "epoch": course.epoch,
                 "delivered": tally(self.oracle.good(places, course.epoch)),
                 "skipped": self.oracle.bad(places, course.epoch),
-                "left_out": tally(self.oracle.order(course.epoch)[stop:] if has_all else []),
+                "left_out": tally(self._left_out(course) if has_all else []),
             }
 
     def _check_states(self) -> None:
@@ -599,7 +708,7 @@ class LoaderMachine(RuleBasedStateMachine):
             state = loader.state_dict()
             assert (state["version"], state["seed"]) == (1, self.oracle.choice.seed)
             assert (state["rank"], state["world_size"]) == (rank, self.over.world)
-            assert (state["epoch"], state["start"], state["place"]) == (course.epoch, course.start, place)
+            assert (state["epoch"], state["start"], state["place"]) == (course.epoch, course.at.start, place)
 
 
 def run(folders: dict[str, Path], examples: int, steps: int, *, has_processes: bool = False) -> None:

@@ -28,6 +28,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "partitions": {"shuffle": LocalShuffle(60, partitions=4), "rank": 1, "world_size": 2},
     "a subset": {"shuffle": HALF, "records": range(5, 190, 3)},
     "all at once": {"shuffle": GlobalShuffle()},
+    "some left out": {"shuffle": HALF, "without": range(5, 190, 3)},
 }
 
 NEEDED = {"all at once": 1.0, "a subset": 0.8}  # of the bytes of all shards
@@ -64,6 +65,20 @@ def test_batches_states_and_identity_are_those_of_the_local_copy(
             assert bytes_in(tmp_path / "c") <= limit
         assert remote.state_dict() == local.state_dict()
         assert remote.receipt() == local.receipt()
+
+
+def test_shards_come_for_the_steps_that_are_left(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    limit = limit_of(lmdb_shards, 0.6)
+    with (
+        loader_on(lmdb_shards, shuffle=HALF) as local,
+        loader_on(bucket_url, cache=tmp_path / "c", cache_limit=limit, shuffle=HALF) as remote,
+    ):
+        for loader in (local, remote):
+            loader.skip(range(2, 9))
+        for _ in range(2):
+            assert_same(epoch_of(remote), epoch_of(local))
 
 
 def test_each_shard_comes_at_most_once_an_epoch_and_those_used_soonest_stay(

@@ -1,0 +1,174 @@
+"""Orders without some of their records or steps, against lists from which these were removed."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle
+from shardprep.loaders.order.omission import Omission
+from shardprep.loaders.order.receipt import Receipt
+from shardprep.loaders.order.shard_uses import shard_uses
+
+
+def plan(counts: tuple[int, ...], **options: Any) -> EpochPlan:
+    given = {"shuffle": None, "seed": 3, "batch_size": 1, "rank": 0, "world_size": 1, "drop_last": False}
+    return EpochPlan(dataset="d", shard_counts=counts, **(given | options))
+
+
+def order_of(some: EpochPlan, epoch: int = 2) -> list[int]:
+    return some.order(epoch)[:].tolist()
+
+
+shuffles = st.sampled_from([None, LocalShuffle(1), LocalShuffle(7), LocalShuffle(40), GlobalShuffle()])
+
+
+@st.composite
+def omissions(draw: st.DrawFn) -> tuple[EpochPlan, EpochPlan, list[int]]:
+    """A plan of all records, one that closes the gaps of some, and these."""
+    counts = tuple(draw(st.lists(st.integers(0, 30), min_size=1, max_size=9)))
+    records = draw(st.sets(st.integers(0, max(0, sum(counts) - 1)), max_size=40)) if sum(counts) else set()
+    whole = plan(counts, shuffle=draw(shuffles))
+    numbers = np.array(sorted(records), np.int64)
+    without = replace(whole, omission=Omission(numbers, closes=True)) if records else whole
+    return whole, without, sorted(records)
+
+
+@given(omissions(), st.data())
+@settings(deadline=None)
+def test_a_closed_order_is_that_of_all_without_the_records(found: Any, data: st.DataObject) -> None:
+    whole, without, records = found
+    expected = [number for number in order_of(whole) if number not in records]
+    order = without.order(2)
+
+    assert len(order) == without.places == len(expected)
+    assert order[:].tolist() == expected
+    start, stop = sorted(data.draw(st.lists(st.integers(0, len(expected)), min_size=2, max_size=2)))
+    assert order[start:stop].tolist() == expected[start:stop]
+    places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=5)) if expected else []
+    assert list(order.each(places)) == [expected[place] for place in places]
+
+
+@given(omissions())
+@settings(deadline=None)
+def test_gaps_that_are_kept_make_batches_shorter_and_leave_all_others(found: Any) -> None:
+    whole, _, records = found
+    if not records:
+        return
+    kept = replace(whole, omission=Omission(np.array(records, np.int64), closes=False), batch_size=4)
+    batches = [batch.tolist() for batch in Epoch(replace(whole, batch_size=4), 2).batches()]
+
+    found = [batch.tolist() for batch in Epoch(kept, 2).batches()]
+
+    assert found == [[number for number in batch if number not in records] for batch in batches]
+
+
+@given(
+    records=st.integers(1, 90),
+    batch=st.integers(1, 7),
+    world=st.integers(1, 3),
+    drop_last=st.booleans(),
+    skipped=st.sets(st.integers(0, 30), max_size=6),
+    shuffle=shuffles,
+)
+@settings(deadline=None)
+def test_steps_that_are_passed_leave_all_others_as_they_were(
+    records: int, batch: int, world: int, drop_last: bool, skipped: set[int], shuffle: Any
+) -> None:
+    if records < world * (batch if drop_last else 1):
+        return
+    ranks = [
+        plan(
+            (records,),
+            batch_size=batch,
+            rank=rank,
+            world_size=world,
+            drop_last=drop_last,
+            shuffle=shuffle,
+        )
+        for rank in range(world)
+    ]
+    stop = ranks[0].split(0).whole.stop
+    skipped = {step for step in skipped if step * batch * world < stop}
+    receipts = []
+    for one in ranks:
+        epoch, own = Epoch(one.passing(skipped, start=0), 5), []
+        for numbers in epoch.batches():
+            own.append(numbers.tolist())
+            epoch.delivered(numbers, [])
+        epoch.end()
+        receipts.append(epoch.receipt)
+        whole = [numbers.tolist() for numbers in Epoch(one, 5).batches()]
+        assert own == [numbers for step, numbers in enumerate(whole) if step not in skipped]
+    merged = Receipt.merge(receipts)
+    merged.check(records, left_out=records - stop, omitted=stop - merged.count)
+
+
+@pytest.mark.parametrize("steps", [[-1], [5], [0, 99]])
+def test_a_step_that_an_epoch_does_not_have_cannot_be_passed(steps: list[int]) -> None:
+    with pytest.raises(UsageError, match="an epoch has steps 0 to 4"):
+        plan((10,), batch_size=2).passing(steps, start=0)
+
+
+def test_a_step_that_has_gone_by_cannot_be_passed() -> None:
+    with pytest.raises(UsageError, match="step 1 begins before"):
+        plan((10,), batch_size=2).passing([1], start=4)
+
+
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=4),
+    place=st.integers(0, 100),
+)
+def test_places_within_and_outside_of_passed_ranges_are_each_others_inverse(
+    ranges: list[tuple[int, int]], place: int
+) -> None:
+    passed, end = [], 0
+    for gap, length in ranges:
+        passed.append((end + gap, end + gap + length))
+        end = passed[-1][1]
+    some = replace(plan((200,)), passed=tuple(passed))
+    removed = {at for start, stop in passed for at in range(start, stop)}
+
+    assert some.within(place) == sum(1 for at in range(place) if at not in removed)
+    assert some.within(some.outside(place)) == place
+    if place - 1 not in removed and place not in removed:
+        assert some.outside(some.within(place)) == place
+
+
+@pytest.mark.parametrize("shuffle", [LocalShuffle(50_000), GlobalShuffle()])
+def test_a_million_records_are_closed_as_by_brute_force(shuffle: Any) -> None:
+    whole = plan((10_000,) * 100, shuffle=shuffle, batch_size=256, rank=1, world_size=4)
+    numbers = np.unique(np.random.default_rng(0).integers(0, 1_000_000, 70_000))
+    without = replace(whole, omission=Omission(numbers, closes=True))
+    order = whole.order(2)[:]
+    expected = order[~np.isin(order, numbers)]
+
+    found = np.concatenate(list(Epoch(without, 2).batches()))
+    later = next(EpochSteps(without, 2).batches([700], deque()))
+
+    steps = expected[: len(expected) // 1024 * 1024].reshape(-1, 4, 256)
+    np.testing.assert_array_equal(found[: len(steps) * 256].reshape(-1, 256), steps[:, 1])
+    np.testing.assert_array_equal(later, steps[700, 1])
+
+
+@given(omissions())
+@settings(deadline=None, max_examples=40)
+def test_the_shards_of_each_step_are_foreseen(found: Any) -> None:
+    _, without, _ = found
+    if not without.places:
+        return
+    without = replace(without, batch_size=3)
+    if without.places > 12:
+        without = without.passing([1, 3], start=0)
+    uses, ends = shard_uses(without, 2), np.cumsum(without.shard_counts)
+
+    for step, numbers in enumerate(Epoch(without, 2).batches()):
+        shards = set(np.searchsorted(ends, numbers, side="right").tolist())
+        assert shards <= set(uses.at(step).tolist())
