@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 
+# Where the standard library takes and releases locks: an exception there leaves one locked for good.
+LOCKING = frozenset({"threading", "concurrent.futures._base", "concurrent.futures.thread", "queue"})
+WAITING = frozenset({"wait", "join", "_wait_for_tstate_lock"})  # functions of these that may be left
+RETRY_S = 0.002
+
 START_BYTES = 160 << 20  # of addresses: with fewer, OpenBLAS ends the process with 1 when it is loaded
 
 
@@ -77,7 +82,7 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _on_signals(handler: Callable[[int, FrameType | None], NoReturn]) -> None:
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup and ``&``
             signal.signal(number, handler)
@@ -87,7 +92,12 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)  # there is nothing yet, or no longer, to unwind
 
 
-def _unwind(number: int, frame: FrameType | None) -> NoReturn:
+def _unwind(number: int, frame: FrameType | None) -> None:
+    """Raise Interrupted, as soon as the interrupted code holds no lock of the standard library."""
+    if frame and frame.f_globals.get("__name__") in LOCKING and frame.f_code.co_name not in WAITING:
+        signal.signal(signal.SIGALRM, lambda _, later: _unwind(number, later))
+        signal.setitimer(signal.ITIMER_REAL, RETRY_S)
+        return
     _on_signals(_leave)
     raise Interrupted(number)
 

@@ -69,6 +69,43 @@ def test_the_run_after_it_says_what_it_found(archives: Path, tmp_path: Path) -> 
     assert re.search(rf"^\S+ {kept} of \d+ shards are done already$", again.stderr, re.M)
 
 
+INTERRUPTED_WHILE_IT_LOCKS = """
+import os, signal, threading
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from shardprep.cli.console.start import Interrupted
+from shardprep.cli.main import _on_signals, _unwind
+
+def interrupt():
+    asked.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+
+for turn in range(150):
+    futures, asked = [Future() for _ in range(3)], threading.Event()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    _on_signals(_unwind)
+    try:
+        asked.set()
+        while True:  # nearly all of the time in the locks of futures
+            wait(futures, timeout=0, return_when=FIRST_COMPLETED)
+    except Interrupted:
+        pass
+    thread.join()
+    found = []
+    other = threading.Thread(target=lambda: found.extend(f._condition.acquire(timeout=5) for f in futures))
+    other.start()
+    other.join()
+    assert all(found), f"turn {turn}: a lock was never released"
+"""
+
+
+def test_a_signal_leaves_no_lock_of_the_standard_library_behind() -> None:
+    program = [sys.executable, "-c", INTERRUPTED_WHILE_IT_LOCKS]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.torture
 def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out")
