@@ -1,4 +1,4 @@
-"""``prep report``: a page that shows what is in a dataset."""
+"""``prep report``, a page that shows what is in a dataset, and ``prep gate``, limits of what may be in it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.output import say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.runs import typed_options
-from shardprep.formats.errors import DataError
+from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.examine import report as report_dataset
+from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gate_dataset, read_limits
 from shardprep.formats.reports.observations import PIXELS
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.dataset import splits_of
@@ -181,3 +182,136 @@ def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None
         raise DataError(error.message, path=error.path or run) from error
     save_page(text, output)
     say(json.dumps({"page": str(output)}) if as_json else f"{output}: the run in {run}")
+
+
+class LimitType(click.ParamType[Limit]):
+    """A number of records, or a share of them below 1."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
+        """Return the number."""
+        try:
+            return int(value) if str(value).isdecimal() else float(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of records nor a share of them", param, ctx)
+
+
+LIMIT = LimitType()
+NAMED_LIMITS = {
+    "leaks": "Images equal or similar to one of the --against dataset.  [default: 0 with it]",
+    "duplicates": "Images with the bytes of an earlier one.",
+    "mislabelled": "Equal or similar images with different labels.",
+    "similar": "Images that look like an earlier one.",
+    "damaged": "Images that cannot be read or decoded.  [default: 0]",
+}
+
+
+def _limit_options(command: Any) -> Any:
+    for name, words in reversed(NAMED_LIMITS.items()):
+        command = click.option(f"--max-{name}", type=LIMIT, metavar="N", help=words)(command)
+    return command
+
+
+def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Limit]:
+    limits = {}
+    for value in values:
+        name, equals, limit = value.partition("=")
+        if not equals or name not in KINDS:
+            raise click.BadParameter(f"{value!r} is not NAME=N; names are {', '.join(KINDS)}")
+        limits[name] = LIMIT.convert(limit, param, ctx)
+    return limits
+
+
+@click.command(
+    short_help="Fail if datasets have more faults than allowed.",
+    epilog=examples(
+        "gate shards/train --against shards/val --max-leaks 0 --max-duplicates 0.001",
+        "gate shards/train --limits gate.toml --junit gate.xml",
+    ),
+)
+@click.argument("dataset", type=FOLDER)
+@click.option("--against", type=FOLDER, help="Another dataset, of which no image may be in this one.")
+@click.option("--root", metavar="SHA256", help="The root that the dataset must have.")
+@_limit_options
+@click.option(
+    "--max",
+    "others",
+    multiple=True,
+    metavar="NAME=N",
+    callback=_named_limit,
+    help="A limit by name, such as empty-classes=0 or cmyk=10; repeatable.",
+)
+@click.option("--limits", "file", type=ANY_PATH, metavar="FILE.toml", help="A root, and a table [max].")
+@click.option("--junit", type=ANY_PATH, metavar="FILE.xml", help="Also write the checks as JUnit's XML.")
+@click.option(
+    "--pixels",
+    type=click.Choice(PIXELS[1:]),
+    default="all",
+    help="Which images are read, if a limit needs them; a sample is up to 4,096.",
+)
+@workers_option
+@progress_option
+@json_option
+@click.pass_context
+def gate(
+    ctx: click.Context,
+    /,
+    dataset: Path,
+    against: Path | None,
+    root: str | None,
+    others: dict[str, Limit],
+    file: Path | None,
+    junit: Path | None,
+    form: Form,
+    as_json: bool,
+    pixels: str,
+    workers: int | None,
+    **named: Limit | None,
+) -> None:
+    """Check DATASET, or each split in that folder, against limits, and exit with 1 if one is exceeded.
+
+    N is a number of records, or below 1 a share of them, such as 0.001. A limit on the command line replaces
+    that of the file.
+    """
+    check_replaced(junit)
+    has_splits = bool(splits_of(dataset))
+    file_root, limits = read_limits(file) if file else (None, {})
+    typed = {name.removeprefix("max_"): limit for name, limit in named.items() if limit is not None}
+    limits = {"damaged": 0} | ({"leaks": 0} if against else {}) | limits | others | typed
+    root = root or file_root
+    if root is not None and has_splits:
+        raise click.UsageError(f"{dataset} is a folder of splits; a root is of one of them")
+
+    def checked(place: Path) -> GateResult:
+        found = gate_dataset(
+            place,
+            limits,
+            root=root,
+            against=against,
+            pixels=pixels,
+            workers=workers,
+            progress=progress_in(form),
+        )
+        if junit is not None:
+            found.save_junit(file_of(junit, place, has_splits))
+        return found
+
+    work = DatasetWork(
+        checked,
+        print_gate,
+        GateResult.to_json,
+        lambda results: f"{sum(one.passed for one in results.values())} of {len(results)} passed",
+        exit_code=lambda found: 0 if found.passed else 1,
+    )
+    ctx.exit(work.run(dataset, as_json=as_json))
+
+
+def print_gate(found: GateResult) -> None:
+    """Print each check, and the first records of those that do not hold."""
+    seen = f", {count_of(found.looked_at, 'image')} looked at" if found.looked_at else ""
+    say(f"{found.dataset}: {count_of(found.records, 'record')}{seen}")
+    for check in found.checks:
+        say(f"  {'pass' if check.passed else 'FAIL'}  {check.name:<14}{check}")
+        for key in () if check.passed else check.records:
+            say(f"        {'':<14}{printable(key)}")

@@ -24,7 +24,7 @@ from support.tensorflow_log import without_tensorflow_log
 
 pytestmark = pytest.mark.slow
 
-LANGUAGES = {"python", "sh", "console", "text"}  # the first two are run
+LANGUAGES = {"python", "sh", "console", "text", "toml"}  # the first two are run
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PROGRAMS = [block for block in BLOCKS if block.language == "python"]
 # An installation is run by .ci/run.

@@ -1,0 +1,207 @@
+"""The gate: the findings of a report against limits, as a step of continuous integration."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from shardprep.formats.errors import UsageError, printable
+from shardprep.formats.reports.examine import Examination, report
+from shardprep.formats.reports.observations import ODDITIES
+from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.shards.manifest import read_manifest
+
+KINDS: dict[str, str] = {
+    "damaged": "damaged",
+    "leaks": "leaks",
+    "mislabelled": "suspects",
+    "duplicates": "equal bytes",
+    "similar": "look alike",
+    "empty-classes": "empty classes",
+    "quarantined": "quarantined",
+    **{kind.lower().replace(" ", "-").replace(":", "-"): kind for kind in ODDITIES},
+}
+"""The names of limits, each with the kind of observation that it bounds."""
+
+OF_PIXELS = ("damaged", "leaks", "mislabelled", "duplicates", "similar")
+MOST_NAMED = 10  # records of a check
+
+Limit = int | float
+
+
+@dataclass(frozen=True)
+class GateCheck:
+    """One check of a gate.
+
+    Attributes:
+        name: "root", or the name of a limit.
+        passed: Whether it holds.
+        found: The root, or the number of records (of classes, for "empty-classes").
+        limit: The root that was asked for, or the largest number, or share of the records below 1.
+        records: The keys of the first of these records, or names of classes.
+        is_partial: Whether only a sample of the images was looked at, so that there may be more.
+    """
+
+    name: str
+    passed: bool
+    found: int | str
+    limit: Limit | str
+    records: tuple[str, ...] = ()
+    is_partial: bool = False
+
+    def __str__(self) -> str:
+        if self.name == "root":
+            return f"{self.found}" if self.passed else f"{self.found}, not {self.limit}"
+        most = f"{self.limit:.6g} of all" if isinstance(self.limit, float) else f"{self.limit:,}"
+        least = "at least " if self.is_partial else ""
+        return f"{least}{self.found:,}, at most {most}"
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The checks of a dataset.
+
+    Attributes:
+        dataset: Its folder.
+        root: Its root.
+        records: The number of its records.
+        looked_at: The number of images that were decoded, with those of the other dataset.
+        checks: The checks, "root" first.
+    """
+
+    dataset: str
+    root: str
+    records: int
+    looked_at: int
+    checks: tuple[GateCheck, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all checks hold."""
+        return all(check.passed for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object."""
+        return asdict(self) | {"passed": self.passed}
+
+    def to_junit(self) -> bytes:
+        """Return the result as a test suite in JUnit's XML, of which each check is a test."""
+        failures = sum(not check.passed for check in self.checks)
+        name = f"prep gate {printable(self.dataset)}"
+        suite = ElementTree.Element(
+            "testsuite", name=name, tests=str(len(self.checks)), failures=str(failures), errors="0"
+        )
+        for check in self.checks:
+            case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name)
+            if not check.passed:
+                failure = ElementTree.SubElement(case, "failure", message=f"{check.name}: {check}")
+                failure.text = "\n".join(map(printable, check.records))
+        data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+        return data
+
+    def save_junit(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`to_junit` to a file, which is replaced at once. Raises OperationError, OSError."""
+        save_bytes(user_path(path), self.to_junit())
+
+
+def gate(
+    dataset: str | os.PathLike[str],
+    limits: Mapping[str, Limit],
+    *,
+    root: str | None = None,
+    against: str | os.PathLike[str] | None = None,
+    pixels: str = "all",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> GateResult:
+    """Check a dataset against limits: damaged images, leaks, wrong labels, duplicates and oddities.
+
+    What is counted is what :func:`.report` finds, as :meth:`.Examination.findings` lists it: of several
+    copies all but the first, of two images with different labels both.
+
+    Args:
+        dataset: The dataset's folder.
+        limits: For each name in KINDS that is to be checked, the largest number of records; or, as a float
+            below 1, their largest share of the dataset's records.
+        root: The root that the dataset must have; checked first, and nothing is read if it differs.
+        against: The folder of another dataset, which "leaks" needs.
+        pixels: Which images are read: "all", "sample", or "none" if no limit needs them.
+        workers: Number of processes that decode; None is one per usable CPU.
+        progress: Receives the progress; None shows a bar in a notebook.
+
+    Returns:
+        The checks, "root" first and the others in the order of KINDS.
+
+    Raises:
+        UsageError: A limit is unknown or no number, or needs images or another dataset that are not given.
+        ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
+    """
+    wanted = {name: _checked_limit(name, limits[name]) for name in limits}
+    if not wanted and root is None:
+        raise UsageError(f"a gate needs a root or a limit; limits are {', '.join(KINDS)}")
+    if "leaks" in wanted and against is None:
+        raise UsageError("a limit of leaks needs another dataset to compare with: give against=")
+    if pixels == "none" and (lacking := [name for name in OF_PIXELS if name in wanted]):
+        raise UsageError(f"a limit of {lacking[0]} needs images: give pixels='all' or 'sample'")
+    place = user_path(dataset)
+    manifest = read_manifest(place)
+    checks = [] if root is None else [GateCheck("root", manifest.root == root, manifest.root, root)]
+    if not wanted or not all(check.passed for check in checks):
+        return GateResult(os.fspath(place), manifest.root, manifest.records, 0, tuple(checks))
+    needs_pixels = any(name in wanted for name in OF_PIXELS)
+    found = report(
+        place,
+        against=against if "leaks" in wanted else None,
+        pixels=pixels if needs_pixels else "none",
+        workers=workers,
+        progress=progress,
+    )
+    checks += [_check(name, wanted[name], found) for name in KINDS if name in wanted]
+    looked_at = found.found["looked_at"]["decoded"]
+    return GateResult(os.fspath(place), manifest.root, manifest.records, looked_at, tuple(checks))
+
+
+def _checked_limit(name: str, limit: object) -> Limit:
+    if name not in KINDS:
+        raise UsageError(f"there is no limit {name!r}; limits are {', '.join(KINDS)}")
+    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not is_number or not limit >= 0 or (isinstance(limit, float) and not limit < 1):  # type: ignore[operator]
+        raise UsageError(
+            f"the limit of {name} must be a number of records, or a share below 1, not {limit!r}"
+        )
+    return limit  # type: ignore[return-value]
+
+
+def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
+    seen = {one["kind"]: one for one in found.found["observations"]}.get(KINDS[name])
+    if seen is None:
+        is_partial = name in OF_PIXELS and found.found["looked_at"]["pixels"] == "sample"
+        return GateCheck(name, True, 0, limit, is_partial=is_partial)
+    count = len(set(seen["leave_out"])) or seen["count"]
+    most = limit * found.found["dataset"]["records"] if isinstance(limit, float) else limit
+    shown = [*seen["records"], *(pair["records"][0] for pair in seen["pairs"])]
+    keys = tuple(one["key"] for one in shown) or tuple(seen["names"])
+    return GateCheck(name, count <= most, count, limit, keys[:MOST_NAMED], seen["is_partial"])
+
+
+def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any]]:
+    """Return the root and the limits in a TOML file: ``root``, and the numbers of its table ``max``.
+
+    Raises UsageError for anything else, OSError.
+    """
+    file = Path(user_path(path))
+    try:
+        values = tomllib.loads(file.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"is not TOML: {error}", path=file) from error
+    unknown = values.keys() - {"root", "max"}
+    limits, root = values.get("max", {}), values.get("root")
+    if unknown or not isinstance(limits, dict) or not isinstance(root, str | None):
+        raise UsageError("has other parts than root = 'sha256:…' and a table [max] of limits", path=file)
+    return root, limits
