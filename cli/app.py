@@ -17,7 +17,7 @@ from shardprep.cli.commands.datasets import collect, export, inspect, repair, ve
 from shardprep.cli.commands.demo import demo, sample
 from shardprep.cli.commands.network import fetch, keygen, publish, serve
 from shardprep.cli.commands.replay import replay
-from shardprep.cli.commands.report import gate, report
+from shardprep.cli.commands.report import find, gate, report
 from shardprep.cli.console.output import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
 from shardprep.formats.errors import ShardprepError
 
@@ -27,7 +27,7 @@ COMPLETE_VARIABLE = "_PREP_COMPLETE"  # set by the shell functions that click ma
 GROUPS = {
     "Prepare": (demo, sample, convert, index, join, collect),
     "Check and mend": (verify, repair, gate),
-    "Look": (inspect, report),
+    "Look": (inspect, report, find),
     "Move": (publish, fetch, export),
     "Train": (bench_disk, bench_loader, replay, serve, keygen),
 }

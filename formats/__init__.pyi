@@ -62,6 +62,7 @@ from .reports.examine import (
     examine as examine,
     report as report,
 )
+from .reports.find import FoundImage as FoundImage, find as find
 from .reports.gate import GateCheck as GateCheck, GateResult as GateResult, gate as gate
 from .runtime.executors import RayExecutor as RayExecutor
 from .runtime.progress import Progress as Progress

@@ -1,4 +1,4 @@
-"""``prep report``, a page that shows what is in a dataset, and ``prep gate``, limits of what may be in it."""
+"""``prep report`` shows what is in a dataset, ``prep gate`` limits it, ``prep find`` looks for pictures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import say
 from shardprep.cli.console.progress import Form, progress_in
-from shardprep.cli.console.runs import typed_options
+from shardprep.cli.console.runs import RunOptions, typed_options
 from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.examine import report as report_dataset
+from shardprep.formats.reports.find import FoundImage, find as find_images
 from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gate_dataset, read_limits
 from shardprep.formats.reports.observations import PIXELS
 from shardprep.formats.runtime.sizes import count_of
@@ -315,3 +316,135 @@ def print_gate(found: GateResult) -> None:
         say(f"  {'pass' if check.passed else 'FAIL'}  {check.name:<14}{check}")
         for key in () if check.passed else check.records:
             say(f"        {'':<14}{printable(key)}")
+
+
+@click.command(
+    short_help="Say whether pictures are in datasets.",
+    epilog=examples(
+        "find shards/train photo.jpg",
+        "find shards/train *.jpg --near --hashes train.hashes --run card.json --epochs 90",
+    ),
+)
+@click.argument("dataset", type=FOLDER)
+@click.argument("images", type=ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
+@click.option(
+    "--near", is_flag=True, help="Also find images that were scaled or compressed again; reads all images."
+)
+@click.option(
+    "--hashes", type=ANY_PATH, metavar="FILE", help="With --near: keeps the hashes, for the next time."
+)
+@click.option(
+    "--run", type=ANY_PATH, metavar="FILE", help="The card or state of a run: also say when it saw them."
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=1, help="With --run: how many epochs it had.")
+@workers_option
+@progress_option
+@json_option
+@click.pass_context
+def find(
+    ctx: click.Context,
+    /,
+    dataset: Path,
+    images: tuple[Path, ...],
+    near: bool,
+    hashes: Path | None,
+    run: Path | None,
+    epochs: int,
+    workers: int | None,
+    form: Form,
+    as_json: bool,
+) -> None:
+    """Say which records of DATASET, or of each split in that folder, show the pictures IMAGE.
+
+    A record is found if it has the picture's bytes, or was made of them; with --near also if it looks alike.
+    """
+    has_splits = bool(splits_of(dataset))
+    if hashes is not None and not near:
+        raise click.UsageError("--hashes keeps what --near reads; give both")
+    if run is not None and has_splits:
+        raise click.UsageError(f"{dataset} is a folder of splits; a run is of one of them")
+    if run is None and "epochs" in typed_options(ctx):
+        raise click.UsageError("--epochs is for --run")
+    check_replaced(hashes)
+
+    def searched(place: Path) -> Searched:
+        kept = file_of(hashes, place, has_splits) if hashes else None
+        found = find_images(
+            place, images, near=near, hashes=kept, workers=workers, progress=progress_in(form)
+        )
+        return Searched(place, images, found, sighted(place, run, found, epochs) if run else {})
+
+    work = DatasetWork(
+        searched,
+        print_searched,
+        Searched.to_json,
+        lambda results: count_of(sum(len(one.found) for one in results.values()), "record") + " found",
+    )
+    ctx.exit(work.run(dataset, as_json=as_json))
+
+
+class Searched(NamedTuple):
+    """The records that were found in a dataset, and when a run saw each, by record number."""
+
+    dataset: Path
+    images: tuple[Path, ...]
+    found: list[FoundImage]
+    seen: dict[int, list[tuple[int, int, int]]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        names = ("epoch", "step", "rank")
+        return {
+            "dataset": str(self.dataset),
+            "found": [
+                one.to_json()
+                | (
+                    {"seen": [dict(zip(names, at, strict=True)) for at in self.seen[one.record]]}
+                    if self.seen
+                    else {}
+                )
+                for one in self.found
+            ],
+            "not_found": [str(p) for p in self.images if str(p) not in {one.image for one in self.found}],
+        }
+
+
+def sighted(
+    dataset: Path, run: Path, found: list[FoundImage], epochs: int
+) -> dict[int, list[tuple[int, int, int]]]:
+    """Return when the run of a card or state saw each record: epoch, step and rank."""
+    from shardprep.loaders.loader.replay import sightings  # start-up time: OpenCV
+    from shardprep.loaders.loader.run_card import RecordedRun
+
+    options = RunOptions(dataset, dict.fromkeys(("subset", "without", "transform")), set())
+    seen: dict[int, list[tuple[int, int, int]]] = {one.record: [] for one in found}
+    with options.ordering_loader(RecordedRun.load(run).card) as loader:
+        for one in sightings(loader.order_of(), seen, range(epochs)):
+            seen[one.number].append((one.epoch, one.step, one.rank))
+    return seen
+
+
+MOST_SIGHTINGS = 10  # of a record, printed
+
+
+def print_searched(done: Searched) -> None:
+    """Print the records by picture."""
+    say(f"{done.dataset}: {count_of(len(done.found), 'record')} found")
+    for image in done.images:
+        mine = [one for one in done.found if one.image == str(image)]
+        say(f"  {printable(str(image))}{'' if mine else ': not found'}")
+        for one in mine:
+            how = (
+                "equal bytes"
+                if one.distance is None
+                else f"looks alike, {count_of(one.distance, 'bit')} differ"
+            )
+            of = f" of {printable(one.class_name)}" if one.class_name else ""
+            say(f"    record {one.record:,}{of}: {printable(one.key)} ({how})")
+            seen = done.seen.get(one.record, [])
+            for epoch, step, rank in seen[:MOST_SIGHTINGS]:
+                say(f"      epoch {epoch}, step {step:,}, rank {rank}")
+            if len(seen) > MOST_SIGHTINGS:
+                say(f"      and {len(seen) - MOST_SIGHTINGS:,} more: --json lists them")
+            if done.seen and not seen:
+                say("      never seen by the run")

@@ -350,6 +350,12 @@ class ImageReading:
             f"examine {dataset.manifest.split}", PixelStatistics, dataset, records, is_decoded
         )
 
+    def originals(self, dataset: Dataset, records: Numbers, kind: type[T]) -> T:
+        """Return what is found in the bytes of these records, in order, none decoded. Raises OSError."""
+        return self._looked(
+            f"read {dataset.manifest.split}", kind, dataset, records, np.zeros(len(records), bool)
+        )
+
     def pictures(self, dataset: Dataset, records: Numbers) -> Thumbnails:
         """Return thumbnails of these records, in order, of those that decode. Raises OSError."""
         title, is_decoded = f"pictures of {dataset.manifest.split}", np.ones(len(records), bool)

@@ -152,6 +152,9 @@ def look() -> None:
     assert formats.report("~/dataset", against="~/dataset", pixels="none") == found
     formats.gate("~/dataset", {"leaks": 0}, against="~/dataset", pixels="sample").save_junit("~/gate.xml")
     assert Path("~/gate.xml").expanduser().is_file()
+    with formats.open_dataset("~/dataset") as ds:
+        Path("~/asked.jpg").expanduser().write_bytes(ds[0].image)
+    assert formats.find("~/dataset", ["~/asked.jpg"], near=True, hashes="~/hashes")
     found.save_findings("~/findings.json")
     found.save("~/again.html")
     home = Path("~").expanduser()
@@ -182,7 +185,7 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     look: {
         "open_dataset.path", "Dataset.path", "inspect.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
-        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "summarise.dataset", "gate.dataset", "gate.against", "GateResult.save_junit.path", "Examination.save.path", "Examination.save_findings.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
+        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "summarise.dataset", "find.dataset", "find.images", "find.hashes", "gate.dataset", "gate.against", "GateResult.save_junit.path", "Examination.save.path", "Examination.save_findings.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""

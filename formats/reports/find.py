@@ -1,0 +1,211 @@
+"""Whether pictures are in a dataset: with the same bytes, or nearly."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import BadImage, DataError, UsageError
+from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.reports.duplicates import DISTANCE
+from shardprep.formats.reports.pixels import CODES, ImageReading, PixelStatistics
+from shardprep.formats.runtime.files import naming, save_bytes, user_path
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
+from shardprep.formats.shards.dataset import Dataset
+
+MOST_SIDE_SHIFT = 1  # pixels: a shrunk side is rounded
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """A record that shows a picture.
+
+    Attributes:
+        image: The picture's file.
+        record: Number of the record.
+        key: Its key.
+        label: Its label in the dataset's label space.
+        class_name: The name of its class, None without a label.
+        distance: Bits in which the perceptual hashes differ; None where the bytes are those of the record, or
+            of the image that the record was made of.
+    """
+
+    image: str
+    record: int
+    key: str
+    label: int
+    class_name: str | None
+    distance: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a JSON object."""
+        return asdict(self)
+
+
+class OriginalDigests(dict[int, bytes]):
+    """The SHA-256 of the images that records were made of, by record number."""
+
+    def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None:
+        """Add an image."""
+        self[record] = _original_digest(image)
+
+    def add_damaged(self, record: int, reason: str) -> None:
+        """Do nothing: a damaged image is found by none."""
+
+    def merge(self, other: OriginalDigests) -> None:
+        """Add those of another part."""
+        self.update(other)
+
+
+def _original_digest(image: bytes) -> bytes:
+    from shardprep.formats.images.crop_ready import grid_of  # start-up time: OpenCV
+
+    grid = grid_of(image)
+    return grid.sha256 if grid else hashlib.sha256(image).digest()
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """A picture that is looked for: its ``digests`` are of its bytes, and of what it was made of itself."""
+
+    path: str
+    size: int
+    sides: tuple[int, int]
+    digests: frozenset[bytes]
+    hash: int | None
+
+
+def find(
+    dataset: str | os.PathLike[str],
+    images: Sequence[str | os.PathLike[str]],
+    *,
+    near: bool = False,
+    hashes: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[FoundImage]:
+    """Return the records that show these pictures, in the order of the pictures and the records.
+
+    By default those with the same bytes, and crop-ready or shrunk ones that were made of these bytes: only
+    records of fitting sizes are read. The result is the same for any number of workers.
+
+    Args:
+        dataset: The dataset's folder.
+        images: Files of the pictures.
+        near: Whether to find those too of which the perceptual hash differs in at most 4 of 64 bits: scaled
+            or compressed again, not cropped, turned or mirrored. All images are read, 0.5 to 1.5 ms of CPU
+            each.
+        hashes: With ``near``, a file that keeps the dataset's hashes, 25 bytes a record: read if it is
+            there, and else written.
+        workers: Number of processes that read; None is one per usable CPU.
+        progress: Receives the progress; None shows a bar in a notebook.
+
+    Raises:
+        UsageError: A picture does not decode, no picture is given, or ``hashes`` are given without ``near``.
+        DataError: The hashes are of another dataset, or are none.
+        ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
+    """
+    if hashes is not None and not near:
+        raise UsageError("hashes are only read to find near images: give near=True")
+    if not images:
+        raise UsageError("give at least one picture to look for")
+    pictures = [_picture(Path(user_path(image)), near) for image in images]
+    with Dataset(dataset) as opened:
+        count = max(1, usable_cpus() if workers is None else workers)
+        with WorkerPool(count) as pool:
+            reading = ImageReading(pool, count, shown(progress))
+            digests = reading.originals(opened, _candidates(opened, pictures), OriginalDigests)
+            codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)
+        return [found for picture in pictures for found in _found(opened, picture, digests, codes)]
+
+
+def _picture(path: Path, near: bool) -> _Picture:
+    from shardprep.formats.images.header import read_image_header  # start-up time: OpenCV
+    from shardprep.formats.reports.pixels import measured
+
+    with naming(path):
+        size = path.stat().st_size
+        image = path.read_bytes() if size <= MAX_IMAGE_BYTES else b""
+    if not image:
+        raise UsageError(f"has {size:,} bytes, which no image of a dataset has", path=path)
+    try:
+        info = read_image_header(image)
+        measures = measured(image, info.width, info.height) if near else None
+    except BadImage as error:
+        raise UsageError(f"is not a picture that decodes: {error.message}", path=path) from error
+    digests = frozenset({hashlib.sha256(image).digest(), _original_digest(image)})
+    hash_ = measures.hash if measures and not measures.is_flat else None
+    return _Picture(os.fspath(path), size, (info.width, info.height), digests, hash_)
+
+
+def _candidates(dataset: Dataset, pictures: Sequence[_Picture]) -> npt.NDArray[np.int64]:
+    """Return the records that may have been made of these bytes: by length, or by the ratio of sides."""
+    if not dataset.manifest.has_images:
+        return np.empty(0, np.int64)
+    index = dataset.index
+    is_ready = (index["flags"] & ImageFlag.CROP_READY) != 0
+    wide, high = index["width"].astype(np.int64), index["height"].astype(np.int64)
+    fits = np.isin(index["length"], [picture.size for picture in pictures])
+    for width, height in {picture.sides for picture in pictures}:
+        smaller = (wide <= width) & (high <= height)
+        shift = MOST_SIDE_SHIFT * max(width, height)
+        fits |= is_ready & smaller & (np.abs(wide * height - high * width) <= shift)
+    return np.flatnonzero(fits)
+
+
+def _codes(
+    dataset: Dataset, reading: ImageReading, hashes: str | os.PathLike[str] | None
+) -> npt.NDArray[Any]:
+    """Return the rows of CODES of all images, from the file if it is there."""
+    file = None if hashes is None else Path(user_path(hashes))
+    if file is not None and file.exists():
+        return _read_codes(file, dataset.root)
+    numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
+    found: PixelStatistics = reading.statistics(dataset, numbers, np.ones(len(numbers), bool))
+    codes = found.all_codes
+    if file is not None:
+        head = f"{HASHES} {dataset.root}\n".encode()
+        save_bytes(file, head + codes.tobytes())
+    return codes
+
+
+HASHES = "shardprep hashes 1"
+
+
+def _read_codes(file: Path, root: str) -> npt.NDArray[Any]:
+    with naming(file):
+        head, _, rows = file.read_bytes().partition(b"\n")
+    if not head.startswith(HASHES.encode()) or len(rows) % CODES.itemsize:
+        raise DataError("has no hashes of a dataset; remove it, and it is written again", path=file)
+    if head != f"{HASHES} {root}".encode():
+        raise DataError("has the hashes of another dataset; remove it, and it is written again", path=file)
+    return np.frombuffer(rows, CODES)
+
+
+def _found(
+    dataset: Dataset, picture: _Picture, digests: OriginalDigests, codes: npt.NDArray[Any]
+) -> list[FoundImage]:
+    distances: dict[int, int | None] = {}
+    if picture.hash is not None:
+        hashed = codes[codes["is_hashed"]]
+        apart = np.bitwise_count(hashed["hash"] ^ np.uint64(picture.hash))
+        near = apart <= DISTANCE
+        distances = dict(zip(hashed["record"][near].tolist(), apart[near].tolist(), strict=True))
+    distances |= {record: None for record, digest in digests.items() if digest in picture.digests}
+    classes = dataset.manifest.labels.classes
+    found = []
+    for record in sorted(distances):
+        row = dataset.index[record]
+        label = int(row["label"])
+        key, name = row["key"].decode("utf-8", "replace"), classes[label].name if label >= 0 else None
+        found.append(FoundImage(picture.path, record, key, label, name, distances[record]))
+    return found

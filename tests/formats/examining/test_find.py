@@ -1,0 +1,178 @@
+"""Pictures are found in a dataset by their bytes, by what they were made of, and by how they look."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from shardprep.formats import UsageError, find, open_dataset
+from shardprep.formats.errors import DataError
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from shardprep.loaders.loader.replay import sightings
+from support.datasets import converted, prep_here
+from support.examined import picture, weaker
+from support.image_files import encoded
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """24 different pictures, the first twice."""
+    folder = tmp_path_factory.mktemp("pictures")
+    made = []
+    for number in range(24):
+        made.append(folder / ("ant", "bee")[number % 2] / f"p{number:02}.jpg")
+        made[-1].parent.mkdir(exist_ok=True)
+        made[-1].write_bytes(encoded(picture(number), ".jpg", cv2.IMWRITE_JPEG_QUALITY, 90))
+    made.append(folder / "bee" / "twin.jpg")
+    made[-1].write_bytes(made[0].read_bytes())
+    return made
+
+
+@pytest.fixture(scope="module")
+def datasets(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    source, folder = files[0].parent.parent, tmp_path_factory.mktemp("converted")
+    options: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "hdf5": {"container": "hdf5"},
+        "crop-ready": {"crop_ready": True},
+        "shrunk": {"crop_ready": True, "shorter_side": 150},
+    }
+    for name, given in options.items():
+        converted(source, folder / name, shard_size=60_000, **given)
+    return {name: folder / name for name in options}
+
+
+def key_of(file: Path) -> str:
+    return f"{file.parent.name}/{file.name}"
+
+
+@pytest.mark.parametrize("kind", ["plain", "hdf5", "crop-ready", "shrunk"])
+def test_a_picture_is_found_by_its_bytes_in_any_form_that_they_are_stored_in(
+    kind: str, files: list[Path], datasets: dict[str, Path]
+) -> None:
+    asked = [files[3], files[0]]
+
+    found = find(datasets[kind], asked, workers=1)
+
+    assert [(one.image, one.key) for one in found if one.image == str(files[3])] == [
+        (str(files[3]), key_of(files[3]))
+    ]
+    assert {one.key for one in found if one.image == str(files[0])} == {key_of(files[0]), key_of(files[-1])}
+    assert {one.distance for one in found} == {None}
+    with open_dataset(datasets[kind]) as ds:
+        assert all(ds[one.record].key == one.key and ds[one.record].label == one.label for one in found)
+
+
+@pytest.mark.parametrize("kind", ["plain", "crop-ready", "shrunk"])
+def test_near_pictures_are_found_and_no_others(kind: str, datasets: dict[str, Path], tmp_path: Path) -> None:
+    asked = []
+    for number in (4, 5, 30):  # the last one is in no dataset
+        asked.append(tmp_path / f"{number}.jpg")
+        asked[-1].write_bytes(weaker(picture(number), number))
+
+    assert find(datasets[kind], asked, workers=1) == []
+    found = find(datasets[kind], asked, near=True, workers=1)
+
+    assert {(one.image, one.key) for one in found} == {
+        (str(tmp_path / "4.jpg"), "ant/p04.jpg"),
+        (str(tmp_path / "5.jpg"), "bee/p05.jpg"),
+    }
+    assert all(one.distance is not None and one.distance <= 4 for one in found)
+
+
+def test_a_stored_image_is_found_by_itself(datasets: dict[str, Path], tmp_path: Path) -> None:
+    with open_dataset(datasets["crop-ready"]) as ds:
+        (tmp_path / "stored.jpg").write_bytes(ds[7].image)
+
+        (found,) = find(datasets["crop-ready"], [tmp_path / "stored.jpg"], workers=1)
+
+        assert (found.record, found.distance) == (7, None)
+
+
+def test_a_flat_picture_is_near_to_nothing(datasets: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "flat.png").write_bytes(encoded(np.full((50, 60, 3), 7, np.uint8), ".png"))
+
+    assert find(datasets["plain"], [tmp_path / "flat.png"], near=True, workers=1) == []
+
+
+def test_hashes_are_kept_and_belong_to_one_dataset(
+    datasets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, kept = tmp_path / "near.jpg", tmp_path / "hashes"
+    near.write_bytes(weaker(picture(4), 4))
+    first = find(datasets["plain"], [near], near=True, hashes=kept, workers=1)
+    monkeypatch.setattr("shardprep.formats.reports.pixels.ImageReading.statistics", None)
+
+    assert find(datasets["plain"], [near], near=True, hashes=kept, workers=1) == first != []
+    with pytest.raises(DataError, match="of another dataset"):
+        find(datasets["shrunk"], [near], near=True, hashes=kept, workers=1)
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with pytest.raises(DataError, match="no hashes"):
+        find(datasets["plain"], [near], near=True, hashes=kept, workers=1)
+
+
+def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("not a picture")
+    (tmp_path / "empty.jpg").write_bytes(b"")
+
+    for file in ("text.jpg", "empty.jpg"):
+        with pytest.raises(UsageError):
+            find(datasets["plain"], [tmp_path / file], workers=1)
+    with pytest.raises(FileNotFoundError):
+        find(datasets["plain"], [tmp_path / "missing.jpg"], workers=1)
+    with pytest.raises(UsageError, match="at least one picture"):
+        find(datasets["plain"], [])
+    with pytest.raises(UsageError, match="near=True"):
+        find(datasets["plain"], [tmp_path / "text.jpg"], hashes=tmp_path / "hashes")
+
+
+@pytest.mark.parametrize("options", [{}, {"without": [1, 5, 9]}, {"without": [1, 5], "gaps": "keep"}])
+def test_a_run_saw_a_record_when_its_ranks_got_it(options: Any, datasets: dict[str, Path]) -> None:
+    run = {
+        "batch_size": 3,
+        "shuffle": LocalShuffle(9),
+        "seed": 4,
+        "workers": 0,
+        "with_numbers": True,
+        **options,
+    }
+    expected = set()
+    for rank in range(2):
+        with Loader(datasets["plain"], rank=rank, world_size=2, **run) as loader:
+            for epoch in range(3):
+                expected |= {
+                    (int(number), epoch, step, rank)
+                    for step, (_, _, numbers) in enumerate(loader)
+                    for number in numbers
+                }
+            order = loader.order_of()
+
+    assert set(map(tuple, sightings(order, range(25), range(3)))) == expected
+    assert set(map(tuple, sightings(order, [7], range(3)))) == {one for one in expected if one[0] == 7}
+
+
+def test_the_command_says_where_and_when(
+    files: list[Path], datasets: dict[str, Path], tmp_path: Path
+) -> None:
+    with Loader(datasets["plain"], batch_size=5, transform=TrainTransform(8), workers=0, seed=2) as loader:
+        loader.card().save(tmp_path / "card.json")
+    unknown = tmp_path / "unknown.png"
+    unknown.write_bytes(encoded(picture(40), ".png"))
+    words = ["find", datasets["plain"], files[3], unknown, "--run", tmp_path / "card.json", "--epochs", 2]
+
+    said = prep_here(*words, "--workers", 1)
+    told = json.loads(prep_here(*words, "--workers", 1, "--json").stdout)
+
+    assert f"{unknown}: not found" in said.stdout
+    assert f"{key_of(files[3])} (equal bytes)" in said.stdout
+    (found,) = told["found"]
+    assert [one["epoch"] for one in found["seen"]] == [0, 1]
+    assert all(f"epoch {s['epoch']}, step {s['step']}, rank 0" in said.stdout for s in found["seen"])
+    assert told["not_found"] == [str(unknown)]
+    assert prep_here("find", datasets["plain"], unknown, "--hashes", tmp_path / "h").returncode == 2
+    assert prep_here("find", datasets["plain"], unknown, "--epochs", 2).returncode == 2
