@@ -16,7 +16,7 @@ from shardprep.cli.commands.convert import convert, index, join
 from shardprep.cli.commands.datasets import collect, export, inspect, repair, verify
 from shardprep.cli.commands.demo import demo, sample
 from shardprep.cli.commands.network import fetch, keygen, publish, serve
-from shardprep.cli.commands.replay import replay
+from shardprep.cli.commands.replay import prove, replay
 from shardprep.cli.commands.report import find, gate, report
 from shardprep.cli.console.output import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
 from shardprep.formats.errors import ShardprepError
@@ -29,7 +29,7 @@ GROUPS = {
     "Check and mend": (verify, repair, gate),
     "Look": (inspect, report, find),
     "Move": (publish, fetch, export),
-    "Train": (bench_disk, bench_loader, replay, serve, keygen),
+    "Train": (bench_disk, bench_loader, replay, prove, serve, keygen),
 }
 
 

@@ -11,6 +11,7 @@ from .loader.replay import (
     ReplayedRecord as ReplayedRecord,
 )
 from .loader.run_card import RunCard as RunCard
+from .loader.run_log import RunProof as RunProof, prove as prove
 from .loader.sheet import ContactSheet as ContactSheet
 from .loader.stats import (
     LoaderStats as LoaderStats,

@@ -304,3 +304,25 @@ def _parting(
                 pixels=differing_row if by_pixels else None,
                 step_done=lambda: progress.at(next(done) * per_step, 0),
             )
+
+
+@click.command(
+    short_help="Prove from its logs what a run delivered.",
+    epilog=examples("prove shards/train run.jsonl", "prove shards/train rank-*.jsonl --json"),
+)
+@click.argument("dataset", type=FOLDER)
+@click.argument("logs", type=ANY_PATH, nargs=-1, required=True, metavar="LOG...")
+@json_option
+def prove(dataset: Path, logs: tuple[Path, ...], as_json: bool) -> None:
+    """Prove from the logs of all ranks of a run that they got each record of DATASET once in each epoch.
+
+    The order is computed again. What was left out on purpose, cut off or skipped as bad is named. A LOG is
+    what loader.log_epoch(path) wrote, or a loader's state as JSON.
+    """
+    from shardprep.loaders.loader.run_log import prove as prove_run  # start-up time: OpenCV
+
+    found = prove_run(dataset, logs)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        say(found.statement)

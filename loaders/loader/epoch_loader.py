@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,7 @@ from shardprep.loaders.loader.run_card import (
     kept_transform,
     refuse_another,
 )
+from shardprep.loaders.loader.run_log import LoggedPart
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import DeclaredResults, ShardWork, results_of, without
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep, resumed
@@ -184,7 +186,7 @@ class EpochLoader(FrameworkHint, ABC):
         """
         epoch = self._next
         plan = epoch.plan.passing(map(operator.index, steps), start=epoch.start)
-        changed = Epoch(plan, epoch.number, start=epoch.start, receipt=epoch.receipt)
+        changed = Epoch(plan, epoch.number, start=epoch.start, receipt=epoch.receipt, origin=epoch.origin)
         self._next, self._current, self._place = (
             changed if each is epoch else each for each in (self._next, self._current, self._place)
         )
@@ -306,6 +308,14 @@ class ReplayableLoader(EpochLoader, ABC):
             with suppress(UsageError):  # it cannot be compared
                 identity = digest_of(transform)
         return self._card(identity)
+
+    def log_epoch(self, path: str | os.PathLike[str]) -> None:
+        """Append what this rank got of the current epoch to a log, for ``prep prove``; call it at each end.
+
+        A line of JSON, flushed. Each rank may have a file, or all share one of a local disk. A log of an
+        epoch that is resumed later is replaced by the next one of the same rank. Raises OSError.
+        """
+        LoggedPart.of(self.card(), self._current).append_to(path)
 
     def order_of(self, card: RunCard | None = None) -> RunOrder:
         """Return what this loader's run delivers, for :func:`.first_parting`; ``card`` by default its own."""

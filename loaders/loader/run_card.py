@@ -675,7 +675,7 @@ class RecordedRun:
             card = RunCard.from_json(value["card"])
         except (KeyError, TypeError, ValueError) as error:
             reason = (
-                "has no card, as those of older releases" if _is_state(value) else "is not a loader's state"
+                "has no card, as those of older releases" if is_state(value) else "is not a loader's state"
             )
             raise DataError(f"{reason}; {CARD_ADVICE}", path=file) from error
         except (DataError, UnknownVersion) as error:
@@ -683,5 +683,6 @@ class RecordedRun:
         return cls(card, place)
 
 
-def _is_state(value: Any) -> bool:
+def is_state(value: Any) -> bool:
+    """Whether a JSON value looks like the state of a loader."""
     return isinstance(value, dict) and {"epoch", "place", "receipt"} <= value.keys()

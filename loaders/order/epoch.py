@@ -161,13 +161,21 @@ class Epoch:
     """
 
     def __init__(
-        self, plan: EpochPlan, number: int, *, start: int = 0, receipt: Receipt | None = None
+        self,
+        plan: EpochPlan,
+        number: int,
+        *,
+        start: int = 0,
+        receipt: Receipt | None = None,
+        origin: int = 0,
     ) -> None:
         keyed_bits(Purpose.RECORD_ORDER, seed=plan.seed, epoch=number)  # checks the seed and the number
         self.plan = plan
         self.number = number
         self.start = start
         """The place in the epoch's order where this part of it begins."""
+        self.origin = start if receipt is None else origin
+        """The place where the receipt began, before this part if it goes on."""
         self._split = plan.split(plan.within(start))
         self._steps = 0
         self._ended = False
@@ -239,7 +247,13 @@ class Epoch:
             "rank": self.plan.rank,
             "world_size": self.plan.world_size,
             "receipt": self._receipt.to_json(),
-        } | ({"passed": [list(both) for both in self.plan.passed]} if self.plan.passed else {})
+        } | self._unusual
+
+    @property
+    def _unusual(self) -> dict[str, Any]:
+        """What only the state of an unusual epoch has, so that others stay as they were."""
+        passed = {"passed": [list(both) for both in self.plan.passed]} if self.plan.passed else {}
+        return passed | ({"origin": self.origin} if self.origin else {})
 
 
 def resumed(plan: EpochPlan, state: object) -> Epoch:
@@ -269,8 +283,11 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
     if (receipt.dataset, receipt.epoch) != (plan.dataset, number):
         raise UsageError("not the state of a loader: its receipt is of another epoch or dataset")
     is_same_rank = ranks == [plan.rank, plan.world_size]
-    plan = replace(plan, passed=_checked_ranges(state.get("passed", []), sum(plan.shard_counts)))
-    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)
+    plan = replace(plan, passed=checked_ranges(state.get("passed", []), sum(plan.shard_counts)))
+    origin = state.get("origin", 0)
+    if type(origin) is not int or not 0 <= origin <= place:
+        raise UsageError(f"not the state of a loader: its origin is {origin!r}")
+    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None, origin=origin)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> Ranges:
@@ -283,8 +300,8 @@ def _joined(ranges: list[tuple[int, int]]) -> Ranges:
     return tuple(joined)
 
 
-def _checked_ranges(value: object, places: int) -> Ranges:
-    """The passed ranges of a state. Raises UsageError for others than were written."""
+def checked_ranges(value: object, places: int) -> Ranges:
+    """Return the passed ranges of a state. Raises UsageError for others than were written."""
     match value:
         case list() if all(
             isinstance(both, list) and len(both) == 2 and all(type(end) is int for end in both)

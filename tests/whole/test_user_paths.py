@@ -17,7 +17,7 @@ from test_public import CALLS
 from shardprep import formats
 from shardprep.formats import UsageError
 from shardprep.formats.runtime.files import user_path
-from shardprep.loaders import ContactSheet, Flow, Loader, RunCard
+from shardprep.loaders import ContactSheet, Flow, Loader, RunCard, prove
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.machines.keys import load_allowed, load_public, load_secret, make_keys
 from shardprep.loaders.measuring import measure, tracing
@@ -57,6 +57,10 @@ def load() -> None:
         loader.stats().to_html("~/stats.html")
         ContactSheet(loader.replay(0, 0)).save("~/sheet.png")
         assert RunCard.load("~/card.json") == loader.card()
+        for _ in loader:
+            pass
+        loader.log_epoch("~/log")
+    assert prove("~/dataset", ["~/log"]).epochs[0].epoch == 1
     url = Path("~/dataset").expanduser().as_uri()
     with Loader(url, cache="~/loaded", batch_size=8, workers=0) as loader:
         next(iter(loader))
@@ -163,7 +167,7 @@ def look() -> None:
 
 COVERED: dict[Callable[[], None], set[str]] = {
     load: {
-        "Loader.path", "Loader.cache", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "Loader.path", "Loader.cache", "Loader.log_epoch.path", "prove.dataset", "prove.logs", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
         "ContactSheet.save.path", "LoaderStats.to_html.path",
         *(["InputStats.to_html.path"] if find_spec("tensorflow") else []),  # the same function
     },

@@ -1,0 +1,311 @@
+"""The log of a run: what each rank got of each epoch; and the proof of what a model saw, made from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, printable
+from shardprep.formats.runtime.files import naming, user_path
+from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.run_card import LARGEST_STATE, RunCard, is_state
+from shardprep.loaders.order.epoch import Epoch, checked_ranges
+from shardprep.loaders.order.omission import Ranges
+from shardprep.loaders.order.parts import MAX_RECORDS
+from shardprep.loaders.order.receipt import Receipt, Tally, natural
+
+if TYPE_CHECKING:
+    from shardprep.loaders.loader.loader import Loader
+
+FORMAT = "shardprep run log"
+VERSION = 1
+MOST_KEYS = 20  # of a statement
+ADVICE = "it is written by loader.log_epoch(path)"
+
+
+@dataclass(frozen=True)
+class LoggedPart:
+    """What one rank got of one epoch, or of a part of it.
+
+    Attributes:
+        card: The run's card; of this rank.
+        receipt: What the rank got, from where its receipt began.
+        start: The place of the epoch's order from which its last part went on.
+        place: The place that all ranks had reached.
+        origin: The place where the receipt began.
+        passed: Ranges of places that were skipped.
+    """
+
+    card: RunCard
+    receipt: Receipt
+    start: int
+    place: int
+    origin: int
+    passed: Ranges
+
+    @classmethod
+    def of(cls, card: RunCard, epoch: Epoch) -> Self:
+        """Return what was delivered of the epoch so far."""
+        return cls(card, epoch.receipt, epoch.start, epoch.place, epoch.origin, epoch.plan.passed)
+
+    def line(self) -> bytes:
+        """Return the line of a log: JSON with a SHA-256 of the rest of it."""
+        return json.dumps(self._value() | {"sha256": self._digest()}).encode() + b"\n"
+
+    def append_to(self, path: str | os.PathLike[str]) -> None:
+        """Append the line to a file, which is made if it is not there, and flush it. Raises OSError."""
+        file = user_path(path)
+        with naming(Path(file)):
+            number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                os.write(number, self.line())  # at once: several ranks may share a file
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+    def _value(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "card": self.card.to_json(),
+            "receipt": self.receipt.to_json(),
+            "start": self.start,
+            "place": self.place,
+            "origin": self.origin,
+            "passed": [list(both) for both in self.passed],
+        }
+
+    def _digest(self) -> str:
+        return hashlib.sha256(canonical_json(self._value())).hexdigest()
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Return the part of a line, or of a loader's state. Raises DataError, UnknownVersion."""
+        is_line = isinstance(value, dict) and value.get("format") == FORMAT
+        if is_line and value.get("version") != VERSION:
+            raise UnknownVersion(f"run log version {value.get('version')!r}; this release knows {VERSION}")
+        if not is_line and not is_state(value):
+            raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}")
+        try:
+            receipt = Receipt.from_json(value["receipt"])
+            part = cls(
+                RunCard.from_json(value["card"]),
+                receipt,
+                natural(value["start"]),
+                natural(value["place"]),
+                natural(value.get("origin", 0)),
+                checked_ranges(value.get("passed", []), MAX_RECORDS),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, ShardprepError) as error:
+            if isinstance(error, UnknownVersion):
+                raise
+            raise DataError(f"is neither the log of a run nor a loader's state: {error}") from error
+        if is_line and value != part._value() | {"sha256": part._digest()}:
+            raise DataError("was changed: its SHA-256 is another")
+        return part
+
+
+def read_log(path: str | os.PathLike[str]) -> list[LoggedPart]:
+    """Return the parts in a log, or in the state of a loader as JSON. Raises DataError, OSError."""
+    file = Path(user_path(path))
+    data = read_small_file(file, LARGEST_STATE)
+    with suppress(ValueError, RecursionError):
+        if isinstance(value := json.loads(data), dict) and value.get("format") != FORMAT:
+            return [_part(value, file, "")]
+    parts = []
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"line {number} is not JSON; {ADVICE}", path=file) from error
+        parts.append(_part(value, file, f"line {number} "))
+    if not parts:
+        raise DataError(f"is empty; {ADVICE}", path=file)
+    return parts
+
+
+def _part(value: Any, file: Path, where: str) -> LoggedPart:
+    try:
+        return LoggedPart.from_json(value)
+    except (DataError, UnknownVersion) as error:
+        raise type(error)(f"{where}{error.message}", path=file) from error
+
+
+@dataclass(frozen=True)
+class EpochProof:
+    """What all ranks got of an epoch: counts of records, and the keys of the bad ones that were skipped.
+
+    ``skipped_steps`` are places of the epoch's order, [start, stop), of which the records were left out.
+    """
+
+    epoch: int
+    delivered: int
+    left_out: int
+    omitted: int
+    bad: tuple[str, ...]
+    skipped_places: Ranges
+
+
+@dataclass(frozen=True)
+class RunProof:
+    """A proof that a run delivered what its order says.
+
+    Attributes:
+        root: Root of the dataset.
+        records: The number of records in an epoch's order: those of the dataset, or of the subset.
+        epochs: The epochs, in order.
+        without: Keys of the records that ``without=`` left out.
+        transforms: The names of the transforms.
+        statement: What is proven, in words.
+    """
+
+    root: str
+    records: int
+    epochs: tuple[EpochProof, ...]
+    without: tuple[str, ...]
+    transforms: tuple[str, ...]
+    statement: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the proof as a JSON object."""
+        return asdict(self)
+
+
+def prove(dataset: str | os.PathLike[str], logs: Sequence[str | os.PathLike[str]]) -> RunProof:
+    """Prove from logs of all ranks, and a dataset, what a run delivered.
+
+    The order of each epoch is computed again from the dataset and the cards. It is proven that the ranks
+    together got each record of it exactly once, but for those that ``drop_last`` cut off, that were left out
+    on purpose, or that were skipped as bad; and that these are the ones that the run's options say.
+
+    Args:
+        dataset: The dataset's folder.
+        logs: Files that :meth:`.Loader.log_epoch` wrote, of all ranks and restarts; and states as JSON, for
+            what earlier ranks got before another number of ranks went on.
+
+    Raises:
+        DataError: A log is damaged or changed, is of another dataset, or does not account for each record.
+        UsageError: The run used a subset, or did without records, that its card does not list.
+        ShardprepError, OSError: The dataset cannot be opened.
+    """
+    from shardprep.loaders.loader.loader import Loader
+
+    parts = [part for log in logs for part in read_log(log)]
+    card = _common_card(parts)
+    options = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise").options()
+    with Loader(dataset, workers=0, **options) as loader:
+        if loader.dataset.root != card.dataset:
+            raise DataError(
+                f"the run was of the dataset with the root {card.dataset}", path=loader.dataset.location
+            )
+        numbers = sorted({part.receipt.epoch for part in parts})
+        epochs = [_epoch_proof([p for p in parts if p.receipt.epoch == n], n, loader) for n in numbers]
+        omitted = [] if card.without is None else card.without.given("without").tolist()
+        without = tuple(loader.key(number) for number in omitted)
+        names = {part.card.transform.title if part.card.transform else "none" for part in parts}
+        total = sum(loader._plan.shard_counts)
+    what = "place" if card.weights else "record"
+    statement = _statement(what, card.dataset, total, epochs, without)
+    return RunProof(card.dataset, total, tuple(epochs), without, tuple(sorted(names)), statement)
+
+
+SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
+
+
+def _common_card(parts: Sequence[LoggedPart]) -> RunCard:
+    """Return a card of the run that lists what was chosen, if one does."""
+    if not parts:
+        raise DataError("there is no log to prove anything from")
+    listed = [
+        p.card
+        for p in parts
+        if all(c is None or c.numbers is not None for c in (p.card.records, p.card.without))
+    ]
+    card = (listed or [parts[0].card])[0]
+    for part in parts:
+        other = part.card
+        for name in SAME:
+            one, two = (getattr(each.without_numbers(), name) for each in (card, other))
+            if one != two:
+                raise DataError(f"the logs are of runs with another {name}: {one} and {two}")
+    return card
+
+
+def _epoch_proof(parts: Sequence[LoggedPart], number: int, loader: Loader) -> EpochProof:
+    """Check the receipts of an epoch against its order. Raises DataError."""
+    newest: dict[tuple[int, int, int], LoggedPart] = {}
+    for part in parts:  # a receipt goes on over restarts of the same ranks
+        of = part.card.rank, part.card.world_size, part.origin
+        if of not in newest or newest[of].receipt.count < part.receipt.count:
+            newest[of] = part
+    parts = list(newest.values())
+    last = max(parts, key=lambda part: (part.place, part.start))
+    passed = max((part.passed for part in parts), key=len)
+    plan = replace(
+        loader._plan,
+        passed=passed,
+        batch_size=last.card.batch_size,
+        world_size=last.card.world_size,
+        drop_last=last.card.drop_last,
+    )
+    merged = Receipt.merge(part.receipt for part in parts)
+    split = plan.split(plan.within(last.start)).whole
+    left_out = Tally.of(plan.delivered(plan.order(number)[split.stop :], number))
+    omitted = plan.omitted(number)
+    merged.check(
+        sum(plan.shard_counts), left_out=left_out.count, omitted=omitted.count, skipped=len(merged.skipped)
+    )
+    if (merged.left_out, merged.omitted) != (left_out, omitted):
+        raise DataError(f"epoch {number}: the receipts left out other records than the run's options say")
+    numbers = loader._subset.numbers_at(np.array(merged.skipped, np.int64), number)
+    bad = tuple(loader.key(each) for each in numbers.tolist())
+    return EpochProof(number, merged.count, left_out.count, omitted.count, bad, passed)
+
+
+def _statement(what: str, root: str, count: int, epochs: Sequence[EpochProof], without: Sequence[str]) -> str:
+    numbers = _spans(epoch.epoch for epoch in epochs)
+    said = [
+        f"Each of {count_of(count, what)} of {root} is accounted for, exactly once, in "
+        f"{'epoch' if len(epochs) == 1 else 'each of the epochs'} {numbers}, in the order of the run's card"
+    ]
+    if without:
+        said.append(f"left out on purpose: {count_of(len(without), 'record')}, {_some(without)}")
+    for epoch in epochs:
+        found = [
+            f"{count_of(epoch.left_out, what)} after the last full batch" if epoch.left_out else "",
+            f"places {_ranges(epoch.skipped_places)} skipped on purpose" if epoch.skipped_places else "",
+            f"{count_of(len(epoch.bad), 'bad record')} skipped, {_some(epoch.bad)}" if epoch.bad else "",
+        ]
+        if but := [one for one in found if one]:
+            said.append(f"not delivered in epoch {epoch.epoch}: {'; '.join(but)}")
+    return "\n".join(f"{one}." for one in said)
+
+
+def _some(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - MOST_KEYS:,} more" if len(keys) > MOST_KEYS else ""
+    return ", ".join(map(printable, keys[:MOST_KEYS])) + more
+
+
+def _ranges(ranges: Ranges) -> str:
+    return ", ".join(f"{start:,} to {stop - 1:,}" for start, stop in ranges)
+
+
+def _spans(numbers: Iterable[int]) -> str:
+    """Whole numbers as text: 0 to 4, 7."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
