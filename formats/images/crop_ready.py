@@ -90,7 +90,7 @@ APPLICATION = frozenset({COM, *range(APP0, APP15 + 1)})
 _RESTARTS = np.resize(np.arange(0xD0, 0xD8, dtype=np.uint8), MAX_SEGMENTS)
 
 # After the end marker: libjpeg-turbo decodes an MCU of six blocks quickly only with so many bytes ahead.
-_AHEAD = bytes(512 * 6)
+AHEAD = bytes(512 * 6)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -155,7 +155,7 @@ class RestartGrid(NamedTuple):
         head[:2] = b"\xff\xd8"
         struct.pack_into(">HH", head, 2 + self.frame + 5, height, width)
         parts = [view[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        made = np.frombuffer(bytearray().join([head, *parts, _AHEAD]), np.uint8)
+        made = np.frombuffer(bytearray().join([head, *parts, AHEAD]), np.uint8)
         markers = np.cumsum(chosen.reshape(-1)) + (len(head) - 1)
         found = made[markers]
         made[markers] = _RESTARTS[: len(markers)]

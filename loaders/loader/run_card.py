@@ -34,6 +34,7 @@ from shardprep.loaders.order.parts import MAX_RECORDS, Records
 from shardprep.loaders.order.receipt import natural
 from shardprep.loaders.transforms.augment import ColorJitter
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays
+from shardprep.loaders.transforms.cut import Cut
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 from shardprep.loaders.transforms.views import Views
 
@@ -81,7 +82,7 @@ class ChosenRecords:
 
 
 OWN: dict[str, Callable[..., Transform]] = {
-    kind.__name__: kind for kind in (TrainTransform, EvalTransform, Views)
+    kind.__name__: kind for kind in (TrainTransform, EvalTransform, Views, Cut)
 }
 
 
@@ -140,9 +141,9 @@ class TransformCard:
 
 
 def _is_own(value: object) -> bool:
-    """Whether a value is a transform that its arguments make again; of views, whether all are."""
-    is_own = OWN.get(type(value).__name__) is type(value)
-    return is_own and (not isinstance(value, Views) or all(map(_is_own, value.each)))
+    """Whether a value is a transform that its arguments make again, with all that are within it."""
+    within = value.each if isinstance(value, Views) else (value.transform,) if isinstance(value, Cut) else ()
+    return OWN.get(type(value).__name__) is type(value) and all(map(_is_own, within))
 
 
 def _arguments(transform: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from .contract import (
     Transform as Transform,
     TransformInput as TransformInput,
 )
+from .cut import Cut as Cut
 from .decode import decode_rgb as decode_rgb
 from .transforms import (
     EvalTransform as EvalTransform,

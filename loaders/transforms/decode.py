@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.images.crop_ready import Crop, grid_of
+from shardprep.formats.images.crop_ready import AHEAD, Crop, grid_of
 from shardprep.formats.images.decode import Encoded, decode
 from shardprep.formats.images.kinds import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2
@@ -174,6 +174,16 @@ class EncodedImage:
         if found.shape[:2] != (height, width):
             raise BadImage("decodes to fewer pixels than its header says", key=self.key)
         return found
+
+    def cut(self, crop: Crop, *, reduction: Reduction = 1) -> tuple[bytes, int, int]:
+        """Return an encoded image that has a crop also when decoded at 1 / ``reduction``, and its place.
+
+        It is a part of a crop-ready image, which begins at this x and y; any other is whole, from 0 and 0.
+        """
+        cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
+        if cut is None:
+            return bytes(self._image), 0, 0
+        return cut.image[: -len(AHEAD)].tobytes(), cut.x, cut.y
 
     def _around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
         """Return pixels that hold the crop, and the place of their first in the image."""

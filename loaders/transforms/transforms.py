@@ -46,10 +46,12 @@ METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTE
 class Choice(NamedTuple):
     """What a transform makes of one image, chosen before anything is decoded.
 
-    ``part`` is the rectangle to decode, in pixels of the image, at 1 / ``reduction`` of its size; ``across``
-    and ``down`` are where the result lies on the image's sides; ``method`` is OpenCV's interpolation.
+    ``crop`` is the rectangle that was drawn, and ``part`` that to decode, at 1 / ``reduction`` of its size;
+    both in pixels of the image. ``across`` and ``down`` are where the result lies on the image's sides;
+    ``method`` is OpenCV's interpolation.
     """
 
+    crop: Crop
     part: Crop
     reduction: Reduction
     across: Span
@@ -141,14 +143,14 @@ class ImageTransform(TargetOptions, ABC):
         *targets: Array,
     ) -> None:
         """Write the arrays of a choice; ``rng`` is where :meth:`choose` left it."""
-        self._render(image, choice, rng, out)
+        self.draw(image, choice, rng, out)
         if targets:
             turn = turn_of(record.image, key=record.key) if self.orientation == "apply" else TURNS[0]
             self._write_targets(record, choice.across, choice.down, targets, turn=turn)
 
     @abstractmethod
-    def _render(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
-        """Write the pixels."""
+    def draw(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
+        """Write the image of a choice; ``rng`` is where :meth:`choose` left it."""
 
     @cached_property
     def _sides(self) -> tuple[int, int]:
@@ -234,19 +236,24 @@ class TrainTransform(ImageTransform):
 
     def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
         coin, *draws = rng.random(1 + CROP_DRAWS).tolist()
+        crop = random_crop(*image.size, scale=self.scale, ratio=self.ratio, draws=draws)
+        return self.choice_of(image, crop, self.flip and coin < 0.5)
+
+    def choice_of(self, image: EncodedImage, crop: Crop, is_mirrored: bool) -> Choice:
+        """Return the choice of this crop."""
         (width, height), (rows, columns) = image.size, self._sides
-        crop = random_crop(width, height, scale=self.scale, ratio=self.ratio, draws=draws)
         reduction = self._reduction(image, crop[2:], (columns, rows))
         part = crop.aligned(reduction)
         return Choice(
+            crop,
             part,
             reduction,
-            Span(width, part.x, part.width, columns, columns, is_mirrored=self.flip and coin < 0.5),
+            Span(width, part.x, part.width, columns, columns, is_mirrored=is_mirrored),
             Span(height, part.y, part.height, rows, rows),
             self._method(crop.width * crop.height),
         )
 
-    def _render(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
+    def draw(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
         pixels = cv2.resize(
             image.pixels(choice.part, reduction=choice.reduction),
             self._sides[::-1],
@@ -323,10 +330,11 @@ class EvalTransform(ImageTransform):
         method = self._method(min(decoded))
         across, down = self._window(wide, reduction, method), self._window(high, reduction, method)
         part = Crop(across.start, down.start, across.stop - across.start, down.stop - down.start)
-        return Choice(part.scaled(reduction, *image.size), reduction, wide, high, method)
+        part = part.scaled(reduction, *image.size)
+        return Choice(part, part, reduction, wide, high, method)
 
-    def _render(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
-        part, reduction, wide, high, method = choice
+    def draw(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
+        _, part, reduction, wide, high, method = choice
         pixels = cv2.resize(
             image.pixels(part, reduction=reduction),
             None,

@@ -36,8 +36,8 @@ DOCUMENTED = {
         "InputStats", "QueueInput", "StagingInput", "TensorInput", "ZMQInput", "original_errors", "to_dataset",
     ],
     "shardprep.loaders.transforms": [
-        "IMAGENET_MEAN", "IMAGENET_STD", "ArraySpec", "ColorJitter", "EvalTransform", "TrainTransform", "Transform",
-        "TransformInput", "Views", "decode_rgb",
+        "IMAGENET_MEAN", "IMAGENET_STD", "ArraySpec", "ColorJitter", "Cut", "EvalTransform", "TrainTransform",
+        "Transform", "TransformInput", "Views", "decode_rgb",
     ],
 }  # fmt: skip
 """The public names of each documented module; a change here is a change for users."""

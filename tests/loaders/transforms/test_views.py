@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,48 +11,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.images.crop_ready import crop_ready
-from shardprep.formats.images.header import read_image_header
 from shardprep.loaders import ArraySpec, ColorJitter, EvalTransform, TrainTransform, Views, decode_rgb
 from shardprep.loaders.loader.run_card import TransformCard
 from shardprep.loaders.order.rng import RecordRandom, flow_bits, record_rng
 from shardprep.loaders.transforms import decode
 from support.loaded import assert_same, crops_on, epoch_of
-from support.pictures import cmyk_jpeg, numbers_png, photograph, png, with_orientation
+from support.transform_examples import examples
 
 SEED, EPOCH, RECORD = 7, 3, 11
-
-
-class Example(NamedTuple):
-    key: str
-    label: int
-    image: bytes
-    columns: dict[str, Any]
-    crop_ready: bool = False
-
-
-def example(image: bytes, *, ready: bool = False) -> Example:
-    """A record with an image, a mask and boxes."""
-    height, width = decode_rgb(image, orientation="ignore").shape[:2]
-    rng = np.random.default_rng(0)
-    mask = numbers_png(rng.integers(0, 5, (height, width), np.uint8))
-    boxes = np.array([[0, 0, 1, 1], [0.1, 0.2, 0.6, 0.7], [0.8, 0.8, 0.9, 1]], np.float32)
-    columns = {"mask": mask, "boxes": boxes, "kinds": np.arange(3, dtype=np.int32)}
-    if ready:
-        image = crop_ready(image, read_image_header(image))
-    return Example("one", 0, image, columns, ready)
-
-
-@cache
-def examples() -> dict[str, Example]:
-    coffee, pixels = photograph("coffee.jpg"), decode_rgb(photograph("chelsea.jpg"))[:90, :120]
-    return {
-        "crop-ready": example(coffee, ready=True),
-        "plain": example(coffee),
-        "turned": example(with_orientation(photograph("chelsea.jpg"), 6)),
-        "png": example(png(pixels)),
-        "cmyk": example(cmyk_jpeg()),
-    }
 
 
 def own_stream(view: int) -> np.random.Generator:
