@@ -59,7 +59,6 @@ from .records.schema import (
 )
 from .reports.examine import (
     Examination as Examination,
-    examine as examine,
     report as report,
 )
 from .reports.find import FoundImage as FoundImage, find as find
@@ -77,7 +76,6 @@ from .shards.manifest import (
 from .shards.summary import (
     Summary as Summary,
     inspect as inspect,
-    summarise as summarise,
 )
 from .sources.sample import make_sample as make_sample
 from .sources.source import SourceOptions as SourceOptions

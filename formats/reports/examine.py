@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -289,12 +288,6 @@ def report(
     if output is not None:
         found.save(output)
     return found
-
-
-def examine(dataset: str | os.PathLike[str], **options: Any) -> Examination:
-    """Call :func:`report` with ``dataset`` and ``options``: the old name, which 0.4 will not have."""
-    warnings.warn("examine(dataset) is report(dataset) now", DeprecationWarning, stacklevel=2)
-    return report(dataset, **options)
 
 
 class _Examining:

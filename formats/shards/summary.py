@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -214,12 +213,6 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         columns=column_summaries(dataset),
         archive_md5=manifest.archive_md5,
     )
-
-
-def summarise(dataset: Dataset | str | os.PathLike[str]) -> Summary:
-    """Call :func:`inspect` with ``dataset``: the old name, which 0.4 will not have."""
-    warnings.warn("summarise(dataset) is inspect(dataset) now", DeprecationWarning, stacklevel=2)
-    return inspect(dataset)
 
 
 def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -180,11 +179,6 @@ class Input(FrameworkHint, Owned, ABC):
         ``prefetch`` is the number of batches that ``tf.data`` draws ahead.
         """
         return to_dataset(self, prefetch=prefetch)
-
-    def as_dataset(self, *, prefetch: int = 1) -> Any:
-        """Call :meth:`to_dataset` with ``prefetch``: the old name, which 0.4 will not have."""
-        warnings.warn("as_dataset() is to_dataset() now", DeprecationWarning, stacklevel=2)
-        return self.to_dataset(prefetch=prefetch)
 
     @property
     def specs(self) -> list[Any]:

@@ -94,16 +94,6 @@ def test_the_package_shows_its_public_names_only() -> None:
     assert not {"Any", "TYPE_CHECKING", "import_module", "annotations"} & set(dir(shardprep))
 
 
-def test_old_names_still_work_and_name_the_new_ones(tmp_path: Path) -> None:
-    made = tmp_path / "dataset"
-    formats.write_dataset([{"number": n} for n in range(3)], made)
-
-    with pytest.warns(DeprecationWarning, match=r"inspect\(dataset\)"):
-        assert formats.summarise(made) == formats.inspect(made)
-    with pytest.warns(DeprecationWarning, match=r"report\(dataset\)"):
-        assert formats.examine(made, pixels="none") == formats.report(made, pixels="none")
-
-
 def test_importing_the_package_imports_next_to_nothing() -> None:
     heavy = {
         "cv2",

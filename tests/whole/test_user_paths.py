@@ -189,7 +189,7 @@ COVERED: dict[Callable[[], None], set[str]] = {
     },
     look: {
         "open_dataset.path", "Dataset.path", "inspect.dataset", "verify.dataset", "open_dataset.cache", "verify.cache",
-        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "examine.dataset", "summarise.dataset", "find.dataset", "find.images", "find.hashes", "gate.dataset", "gate.against", "GateResult.save_junit.path", "Examination.save.path", "Examination.save_findings.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
+        "read_manifest.dataset", "report.dataset", "report.output", "report.against", "find.dataset", "find.images", "find.hashes", "gate.dataset", "gate.against", "GateResult.save_junit.path", "Examination.save.path", "Examination.save_findings.path", "Collection.path", "open_collection.path", "collect.out", "collect.parts",
     },
 }  # fmt: skip
 """What gives each path of the public functions with a ~, and which these are."""
