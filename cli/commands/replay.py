@@ -28,7 +28,7 @@ from shardprep.formats.runtime.sizes import count_of
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
-    from shardprep.loaders.loader.replay import Parting, Replayed
+    from shardprep.loaders.loader.replay import OrderDifference, Parting, Replayed
     from shardprep.loaders.loader.run_card import RecordedRun, RunCard
     from shardprep.loaders.transforms.geometry import ShownPart
 
@@ -257,12 +257,13 @@ def compare_runs(
     from shardprep.loaders.loader.run_card import RecordedRun, differences
 
     cards = [RecordedRun.load(file).card for file in files]
-    parting = _parting(options, cards, epochs, by_pixels=by_pixels, form=form)
+    parting, order = _parting(options, cards, epochs, by_pixels=by_pixels, form=form)
     differing = differences(*cards)
     if as_json:
         settings = {name: list(both) for name, both in differing.items()}
         found = parting.to_json() if parting else None
-        print_json({"runs": list(map(str, files)), "parting": found, "settings": settings})
+        steps = order._asdict() if order else None
+        print_json({"runs": list(map(str, files)), "parting": found, "order": steps, "settings": settings})
         return
     because = parting.because if parting else {}
     if parting is None:
@@ -273,20 +274,37 @@ def compare_runs(
         numbers = " | ".join("none" if number is None else f"{number}" for number in parting.numbers)
         record = None if parting.kind == "dataset" else numbers
         print_fields({"record": record} | {name: " | ".join(both) for name, both in because.items()})
+    if order:
+        print_fields(
+            {
+                "steps": f"{order.differing:,} of {order.steps:,} differ",
+                "only first": _numbers(order.only_first),
+                "only second": _numbers(order.only_second),
+            }
+        )
     if others := {name: " | ".join(both) for name, both in differing.items() if name not in because}:
         say("other settings that differ:")
         print_fields(others)
 
 
+def _numbers(numbers: tuple[int, ...]) -> str | None:
+    """The numbers of records, the first of many; None for none."""
+    if not numbers:
+        return None
+    more = f" and {len(numbers) - FIRST:,} more: --json lists them" if len(numbers) > FIRST else ""
+    return f"{count_of(len(numbers), 'record')}: {', '.join(map(str, numbers[:FIRST]))}{more}"
+
+
 def _parting(
     options: RunOptions, cards: Sequence[RunCard], epochs: int, *, by_pixels: bool, form: Form
-) -> Parting | None:
+) -> tuple[Parting | None, OrderDifference | None]:
+    """Return where two runs part, and, if their orders do, how these differ."""
     # start-up time: OpenCV
-    from shardprep.loaders.loader.replay import first_parting, parting_of_datasets
+    from shardprep.loaders.loader.replay import first_parting, order_difference, parting_of_datasets
 
     one_card, other_card = cards
     if parted := parting_of_datasets(one_card, other_card):
-        return parted
+        return parted, None
     make = options.loader if by_pixels else options.ordering_loader
     progress, done = progress_in(form), count(1)
     with make(one_card) as one, make(other_card) as other:
@@ -297,13 +315,15 @@ def _parting(
             return one.replay(epoch, step).first_difference(other.replay(epoch, step))
 
         with progress.task("comparing", records=total, size=0):
-            return first_parting(
-                one.order_of(one_card),
-                other.order_of(other_card),
+            orders = one.order_of(one_card), other.order_of(other_card)
+            found = first_parting(
+                *orders,
                 range(epochs),
                 pixels=differing_row if by_pixels else None,
                 step_done=lambda: progress.at(next(done) * per_step, 0),
             )
+            is_of_order = found is not None and found.kind == "order"
+            return found, order_difference(*orders, range(epochs)) if is_of_order else None
 
 
 @click.command(

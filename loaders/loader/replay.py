@@ -190,6 +190,33 @@ def first_parting(
     return None
 
 
+class OrderDifference(NamedTuple):
+    """How the orders of two runs differ, for one rank of each.
+
+    ``differing`` of ``steps`` steps have other records, or the same in another order; ``only_first`` and
+    ``only_second`` are the numbers of the records that only one of the runs delivers, ascending.
+    """
+
+    steps: int
+    differing: int
+    only_first: tuple[int, ...]
+    only_second: tuple[int, ...]
+
+
+def order_difference(one: RunOrder, other: RunOrder, epochs: Iterable[int]) -> OrderDifference:
+    """Compare the orders of all steps of these epochs. A byte of memory for each record of the dataset."""
+    seen = np.zeros((2, max(len(one.labels), len(other.labels))), np.bool_)
+    steps = differing = 0
+    for epoch in epochs:
+        for both in zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NONE):
+            steps += 1
+            differing += not np.array_equal(*both)
+            for delivered, numbers in zip(seen, both, strict=True):
+                delivered[numbers] = True
+    first, second = (tuple(np.flatnonzero(a & ~b).tolist()) for a, b in (seen, seen[::-1]))
+    return OrderDifference(steps, differing, first, second)
+
+
 def _in_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> Iterator[tuple[Kind, int]]:
     """Yield what differs, and the first row where it does: another record or none, another label."""
     common = min(len(some), len(others))

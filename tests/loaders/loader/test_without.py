@@ -206,3 +206,23 @@ def test_old_cards_are_read_and_plain_ones_written_as_before(lmdb_shards: Path) 
         with pytest.raises(Exception, match="damaged run card"):
             RunCard.from_json(wrong)
     assert RecordedRun(RunCard.from_json(value), None).card.gaps == "close"
+
+
+def test_two_runs_are_compared_step_by_step(lmdb_shards: Path, tmp_path: Path, whole: list[Any]) -> None:
+    for name, options in {"all": {}, "kept": {"without": SOME, "gaps": "keep"}}.items():
+        with crops_on(lmdb_shards, **RUN, **options) as loader:
+            loader.card().save(tmp_path / name)
+    words = ["replay", lmdb_shards, "--diff", tmp_path / "all", tmp_path / "kept"]
+
+    told = json.loads(prep_here(*words, "--json").stdout)
+    said = prep_here(*words).stdout
+
+    changed = sum(bool({*batch[-1].tolist()} & {*SOME}) for batch in whole)
+    assert told["order"] == {
+        "steps": len(whole),
+        "differing": changed,
+        "only_first": SOME,
+        "only_second": [],
+    }
+    assert f"{changed} of {len(whole)} differ" in said
+    assert "6 records: 3, 50, 51, 52, 120, 199" in said
