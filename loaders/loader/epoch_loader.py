@@ -218,6 +218,14 @@ class EpochLoader(FrameworkHint, ABC):
         """
         return self._current.receipt
 
+    def log_epoch(self, path: str | os.PathLike[str]) -> None:
+        """Append what this rank got of the current epoch to a log, for ``prep prove``; call it at each end.
+
+        A line of JSON, flushed. Each rank may have a file, or all share one of a local disk. A log of an
+        epoch that is resumed later is replaced by the next one of the same rank. Raises OSError.
+        """
+        LoggedPart.of(self.card(), self._current).append_to(path)
+
     @property
     @abstractmethod
     def skipped(self) -> dict[str, str]:
@@ -308,14 +316,6 @@ class ReplayableLoader(EpochLoader, ABC):
             with suppress(UsageError):  # it cannot be compared
                 identity = digest_of(transform)
         return self._card(identity)
-
-    def log_epoch(self, path: str | os.PathLike[str]) -> None:
-        """Append what this rank got of the current epoch to a log, for ``prep prove``; call it at each end.
-
-        A line of JSON, flushed. Each rank may have a file, or all share one of a local disk. A log of an
-        epoch that is resumed later is replaced by the next one of the same rank. Raises OSError.
-        """
-        LoggedPart.of(self.card(), self._current).append_to(path)
 
     def order_of(self, card: RunCard | None = None) -> RunOrder:
         """Return what this loader's run delivers, for :func:`.first_parting`; ``card`` by default its own."""

@@ -242,13 +242,28 @@ def _common_card(parts: Sequence[LoggedPart]) -> RunCard:
 
 
 def _epoch_proof(parts: Sequence[LoggedPart], number: int, loader: Loader) -> EpochProof:
-    """Check the receipts of an epoch against its order. Raises DataError."""
-    newest: dict[tuple[int, int, int], LoggedPart] = {}
-    for part in parts:  # a receipt goes on over restarts of the same ranks
-        of = part.card.rank, part.card.world_size, part.origin
-        if of not in newest or newest[of].receipt.count < part.receipt.count:
-            newest[of] = part
-    parts = list(newest.values())
+    """Check the receipts of an epoch against its order. Raises DataError.
+
+    A receipt goes on over restarts of the same ranks, so the largest of a rank counts; but one that began
+    later, after another number of ranks, adds to it. The sums say which it was.
+    """
+    try:
+        return _checked_epoch(_largest(parts, 2), number, loader)
+    except DataError:
+        with suppress(DataError):
+            return _checked_epoch(_largest(parts, 3), number, loader)
+        raise
+
+
+def _largest(parts: Iterable[LoggedPart], depth: int) -> list[LoggedPart]:
+    """Return the largest part of each rank and number of ranks, at depth 3 also of each origin."""
+    largest: dict[tuple[int, ...], LoggedPart] = {}
+    for part in sorted(parts, key=lambda part: part.receipt.count):
+        largest[(part.card.rank, part.card.world_size, part.origin)[:depth]] = part
+    return list(largest.values())
+
+
+def _checked_epoch(parts: Sequence[LoggedPart], number: int, loader: Loader) -> EpochProof:
     last = max(parts, key=lambda part: (part.place, part.start))
     passed = max((part.passed for part in parts), key=len)
     plan = replace(

@@ -175,7 +175,7 @@ class Epoch:
         self.start = start
         """The place in the epoch's order where this part of it begins."""
         self.origin = start if receipt is None else origin
-        """The place where the receipt began, before this part if it goes on."""
+        """The place where the receipt began; 0 for one that a state had begun."""
         self._split = plan.split(plan.within(start))
         self._steps = 0
         self._ended = False
@@ -247,13 +247,7 @@ class Epoch:
             "rank": self.plan.rank,
             "world_size": self.plan.world_size,
             "receipt": self._receipt.to_json(),
-        } | self._unusual
-
-    @property
-    def _unusual(self) -> dict[str, Any]:
-        """What only the state of an unusual epoch has, so that others stay as they were."""
-        passed = {"passed": [list(both) for both in self.plan.passed]} if self.plan.passed else {}
-        return passed | ({"origin": self.origin} if self.origin else {})
+        } | ({"passed": [list(both) for both in self.plan.passed]} if self.plan.passed else {})
 
 
 def resumed(plan: EpochPlan, state: object) -> Epoch:
@@ -284,10 +278,7 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError("not the state of a loader: its receipt is of another epoch or dataset")
     is_same_rank = ranks == [plan.rank, plan.world_size]
     plan = replace(plan, passed=checked_ranges(state.get("passed", []), sum(plan.shard_counts)))
-    origin = state.get("origin", 0)
-    if type(origin) is not int or not 0 <= origin <= place:
-        raise UsageError(f"not the state of a loader: its origin is {origin!r}")
-    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None, origin=origin)
+    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> Ranges:
