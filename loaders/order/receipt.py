@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,6 +45,7 @@ class Tally:
         return sum((cls(len(part), _digest(part)) for part in parts), cls())
 
     @classmethod
+    @lru_cache(maxsize=4)  # the epochs of a run are checked one after the other
     def of_dataset(cls, records: int) -> Tally:
         """Return the tally of 0 .. records - 1, each once."""
         parts = (np.arange(i, min(i + CHUNK_RECORDS, records)) for i in range(0, records, CHUNK_RECORDS))
