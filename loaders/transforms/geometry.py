@@ -178,7 +178,8 @@ class ShownPart(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types: the crop, and whether it is mirrored."""
-        return {"crop": list(self[:4]), "mirrored": self.is_mirrored}
+        crop = [int(side) if side == int(side) else side for side in self[:4]]
+        return {"crop": crop, "mirrored": self.is_mirrored}
 
 
 Array = npt.NDArray[Any]
