@@ -96,6 +96,11 @@ class EpochPlan:
             found = found.closed(self.omission, epoch)
         return found.passing(self.passed) if self.passed else found
 
+    @property
+    def full_batches(self) -> EpochPlan:
+        """This plan with batches that are full where gaps are kept, with the omitted records in them."""
+        return self if self._closes else replace(self, omission=None)
+
     def delivered(self, numbers: Records, epoch: int) -> Records:
         """Return the numbers of an order without those that are omitted from their batch."""
         return numbers if self.omission is None or self._closes else self.omission.kept(numbers, epoch)

@@ -218,9 +218,10 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
     """Measure the batches of ``epoch``, and of the next one, of the plan's rank. Pure.
 
     ``labels`` has the class of each record of the plan, in stored order. Takes about 60 bytes per record.
-    Raises UsageError for an epoch without a full batch.
+    Where gaps are kept, the omitted records count as delivered. Raises UsageError for an epoch without a full
+    batch.
     """
-    epochs = []
+    epochs, plan = [], plan.full_batches
     for number in (epoch, epoch + 1):
         full = [batch for batch in Epoch(plan, number).batches() if len(batch) == plan.batch_size]
         if not full:
@@ -351,6 +352,7 @@ def _lie_side_by_side(labels: Labels) -> bool:
 
 def _classes_in_batches(plan: EpochPlan, labels: Labels) -> float:
     """The mean over full batches at some places of the first epoch; 0 where there are none."""
+    plan = plan.full_batches
     steps = len(plan.split(0)) - (0 if plan.drop_last else 1)
     chosen = list(range(steps))
     if steps >= PLACES * BATCHES:

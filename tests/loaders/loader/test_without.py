@@ -226,3 +226,11 @@ def test_two_runs_are_compared_step_by_step(lmdb_shards: Path, tmp_path: Path, w
     }
     assert f"{changed} of {len(whole)} differ" in said
     assert "6 records: 3, 50, 51, 52, 120, 199" in said
+
+
+def test_the_mixing_of_kept_gaps_is_that_of_full_batches(lmdb_shards: Path) -> None:
+    with (
+        crops_on(lmdb_shards, **RUN) as plain,
+        crops_on(lmdb_shards, **RUN, without=range(0, RECORDS, 3), gaps="keep") as kept,
+    ):
+        assert kept.shuffle_quality() == plain.shuffle_quality()
