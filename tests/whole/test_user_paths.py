@@ -167,7 +167,7 @@ def look() -> None:
 
 COVERED: dict[Callable[[], None], set[str]] = {
     load: {
-        "Loader.path", "Loader.cache", "Loader.log_epoch.path", "prove.dataset", "prove.logs", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "Loader.path", "Loader.cache", "Loader.log_epoch.path", "FakeData.log_epoch.path", "prove.dataset", "prove.logs", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
         "ContactSheet.save.path", "LoaderStats.to_html.path",
         *(["InputStats.to_html.path"] if find_spec("tensorflow") else []),  # the same function
     },
