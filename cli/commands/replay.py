@@ -29,7 +29,7 @@ from shardprep.formats.runtime.sizes import count_of
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
     from shardprep.loaders.loader.replay import OrderDifference, Parting, Replayed
-    from shardprep.loaders.loader.run_card import RecordedRun, RunCard
+    from shardprep.loaders.loader.run_card import RecordedRun
     from shardprep.loaders.transforms.geometry import ShownPart
 
 
@@ -105,6 +105,9 @@ COUNT = click.IntRange(min=0)
     help="Records that were left out: a .npy file of numbers, keys or a mask.",
 )
 @click.option(
+    "--gaps", type=click.Choice(("close", "keep")), default="close", help="With --without: the run's gaps."
+)
+@click.option(
     "--records", "listed", is_flag=True, help="List all records of the step, not only the first ten."
 )
 @click.option(
@@ -159,7 +162,9 @@ def replay(
     with options.loader(recorded.card if recorded else None) as loader:
         epoch, step, start = _place(run, recorded)
         try:
-            made = loader.replay(epoch, step, start=start)
+            place = recorded.place if recorded else None
+            passed = place.passed if place and place.epoch == epoch else ()
+            made = loader.replay(epoch, step, start=start, passed=passed)
         except IndexError as error:
             raise click.UsageError(f"the epoch has no {error}; steps are counted from 0") from error
         if sheet:
@@ -256,9 +261,9 @@ def compare_runs(
     # start-up time: OpenCV
     from shardprep.loaders.loader.run_card import RecordedRun, differences
 
-    cards = [RecordedRun.load(file).card for file in files]
-    parting, order = _parting(options, cards, epochs, by_pixels=by_pixels, form=form)
-    differing = differences(*cards)
+    runs = [RecordedRun.load(file) for file in files]
+    parting, order = _parting(options, runs, epochs, by_pixels=by_pixels, form=form)
+    differing = differences(*(run.card for run in runs))
     if as_json:
         settings = {name: list(both) for name, both in differing.items()}
         found = parting.to_json() if parting else None
@@ -296,13 +301,14 @@ def _numbers(numbers: tuple[int, ...]) -> str | None:
 
 
 def _parting(
-    options: RunOptions, cards: Sequence[RunCard], epochs: int, *, by_pixels: bool, form: Form
+    options: RunOptions, runs: Sequence[RecordedRun], epochs: int, *, by_pixels: bool, form: Form
 ) -> tuple[Parting | None, OrderDifference | None]:
     """Return where two runs part, and, if their orders do, how these differ."""
     # start-up time: OpenCV
     from shardprep.loaders.loader.replay import first_parting, order_difference, parting_of_datasets
 
-    one_card, other_card = cards
+    cards = one_card, other_card = [run.card for run in runs]
+    passed = [{run.place.epoch: run.place.passed} if run.place and run.place.passed else {} for run in runs]
     if parted := parting_of_datasets(one_card, other_card):
         return parted, None
     make = options.loader if by_pixels else options.ordering_loader
@@ -312,10 +318,17 @@ def _parting(
         total = epochs * max(one.batches_per_epoch, other.batches_per_epoch) * per_step
 
         def differing_row(epoch: int, step: int) -> Any:
-            return one.replay(epoch, step).first_difference(other.replay(epoch, step))
+            made = [
+                loader.replay(epoch, step, passed=own.get(epoch, ()))
+                for loader, own in zip((one, other), passed, strict=True)
+            ]
+            return made[0].first_difference(made[1])
 
         with progress.task("comparing", records=total, size=0):
-            orders = one.order_of(one_card), other.order_of(other_card)
+            orders = (
+                one.order_of(one_card)._replace(passed=passed[0]),
+                other.order_of(other_card)._replace(passed=passed[1]),
+            )
             found = first_parting(
                 *orders,
                 range(epochs),

@@ -42,6 +42,7 @@ OF_THE_CARD = {
     "drop_last": "--drop-last",
     "labels": "--labels",
     "columns": "--columns",
+    "gaps": "--gaps",
 }
 
 
@@ -93,6 +94,7 @@ class RunOptions:
                 transform=self._transform(),
                 records=self._numbers("subset"),
                 without=self._numbers("without"),
+                gaps=self.values["gaps"],
                 on_bad_record="skip",
                 **options,
             )

@@ -6,7 +6,7 @@ import operator
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -46,7 +46,7 @@ from shardprep.loaders.loader.run_card import (
 from shardprep.loaders.loader.run_log import LoggedPart
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import DeclaredResults, ShardWork, results_of, without
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep, resumed
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep, checked_ranges, resumed
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.transforms.contract import AsColumns, Transform
@@ -181,11 +181,18 @@ class EpochLoader(FrameworkHint, ABC):
         ``steps`` are counted from the epoch's beginning, with this loader's batch size and world size; all
         other steps are what they were. Give every rank the same steps. The state keeps them, for any batch
         size and world size, and the receipt counts their records as ``omitted``. An iteration that has begun
-        does not change: load its state first. Raises UsageError for steps that the epoch does not have, or
-        that lie before the place from which it continues.
+        does not change: load its state first. Make a framework's dataset of the loader after it, since that
+        may count the steps.
+
+        Raises UsageError for steps that the epoch does not have, or that lie before the place from which it
+        continues; and where that place is within a step, because the batch size has changed since.
         """
         epoch = self._next
-        plan = epoch.plan.passing(map(operator.index, steps), start=epoch.start)
+        try:
+            numbers = [operator.index(step) for step in steps]
+        except TypeError as error:
+            raise UsageError(f"steps must be a list or a range of step numbers, not {steps!r}") from error
+        plan = epoch.plan.passing(numbers, start=epoch.start)
         changed = Epoch(plan, epoch.number, start=epoch.start, receipt=epoch.receipt, origin=epoch.origin)
         self._next, self._current, self._place = (
             changed if each is epoch else each for each in (self._next, self._current, self._place)
@@ -260,16 +267,21 @@ class ReplayableLoader(EpochLoader, ABC):
     _with_numbers: bool
     _state_card: RunCard | None = None
 
-    def replay(self, epoch: int, step: int, *, start: int = 0) -> Replayed:
+    def replay(
+        self, epoch: int, step: int, *, start: int = 0, passed: Sequence[Sequence[int]] = ()
+    ) -> Replayed:
         """Return what this rank gets at a step of an epoch: records, keys, labels, crops and the batch.
 
         The batch is bit for bit that of an iteration. It is made in this process, of these records alone. The
         loader's place, receipt and iteration stay as they are; a closed loader has its steps, too. They are
         counted from the epoch's beginning, or from the place ``start`` (``"start"`` of a state) where a rest
-        of it began, with another batch size or world size than before. Raises IndexError for a step that the
-        epoch does not have, and what an iteration raises for these records.
+        of it began, with another batch size or world size than before. Steps that :meth:`skip` left out have
+        numbers, too, unless ``passed`` (``"passed"`` of a state) says which they are. Raises IndexError for a
+        step that the epoch does not have, and what an iteration raises for these records.
         """
-        steps = EpochSteps(self._plan, operator.index(epoch), start=start)
+        ranges = checked_ranges([list(both) for both in passed], sum(self._plan.shard_counts))
+        plan = replace(self._plan, passed=ranges)
+        steps = EpochSteps(plan, operator.index(epoch), start=plan.within(start))
         places = next(steps.batches([operator.index(step)], deque()))
         items = self._subset.items_at(places, epoch)
         observed, batch = self._made_here(items, step)
@@ -320,7 +332,8 @@ class ReplayableLoader(EpochLoader, ABC):
     def order_of(self, card: RunCard | None = None) -> RunOrder:
         """Return what this loader's run delivers, for :func:`.first_parting`; ``card`` by default its own."""
         label_of = self._labels[self.dataset.index["label"]]
-        return RunOrder(card or self.card(), self._plan, self._subset.numbers_at, label_of)
+        passed = {one.number: one.plan.passed for one in (self._current, self._next) if one.plan.passed}
+        return RunOrder(card or self.card(), self._plan, self._subset.numbers_at, label_of, passed)
 
     @property
     def transform(self) -> Transform | None:

@@ -304,12 +304,12 @@ class FakeData(EpochLoader):
 
     def _run(self, epoch: Epoch) -> Iterator[tuple[Any, Labels]]:
         run = self._meter.run()
-        for number in range(epoch.place // self._rows, self._batches):
+        for numbers in epoch.batches():
             self._check_open()
             began = perf_counter()
-            batch = self.batch(number)
+            batch = self.batch(int(numbers[0]) // self._rows)
             ready = perf_counter()
-            epoch.delivered(self._numbers(number), [])
+            epoch.delivered(numbers, [])
             run.delivered(self._rows, began=began, ready=ready, handed=perf_counter())
             yield batch
         epoch.end()

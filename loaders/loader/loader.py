@@ -12,8 +12,6 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal
 
-import numpy as np
-
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import count_of
@@ -340,11 +338,11 @@ class Loader(Owned, ReplayableLoader):
 
     @property
     def records(self) -> Records:
-        """The record numbers that the next epoch delivers over all ranks, in stored order: int64."""
-        places = np.arange(len(self._subset))
-        if self._subset.omission:
-            places = self._subset.omission.kept(places, self.epoch)
-        return self._subset.numbers_at(places, self.epoch)
+        """The record numbers of the next epoch's places, over all ranks, in stored order: int64.
+
+        With ``without`` it has those that are left out, too, so that a receipt's numbers are places in it.
+        """
+        return self._subset.numbers(self.epoch)
 
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...] | None:

@@ -91,8 +91,10 @@ class Subset:
         return found
 
     def _omission(self, without: npt.NDArray[Any], *, closes: bool) -> Omission | None:
-        mask = _mask_of_keys(without, self.dataset) if without.dtype.kind == "U" else None
-        if mask is None:
+        is_text = without.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in without.ravel())
+        if without.dtype.kind in "US" or (is_text and without.size):
+            mask = _mask_of_keys(without.ravel().tolist(), self.dataset)
+        else:
             mask = _mask(without, len(self.dataset), "without")
         positions = np.flatnonzero(mask if self.chosen is None else mask[self.chosen])
         if len(positions) == len(self):
@@ -175,6 +177,12 @@ class Subset:
         return isinstance(self.dataset.index, np.ndarray) and self.weights is None
 
     @property
+    def ordered_labels(self) -> npt.NDArray[np.int32]:
+        """The labels of the places in an order: without those whose gaps close."""
+        closes = self.omission is not None and self.omission.closes
+        return np.delete(self.labels, self.omission.positions) if closes and self.omission else self.labels
+
+    @property
     def labels(self) -> npt.NDArray[np.int32]:
         """The labels in the index, by place."""
         labels: npt.NDArray[np.int32] = self.dataset.index["label"]
@@ -216,22 +224,23 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str = "records")
         return np.zeros(count, np.bool_)
     if records.ndim != 1 or records.dtype.kind not in "iu":
         raise UsageError(
-            f"{option}= must be a boolean mask with one value per record, or integers, the record numbers; not "
+            f"{option}= must be a boolean mask with one value per record, or integers, the record numbers"
+            f"{', or keys' if option == 'without' else ''}; not "
             f"an array of {records.dtype} of shape {records.shape}"
         )
     return _mask_of_numbers(records, count, option)
 
 
-def _mask_of_keys(keys: npt.NDArray[np.str_], dataset: RecordSet) -> Mask:
+def _mask_of_keys(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
     """Return which records have these keys. Raises UsageError for a key that no record has."""
-    wanted = np.char.encode(keys.ravel())
+    wanted = np.array([key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys])
     mask, found = np.zeros(len(dataset), np.bool_), np.zeros(len(wanted), np.bool_)
     for start in range(0, len(dataset), KEYS_AT_ONCE):
         there = np.asarray(dataset.index[start : start + KEYS_AT_ONCE]["key"])
         mask[start : start + len(there)] = np.isin(there, wanted)
         found |= np.isin(wanted, there)
     if not found.all():
-        raise UsageError(f"without= has the key {str(keys.ravel()[found.argmin()])!r}, which no record has")
+        raise UsageError(f"without= has the key {keys[int(found.argmin())]!r}, which no record has")
     return mask
 
 
@@ -331,7 +340,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
     if window >= records:
         return
     if subset.dataset.class_sorted:
-        classes = len(np.unique(subset.labels))
+        classes = len(np.unique(subset.ordered_labels))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
         instead = "convert it to shards" if in_place else "convert without --order key"
         warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)

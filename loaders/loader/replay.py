@@ -17,6 +17,7 @@ from shardprep.formats.images.decode import png_of
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
 from shardprep.loaders.order.epoch import EpochPlan, EpochSteps
+from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.transforms.contract import (
     CHANNELS_FIRST,
@@ -80,16 +81,18 @@ class RunOrder(NamedTuple):
     """Deliveries of a run: its ``card`` and ``plan``, and the records of the plan's places.
 
     ``numbers_at`` maps places of an epoch to record numbers; ``labels`` are the run's, by record number.
+    ``passed`` has the ranges of places that were skipped, by epoch.
     """
 
     card: RunCard
     plan: EpochPlan
     numbers_at: Callable[[Records, int], Records]
     labels: npt.NDArray[np.int64]
+    passed: Mapping[int, Ranges] = {}
 
     def steps(self, epoch: int) -> Iterator[Records]:
         """Yield the record numbers of each step of this rank."""
-        steps = EpochSteps(self.plan, epoch)
+        steps = EpochSteps(replace(self.plan, passed=self.passed.get(epoch, ())), epoch)
         places = steps.batches(range(len(steps)), deque(maxlen=0))
         return (self.numbers_at(each, epoch) for each in places)
 
@@ -175,6 +178,8 @@ def first_parting(
     if parted := parting_of_datasets(one.card, other.card):
         return parted
     found = {kind: deciding(kind, one.card, other.card) for kind in DECIDING}
+    if one.passed != other.passed:
+        found["order"] |= {"skipped places": (_passed(one), _passed(other))}
     kinds = [kind for kind in KINDS if found[kind] and not (pixels and kind == "augmentation")]
     if not kinds and not pixels:
         return None
@@ -215,6 +220,13 @@ def order_difference(one: RunOrder, other: RunOrder, epochs: Iterable[int]) -> O
                 delivered[numbers] = True
     first, second = (tuple(np.flatnonzero(a & ~b).tolist()) for a, b in (seen, seen[::-1]))
     return OrderDifference(steps, differing, first, second)
+
+
+def _passed(order: RunOrder) -> str:
+    parts = (
+        f"{start}-{stop - 1} of epoch {epoch}" for epoch, own in order.passed.items() for start, stop in own
+    )
+    return ", ".join(parts) or "none"
 
 
 def _in_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> Iterator[tuple[Kind, int]]:

@@ -28,8 +28,9 @@ from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.shards.columns import ColumnEntry
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
 from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
+from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
 from shardprep.loaders.order.receipt import natural
 from shardprep.loaders.transforms.augment import ColorJitter
@@ -120,7 +121,7 @@ class TransformCard:
     @property
     def is_random(self) -> bool:
         """Whether the seed may decide what it makes."""
-        return self.name != EvalTransform.__name__ or self.arguments is None
+        return self.arguments is None or _draws_numbers(self.name, self.arguments)
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
@@ -138,6 +139,13 @@ class TransformCard:
             except (ShardprepError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 raise ValueError(f"its {name} cannot be made: {error}") from error
         return cls(name, identity, arguments)
+
+
+def _draws_numbers(name: str, arguments: Any) -> bool:
+    """Whether a transform of these arguments draws numbers, or one within it."""
+    made = _made(name, arguments)
+    within = made.each if isinstance(made, Views) else (made,)
+    return not all(isinstance(each, EvalTransform) for each in within)
 
 
 def _is_own(value: object) -> bool:
@@ -158,8 +166,8 @@ def _arguments(transform: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, dict):  # in its order, which JSON does not keep
+        return {"named": [[name, _plain(part)] for name, part in value.items()]}
     if _is_own(value):
         return {"name": type(value).__name__, "arguments": _arguments(value)}
     return value.item() if hasattr(value, "item") else value
@@ -177,9 +185,10 @@ def _restored(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_restored, value))
     if isinstance(value, dict):
-        if isinstance(name := value.get("name"), str):
-            return _made(name, value["arguments"])
-        return {key: _restored(part) for key, part in value.items()}
+        if "named" in value:
+            return {name: _restored(part) for name, part in value["named"]}
+        if "arguments" in value:
+            return _made(value["name"], value["arguments"])
     return value
 
 
@@ -637,15 +646,19 @@ CARD_ADVICE = "a state is loader.state_dict() written as JSON"
 
 @dataclass(frozen=True)
 class StatePlace:
-    """The place of a state: the ``epoch`` went on at ``start``, and all ranks have reached ``place``."""
+    """The place of a state: the ``epoch`` went on at ``start``, and all ranks have reached ``place``.
+
+    ``passed`` are the ranges of places that the epoch leaves out.
+    """
 
     epoch: int
     start: int
     place: int
+    passed: Ranges = ()
 
     def last_step(self, card: RunCard) -> int | None:
         """The step that was delivered last, counted from ``start``; None where none was in this epoch."""
-        taken = self.place - self.start
+        taken = place_within(self.passed, self.place) - place_within(self.passed, self.start)
         return -(-taken // (card.batch_size * card.world_size)) - 1 if taken > 0 else None
 
 
@@ -672,7 +685,8 @@ class RecordedRun:
     @classmethod
     def _of_state(cls, value: Any, file: Path) -> Self:
         try:
-            place = StatePlace(*(natural(value[name]) for name in ("epoch", "start", "place")))
+            epoch, start, at = (natural(value[name]) for name in ("epoch", "start", "place"))
+            place = StatePlace(epoch, start, at, checked_ranges(value.get("passed", []), MAX_RECORDS))
             card = RunCard.from_json(value["card"])
         except (KeyError, TypeError, ValueError) as error:
             reason = (

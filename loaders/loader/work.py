@@ -327,7 +327,7 @@ class FoundResults(DeclaredResults):
         self._form: RowForm | None = None
 
     def request(self, items: Items) -> BatchRequest:
-        rows = written_rows(self._form, items, at=0, room=self._room) if self._form else None
+        rows = written_rows(self._form, items, at=0, room=self._room) if self._form and len(items) else None
         return BatchRequest(items, ((rows.at, rows.form),), rows.arrays) if rows else BatchRequest(items)
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
@@ -335,7 +335,7 @@ class FoundResults(DeclaredResults):
         return list(found) if isinstance(found, tuple) else [found]
 
     def _together(self, batch: EngineBatch, skipped: Sequence[int]) -> Any:
-        if self._form and not batch.payloads:
+        if self._form and len(batch.items) and not batch.payloads:
             arrays = dict(zip(batch.arrays, without(skipped, batch.arrays.values()), strict=True))
             return self._form.made_of(arrays or self._form.no_rows())
         results = [self._result(batch, row) for row in range(len(batch.items)) if row not in batch.skipped]

@@ -315,7 +315,7 @@ class ServedLoader(Served):
 
 
 def _delivery(loaded: LoadedStep) -> Delivery:
-    return Delivery(loaded.batch, loaded.delivered, loaded.skipped, loaded.left_out)
+    return Delivery(loaded.batch, loaded.delivered, loaded.skipped, loaded.left_out, loaded.omitted)
 
 
 class ServedFlow(Served):

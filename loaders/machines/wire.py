@@ -27,7 +27,7 @@ from shardprep.loaders.machines.frames import MAX_NAME
 from shardprep.loaders.machines.ledger import StepLease
 from shardprep.loaders.machines.socket import MAX_TEXT_CHARACTERS
 from shardprep.loaders.order.parts import Records
-from shardprep.loaders.order.receipt import Receipt, natural
+from shardprep.loaders.order.receipt import Receipt, Tally, natural
 
 UNKNOWN = -1  # a number of steps or records
 MAX_DIFFERENCES = 16  # in a message
@@ -214,26 +214,28 @@ def _no_records() -> Records:
 class Delivery:
     """A batch, and the numbers of its records: int64 [n] each.
 
-    ``delivered`` are in the batch, ``skipped`` are bad. ``left_out`` comes with the last step: the records
-    that the order leaves out of the pass.
+    ``delivered`` are in the batch, ``skipped`` are bad. With the last step come ``left_out``, the records
+    that the order leaves out of the pass, and ``omitted``, those that are left out on purpose.
     """
 
     batch: Any
     delivered: Records
     skipped: Records = field(default_factory=_no_records)
     left_out: Records = field(default_factory=_no_records)
+    omitted: Records = field(default_factory=_no_records)
 
     def is_of(self, records: int) -> bool:
         """Return whether all numbers are below ``records``, which may be UNKNOWN."""
         most = records if records != UNKNOWN else np.iinfo(np.int64).max
-        numbers = np.concatenate([self.delivered, self.skipped, self.left_out])
+        numbers = np.concatenate([self.delivered, self.skipped, self.left_out, self.omitted])
         return not len(numbers) or bool(numbers.min() >= 0 and numbers.max() < most)
 
 
 def pack_delivery(work: StepRef, made: Delivery) -> list[Buffer]:
     """Return a DATA frame. Raises UsageError for a batch that cannot be sent."""
-    meta = np.array([*work, len(made.skipped), len(made.left_out)], np.int64)
-    numbers = np.concatenate([made.delivered, made.skipped, made.left_out])
+    counts = [len(made.skipped), len(made.left_out), len(made.omitted)]
+    meta = np.array([*work, *counts[: 3 if counts[2] else 2]], np.int64)  # most have none that are omitted
+    numbers = np.concatenate([made.delivered, made.skipped, made.left_out, made.omitted])
     return pack_batch((meta, numbers, made.batch), work.step)
 
 
@@ -243,12 +245,15 @@ def read_delivery(
     """Return a batch, copied once into ``memory``, and its step. Raises FrameDamaged."""
     match unpack_batch(head, parts, limit_bytes=limit_bytes, memory=memory):
         case (np.ndarray() as meta, np.ndarray() as numbers, batch) if (
-            _is_int64(meta) and _is_int64(numbers) and len(meta) == len(StepRef._fields) + 2
+            _is_int64(meta) and _is_int64(numbers) and len(meta) - len(StepRef._fields) in (2, 3)
         ):
-            *named, skipped, left_out = meta.tolist()
-            work = StepRef(*named)
-            if work.step == head.number and min(skipped, left_out, len(numbers) - skipped - left_out) >= 0:
-                ends = len(numbers) - skipped - left_out, len(numbers) - left_out
+            named, counts = np.split(meta, [len(StepRef._fields)])
+            work, ends = StepRef(*named.tolist()), len(numbers) - np.cumsum(counts[::-1])[::-1]
+            if (
+                work.step == head.number
+                and 0 <= counts.min() <= counts.max() <= len(numbers)
+                and ends[0] >= 0
+            ):
                 return work, Delivery(batch, *np.split(numbers, ends))
     raise FrameDamaged("a DATA frame does not have the form of a delivery")
 
@@ -289,8 +294,8 @@ class Position:
         """Return the position after one more batch. ``dataset`` is what a new receipt is of."""
         before = self.receipt or Receipt(dataset, self.pass_number)
         receipt = before.add(made.delivered).skip(made.skipped)
-        if len(made.left_out):
-            receipt = receipt.leave_out(made.left_out)
+        if len(made.left_out) or len(made.omitted):
+            receipt = receipt.leave_out(made.left_out, omitted=Tally.of(made.omitted))
         return Position(self.pass_number, step, tuple(taken), receipt)
 
     def empty(self, terms: SourceTerms) -> Position:

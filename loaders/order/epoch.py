@@ -26,6 +26,7 @@ from shardprep.loaders.order.receipt import Receipt, Tally
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 STATE_VERSION = 1
+NOTHING: Records = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,18 @@ class EpochPlan:
         """Return the numbers of an order without those that are omitted from their batch."""
         return numbers if self.omission is None or self._closes else self.omission.kept(numbers, epoch)
 
+    def omitted_places(self, epoch: int) -> Records:
+        """Return the places of the omitted records, in stored order."""
+        if self.omission is None:
+            return NOTHING
+        if self.omission.weights is None:
+            return self.omission.positions
+        places = np.arange(sum(self.shard_counts))
+        return places[self.omission.has(places, epoch)]
+
     def omitted(self, epoch: int) -> Tally:
         """Return the tally of the records that the epoch leaves out on purpose, over all ranks."""
-        found = Tally()
-        if self.omission and not self.omission.weights:
-            found = Tally.of(self.omission.positions)
-        elif self.omission:
-            places = np.arange(sum(self.shard_counts))
-            found = Tally.of(places[self.omission.has(places, epoch)])
+        found = Tally.of(self.omitted_places(epoch))
         whole = replace(self, passed=()).order(epoch) if self.passed else None
         parts = [self.delivered(whole[start:stop], epoch) for start, stop in self.passed] if whole else []
         return sum(map(Tally.of, parts), found)
@@ -120,10 +125,18 @@ class EpochPlan:
     def passing(self, steps: Iterable[int], *, start: int) -> EpochPlan:
         """Return the plan of an epoch that leaves out these steps, counted from its beginning.
 
-        Raises UsageError for a step that the epoch does not have, or that begins before the place ``start``.
+        Raises UsageError for a step that the epoch does not have, or that begins before the place ``start``,
+        and where the batches from there on are not steps of the whole epoch.
         """
         whole, ranges = replace(self, passed=()).split(0).whole, list(self.passed)
         each = self.world_size * self.batch_size
+        if odd := [
+            end for end in (start, *(e for r in ranges for e in r)) if end % each and end != whole.records
+        ]:
+            raise UsageError(
+                f"this epoch goes on, or leaves out steps, at place {odd[0]:,}, which is not a multiple of its "
+                f"steps of {each:,} records; skip steps with the batch size and the world size of before"
+            )
         for step in sorted(set(steps)):
             begin, end = step * each, whole.end(step)
             if not 0 <= begin < whole.stop:
@@ -137,7 +150,7 @@ class EpochPlan:
 
     def within(self, place: int) -> int:
         """Return a place of the epoch as one of the order without the steps that are passed."""
-        return place - sum(max(0, min(place, stop) - start) for start, stop in self.passed)
+        return place_within(self.passed, place)
 
     def outside(self, place: int) -> int:
         """Return a place of the order without the steps that are passed as one of the epoch."""
@@ -286,6 +299,11 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
     return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)
 
 
+def place_within(passed: Ranges, place: int) -> int:
+    """Return a place of an epoch as one of the order without these ranges."""
+    return place - sum(max(0, min(place, stop) - start) for start, stop in passed)
+
+
 def _joined(ranges: list[tuple[int, int]]) -> Ranges:
     """The ranges in order, adjacent ones as one."""
     joined: list[tuple[int, int]] = []
@@ -313,7 +331,8 @@ def checked_ranges(value: object, places: int) -> Ranges:
 class LoadedStep(NamedTuple):
     """A step's batch, and its record numbers: those in it, and the bad ones that were skipped.
 
-    ``left_out`` are those that the plan leaves out of its epoch, over all ranks; only the last step has them.
+    ``left_out`` are those after the last step of all ranks, and ``omitted`` those that the plan leaves out of
+    its epoch on purpose; only the last step has them.
     """
 
     step: int
@@ -321,6 +340,7 @@ class LoadedStep(NamedTuple):
     delivered: Records
     skipped: Records
     left_out: Records
+    omitted: Records = NOTHING
 
 
 class EpochSteps:
@@ -349,4 +369,6 @@ class EpochSteps:
         """Return a step's batch with its record numbers."""
         start = self._split.whole.stop if step == len(self._split) - 1 else len(self._order)
         left_out = self._plan.delivered(self._order[start:], self.number)
-        return LoadedStep(step, tuple(batch), delivered, skipped, left_out)
+        is_last = step == len(self._split) - 1
+        omitted = self._plan.omitted_places(self.number) if is_last else NOTHING
+        return LoadedStep(step, tuple(batch), delivered, skipped, left_out, omitted)

@@ -229,6 +229,10 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
                 f"an epoch has no full batch of {plan.batch_size} records; use a smaller batch_size"
             )
         epochs.append(np.stack(full))
+    if plan.omission:  # what is left is a dataset of its own here
+        is_left = ~plan.omission.has(np.arange(len(labels)), epoch)
+        places = np.cumsum(is_left) - 1
+        labels, epochs = labels[is_left], [places[each] for each in epochs]
     first, second = epochs
     shard_records = len(labels) / len(plan.shard_counts)
     found = quality_of_batches(
@@ -335,6 +339,8 @@ def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Beside | Non
     if not 1 < plan.batch_size < len(labels) or window > MOST_WINDOW or not _lie_side_by_side(labels):
         return None
     found = _classes_in_batches(plan, labels)
+    if plan.omission and plan.omission.closes:
+        labels = np.delete(labels, plan.omission.positions)
     expected = expected_classes(labels[:: 1 + len(labels) // LABELS], plan.batch_size)
     return Beside(found, expected) if 0 < found < ENOUGH * expected else None
 

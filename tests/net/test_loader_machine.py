@@ -528,7 +528,8 @@ class LoaderMachine(RuleBasedStateMachine):
         course, records = self.next, len(self.oracle)
         stop, passed = self.over.stop(records), set(course.at.passed)
         places = {step: range(step * self.over.step, (step + 1) * self.over.step) for step in steps}
-        fine = all(
+        ends = [course.at.start, *self._ends(course.at.passed)]
+        fine = all(end % self.over.step == 0 or end == records for end in ends) and all(
             0 <= own.start < stop and (own.start >= course.at.start or {*own} & {*range(stop)} <= passed)
             for own in places.values()
         )
@@ -547,6 +548,12 @@ class LoaderMachine(RuleBasedStateMachine):
             if self.current is course:
                 self.current = changed
             self.next = changed
+
+    def _ends(self, passed: tuple[int, ...]) -> list[int]:
+        """Where runs of places begin and end."""
+        places = set(passed)
+        begins = [place for place in passed if place - 1 not in places]
+        return begins + [place + 1 for place in passed if place + 1 not in places]
 
     @rule(target=saved)
     def save(self) -> Saved:
@@ -619,6 +626,8 @@ class LoaderMachine(RuleBasedStateMachine):
             assert loaded.delivered.tolist() == self.oracle.good(mine[step], epoch)
             assert sorted(loaded.skipped.tolist()) == self.oracle.bad(mine[step], epoch)
             assert loaded.left_out.tolist() == self.oracle.wanted(self.oracle.order(epoch)[last:], epoch)
+            omitted = self.oracle.omitted(epoch) if step == len(mine) - 1 else []
+            assert loaded.omitted.tolist() == omitted
         with pytest.raises(IndexError):
             next(self.loaders[rank].steps(epoch, [len(mine)]))
 
@@ -678,9 +687,7 @@ class LoaderMachine(RuleBasedStateMachine):
             assert len(loader) == sum(1 for step in rest if step[rank])
             assert loader.batches_per_epoch == sum(1 for step in whole if step[rank])
             assert loader.epoch == self.next.epoch
-            numbers = self.oracle.records(self.next.epoch)
-            wanted = self.oracle.wanted(range(len(numbers)), self.next.epoch)
-            assert loader.records.tolist() == [numbers[place] for place in wanted]
+            assert loader.records.tolist() == self.oracle.records(self.next.epoch)
             reasons = dict.fromkeys(self.skipped[rank], "does not decode")
             assert {key: loader.skipped[key] for key in reasons} == reasons
             assert set(loader.skipped) <= {self.oracle.keys[number] for number in BAD}

@@ -77,6 +77,23 @@ def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_
     assert (stats.rejected, stats.stale, stats.repeated, stats.refused) == (0, 0, 0, ())
 
 
+@pytest.mark.parametrize("gaps", ["close", "keep"])
+@pytest.mark.parametrize("without", [[1, 2, 150], [201, 202, 203]])
+def test_records_that_are_left_out_on_purpose_are_in_the_receipt(
+    gaps: str, without: list[int], lmdb_shards: Path
+) -> None:
+    def made() -> Any:
+        return loader(lmdb_shards, without=without, gaps=gaps)
+
+    with made() as local:
+        expected = [tuple(part.copy() for part in batch) for batch in local]
+        receipt = local.receipt()
+    with wired(made) as source:
+        assert same(list(source), expected)
+        assert source.receipt() == receipt
+        source.receipt().check(204, omitted=3)
+
+
 @pytest.mark.parametrize("name", ["loader", "odd_ones"])
 def test_unordered_batches_come_each_once_and_resume(name: str, lmdb_shards: Path) -> None:
     (expected,) = locally(name, lmdb_shards)

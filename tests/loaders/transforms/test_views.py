@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ArraySpec, ColorJitter, EvalTransform, TrainTransform, Views, decode_rgb
-from shardprep.loaders.loader.run_card import TransformCard
+from shardprep.loaders.loader.run_card import RunCard, TransformCard
 from shardprep.loaders.order.rng import RecordRandom, flow_bits, record_rng
 from shardprep.loaders.transforms import decode
 from support.loaded import assert_same, crops_on, epoch_of
@@ -224,6 +224,30 @@ def test_a_run_card_makes_the_views_again() -> None:
 
         assert card.made() == views
     assert TransformCard.of(Views([Patch()]), "identity").arguments is None
+
+
+def test_the_order_of_names_is_kept_and_counts(lmdb_shards: Path, tmp_path: Path) -> None:
+    weak, strong = TrainTransform(8, scale=(0.9, 1)), TrainTransform(8, scale=(0.1, 0.2))
+    views = Views({"weak": weak, "strong": strong})
+    with crops_on(lmdb_shards, transform=views) as loader:
+        loader.card().save(tmp_path / "card.json")
+        state, identity = loader.state_dict(), loader.identity
+    made = RunCard.load(tmp_path / "card.json").options()["transform"]
+
+    assert list(made.transforms) == ["weak", "strong"]
+    with crops_on(lmdb_shards, transform=Views({"strong": strong, "weak": weak})) as other:
+        assert other.identity != identity
+        with pytest.raises(UsageError, match="transform"):
+            other.load_state_dict(state)
+
+
+def test_views_that_draw_nothing_do_not_depend_on_the_seed(lmdb_shards: Path) -> None:
+    views = Views([EvalTransform(8, resize=8)] * 2)
+    with (
+        crops_on(lmdb_shards, transform=views, shuffle=None, seed=1) as one,
+        crops_on(lmdb_shards, transform=views, shuffle=None, seed=2) as other,
+    ):
+        assert one.parting(other) is None
 
 
 def test_a_flow_shows_views(lmdb_shards: Path) -> None:
