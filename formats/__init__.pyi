@@ -61,7 +61,7 @@ from .reports.examine import (
     Examination as Examination,
     report as report,
 )
-from .reports.find import FoundImage as FoundImage, find as find
+from .reports.find import ImageMatch as ImageMatch, find as find
 from .reports.gate import GateCheck as GateCheck, GateResult as GateResult, gate as gate
 from .runtime.executors import RayExecutor as RayExecutor
 from .runtime.progress import Progress as Progress

@@ -23,7 +23,7 @@ from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.runs import RunOptions, typed_options
 from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.examine import report as report_dataset
-from shardprep.formats.reports.find import FoundImage, find as find_images
+from shardprep.formats.reports.find import ImageMatch, find as find_images
 from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gate_dataset, read_limits
 from shardprep.formats.reports.observations import PIXELS
 from shardprep.formats.runtime.sizes import count_of
@@ -367,28 +367,28 @@ def find(
         raise click.UsageError("--epochs is for --run")
     check_replaced(hashes)
 
-    def searched(place: Path) -> Searched:
+    def searched(place: Path) -> SearchResult:
         kept = file_of(hashes, place, has_splits) if hashes else None
         found = find_images(
             place, images, near=near, hashes=kept, workers=workers, progress=progress_in(form)
         )
-        return Searched(place, images, found, sighted(place, run, found, epochs) if run else {})
+        return SearchResult(place, images, found, sighted(place, run, found, epochs) if run else {})
 
     work = DatasetWork(
         searched,
-        print_searched,
-        Searched.to_json,
+        print_search,
+        SearchResult.to_json,
         lambda results: count_of(sum(len(one.found) for one in results.values()), "record") + " found",
     )
     ctx.exit(work.run(dataset, as_json=as_json))
 
 
-class Searched(NamedTuple):
+class SearchResult(NamedTuple):
     """The records that were found in a dataset, and when a run saw each, by record number."""
 
     dataset: Path
     images: tuple[Path, ...]
-    found: list[FoundImage]
+    found: list[ImageMatch]
     seen: dict[int, list[tuple[int, int, int]]]
 
     def to_json(self) -> dict[str, Any]:
@@ -410,7 +410,7 @@ class Searched(NamedTuple):
 
 
 def sighted(
-    dataset: Path, run: Path, found: list[FoundImage], epochs: int
+    dataset: Path, run: Path, found: list[ImageMatch], epochs: int
 ) -> dict[int, list[tuple[int, int, int]]]:
     """Return when the run of a card or state saw each record: epoch, step and rank."""
     from shardprep.loaders.loader.replay import sightings  # start-up time: OpenCV
@@ -427,7 +427,7 @@ def sighted(
 MOST_SIGHTINGS = 10  # of a record, printed
 
 
-def print_searched(done: Searched) -> None:
+def print_search(done: SearchResult) -> None:
     """Print the records by picture."""
     say(f"{done.dataset}: {count_of(len(done.found), 'record')} found")
     for image in done.images:

@@ -26,7 +26,7 @@ MOST_SIDE_SHIFT = 1  # pixels: a shrunk side is rounded
 
 
 @dataclass(frozen=True)
-class FoundImage:
+class ImageMatch:
     """A record that shows a picture.
 
     Attributes:
@@ -92,7 +92,7 @@ def find(
     hashes: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> list[FoundImage]:
+) -> list[ImageMatch]:
     """Return the records that show these pictures, in the order of the pictures and the records.
 
     By default those with the same bytes, and crop-ready or shrunk ones that were made of these bytes: only
@@ -123,7 +123,7 @@ def find(
         count = max(1, usable_cpus() if workers is None else workers)
         with WorkerPool(count) as pool:
             reading = ImageReading(pool, count, shown(progress))
-            digests = reading.originals(opened, _candidates(opened, pictures), OriginalDigests)
+            digests = reading.read(opened, _candidates(opened, pictures), OriginalDigests)
             codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)
         return [found for picture in pictures for found in _found(opened, picture, digests, codes)]
 
@@ -193,7 +193,7 @@ def _read_codes(file: Path, root: str) -> npt.NDArray[Any]:
 
 def _found(
     dataset: Dataset, picture: _Picture, digests: OriginalDigests, codes: npt.NDArray[Any]
-) -> list[FoundImage]:
+) -> list[ImageMatch]:
     distances: dict[int, int | None] = {}
     if picture.hash is not None:
         hashed = codes[codes["is_hashed"]]
@@ -207,5 +207,5 @@ def _found(
         row = dataset.index[record]
         label = int(row["label"])
         key, name = row["key"].decode("utf-8", "replace"), classes[label].name if label >= 0 else None
-        found.append(FoundImage(picture.path, record, key, label, name, distances[record]))
+        found.append(ImageMatch(picture.path, record, key, label, name, distances[record]))
     return found

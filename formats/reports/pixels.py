@@ -350,7 +350,7 @@ class ImageReading:
             f"examine {dataset.manifest.split}", PixelStatistics, dataset, records, is_decoded
         )
 
-    def originals(self, dataset: Dataset, records: Numbers, kind: type[T]) -> T:
+    def read(self, dataset: Dataset, records: Numbers, kind: type[T]) -> T:
         """Return what is found in the bytes of these records, in order, none decoded. Raises OSError."""
         return self._looked(
             f"read {dataset.manifest.split}", kind, dataset, records, np.zeros(len(records), bool)

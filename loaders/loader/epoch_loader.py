@@ -43,7 +43,7 @@ from shardprep.loaders.loader.run_card import (
     kept_transform,
     refuse_another,
 )
-from shardprep.loaders.loader.run_log import LoggedPart
+from shardprep.loaders.loader.run_log import LogEntry
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import DeclaredResults, ShardWork, results_of, without
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep, checked_ranges, resumed
@@ -231,7 +231,7 @@ class EpochLoader(FrameworkHint, ABC):
         A line of JSON, flushed. Each rank may have a file, or all share one of a local disk. A log of an
         epoch that is resumed later is replaced by the next one of the same rank. Raises OSError.
         """
-        LoggedPart.of(self.card(), self._current).append_to(path)
+        LogEntry.of(self.card(), self._current).append_to(path)
 
     @property
     @abstractmethod

@@ -34,7 +34,7 @@ ADVICE = "it is written by loader.log_epoch(path)"
 
 
 @dataclass(frozen=True)
-class LoggedPart:
+class LogEntry:
     """What one rank got of one epoch, or of a part of it.
 
     Attributes:
@@ -115,7 +115,7 @@ class LoggedPart:
         return part
 
 
-def read_log(path: str | os.PathLike[str]) -> list[LoggedPart]:
+def read_log(path: str | os.PathLike[str]) -> list[LogEntry]:
     """Return the parts in a log, or in the state of a loader as JSON. Raises DataError, OSError."""
     file = Path(user_path(path))
     data = read_small_file(file, LARGEST_STATE)
@@ -134,9 +134,9 @@ def read_log(path: str | os.PathLike[str]) -> list[LoggedPart]:
     return parts
 
 
-def _part(value: Any, file: Path, where: str) -> LoggedPart:
+def _part(value: Any, file: Path, where: str) -> LogEntry:
     try:
-        return LoggedPart.from_json(value)
+        return LogEntry.from_json(value)
     except (DataError, UnknownVersion) as error:
         raise type(error)(f"{where}{error.message}", path=file) from error
 
@@ -222,7 +222,7 @@ def prove(dataset: str | os.PathLike[str], logs: Sequence[str | os.PathLike[str]
 SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
 
 
-def _common_card(parts: Sequence[LoggedPart]) -> RunCard:
+def _common_card(parts: Sequence[LogEntry]) -> RunCard:
     """Return a card of the run that lists what was chosen, if one does."""
     if not parts:
         raise DataError("there is no log to prove anything from")
@@ -241,7 +241,7 @@ def _common_card(parts: Sequence[LoggedPart]) -> RunCard:
     return card
 
 
-def _epoch_proof(parts: Sequence[LoggedPart], number: int, loader: Loader) -> EpochProof:
+def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
     """Check the receipts of an epoch against its order. Raises DataError.
 
     A receipt goes on over restarts of the same ranks, so the largest of a rank counts; but one that began
@@ -255,15 +255,15 @@ def _epoch_proof(parts: Sequence[LoggedPart], number: int, loader: Loader) -> Ep
         raise
 
 
-def _largest(parts: Iterable[LoggedPart], depth: int) -> list[LoggedPart]:
+def _largest(parts: Iterable[LogEntry], depth: int) -> list[LogEntry]:
     """Return the largest part of each rank and number of ranks, at depth 3 also of each origin."""
-    largest: dict[tuple[int, ...], LoggedPart] = {}
+    largest: dict[tuple[int, ...], LogEntry] = {}
     for part in sorted(parts, key=lambda part: part.receipt.count):
         largest[(part.card.rank, part.card.world_size, part.origin)[:depth]] = part
     return list(largest.values())
 
 
-def _checked_epoch(parts: Sequence[LoggedPart], number: int, loader: Loader) -> EpochProof:
+def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
     last = max(parts, key=lambda part: (part.place, part.start))
     passed = max((part.passed for part in parts), key=len)
     plan = replace(

@@ -135,8 +135,7 @@ def test_workers_of_ray_that_are_killed_again_and_again_change_nothing(
             if not done.returncode:
                 break
             assert done.returncode == 3, done.stderr
-            # or the process that answers clients was killed as this one connected
-            assert "WorkerCrashedError" in done.stderr or "no Ray cluster answers" in done.stderr
+            assert "WorkerCrashedError" in done.stderr
 
     converted(archives, tmp_path / "whole", shard_size=1)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from shardprep.formats.reports.gate import KINDS, read_limits
 from support.datasets import prep
 from support.documents import PAGES, README, Block, blocks_of
 from support.repository import ROOT
@@ -139,6 +140,15 @@ def copied(folder: Path, page: Path) -> Path:
 @pytest.mark.parametrize("block", [parameter(block) for block in BLOCKS if block in PROGRAMS + SHELL])
 def test_a_program_in_the_documents_runs(block: Block, endings: dict[Block, Ending]) -> None:
     assert endings[block] == (0, ""), block.text
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "toml"], ids=str)
+def test_settings_in_the_documents_are_those_of_a_gate(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "gate.toml").write_text(block.text)
+    root, limits = read_limits(tmp_path / "gate.toml")
+
+    assert root
+    assert limits.keys() <= KINDS.keys()
 
 
 def test_every_block_says_what_it_is_and_none_is_overlooked() -> None:
