@@ -30,6 +30,8 @@ from shardprep.formats.transfer.fetch import FetchedDataset, fetch as fetch_data
 from shardprep.formats.transfer.publish import PublishedDataset, publish as publish_datasets
 
 if TYPE_CHECKING:
+    from shardprep.loaders.loader.signature import SigningKeys
+    from shardprep.loaders.machines.keys import KeyPair
     from shardprep.loaders.machines.wire import SenderStats
 
 
@@ -128,11 +130,13 @@ PUBLIC_USE = (
     "goes to the other machines: a data machine's key into the training machine's folder of allowed keys, "
     "the training machine's key to every data machine"
 )
+SIGNING_USE = "stays with those who sign: prep prove --key"
+CHECKING_USE = "goes to everyone who checks: prep prove --signed-by"
 
 
 @click.command(
-    short_help="Make the key pair of a machine, for prep serve.",
-    epilog=examples("keygen trainer", "keygen data1 --force"),
+    short_help="Make a key pair, for prep serve or prep prove.",
+    epilog=examples("keygen trainer", "keygen data1 --force", "keygen team --signing"),
 )
 @click.argument("name", type=ANY_PATH, metavar="NAME_OR_PATH")
 @click.option(
@@ -140,20 +144,31 @@ PUBLIC_USE = (
     is_flag=True,
     help="Replace the pair of that name; the other machines then need the new public key.",
 )
+@click.option(
+    "--signing", is_flag=True, help="Make keys that sign the logs of runs: NAME.pem and NAME.pub.pem."
+)
 @json_option
-def keygen(name: Path, force: bool, as_json: bool) -> None:
+def keygen(name: Path, force: bool, signing: bool, as_json: bool) -> None:
     """Make a key pair: NAME.key_secret, which stays on this machine, and NAME.key for the others.
 
     Run it once on the training machine and once on each data machine. With keys, each end of the
     connection authenticates the other, and all data between them is encrypted.
-    """
-    from shardprep.loaders.machines.keys import make_keys  # start-up time: ZeroMQ
 
-    pair = make_keys(name, overwrite=force)
+    With --signing the pair signs logs: prep prove --key NAME.pem signs, --signed-by NAME.pub.pem checks.
+    """
+    pair: KeyPair | SigningKeys
+    if signing:
+        from shardprep.loaders.loader.signature import make_signing_keys  # an extra
+
+        pair, uses = make_signing_keys(name, overwrite=force), (SIGNING_USE, CHECKING_USE)
+    else:
+        from shardprep.loaders.machines.keys import make_keys  # start-up time: ZeroMQ
+
+        pair, uses = make_keys(name, overwrite=force), (PRIVATE_USE, PUBLIC_USE)
     if as_json:
         print_json({"secret": str(pair.secret), "public": str(pair.public), "fingerprint": pair.fingerprint})
         return
-    files = {str(pair.secret): PRIVATE_USE, str(pair.public): PUBLIC_USE}
+    files = dict(zip((str(pair.secret), str(pair.public)), uses, strict=True))
     print_fields(files | {"fingerprint": pair.fingerprint}, indent="")
 
 

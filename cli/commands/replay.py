@@ -341,12 +341,28 @@ def _parting(
 
 @click.command(
     short_help="Prove from its logs what a run delivered.",
-    epilog=examples("prove shards/train run.jsonl", "prove shards/train rank-*.jsonl --json"),
+    epilog=examples(
+        "prove shards/train run.jsonl",
+        "prove shards/train rank-*.jsonl --save run.jsonl --key trainer.pem",
+        "prove shards/train run.jsonl --signed-by trainer.pub.pem --json",
+    ),
 )
 @click.argument("dataset", type=FOLDER)
 @click.argument("logs", type=ANY_PATH, nargs=-1, required=True, metavar="LOG...")
+@click.option("--signed-by", type=ANY_PATH, metavar="KEY.pub.pem", help="Refuse a LOG without its signature.")
+@click.option("--save", type=ANY_PATH, metavar="FILE", help="Write all that is proven as one log.")
+@click.option(
+    "--key", type=ANY_PATH, metavar="KEY.pem", help="With --save: sign it; prep keygen --signing makes keys."
+)
 @json_option
-def prove(dataset: Path, logs: tuple[Path, ...], as_json: bool) -> None:
+def prove(
+    dataset: Path,
+    logs: tuple[Path, ...],
+    signed_by: Path | None,
+    save: Path | None,
+    key: Path | None,
+    as_json: bool,
+) -> None:
     """Prove from the logs of all ranks of a run that they got each record of DATASET once in each epoch.
 
     The order is computed again. What was left out on purpose, cut off or skipped as bad is named. A LOG is
@@ -354,7 +370,11 @@ def prove(dataset: Path, logs: tuple[Path, ...], as_json: bool) -> None:
     """
     from shardprep.loaders.loader.run_log import prove as prove_run  # start-up time: OpenCV
 
-    found = prove_run(dataset, logs)
+    if key and not save:
+        raise click.UsageError("--key signs what --save writes; give --save, too")
+    if save:
+        check_replaced(save)
+    found = prove_run(dataset, logs, signed_by=signed_by, save=save, key=key)
     if as_json:
         print_json(found.to_json())
     else:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, printable
-from shardprep.formats.runtime.files import naming, user_path
+from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError, printable
+from shardprep.formats.runtime.files import naming, save_bytes, user_path
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
@@ -31,6 +31,7 @@ FORMAT = "shardprep run log"
 VERSION = 1
 MOST_KEYS = 20  # of a statement
 ADVICE = "it is written by loader.log_epoch(path)"
+_SIGNATURE = b'{"format": "shardprep signature"'  # the beginning of the line of a signature
 
 
 @dataclass(frozen=True)
@@ -115,23 +116,71 @@ class LogEntry:
         return part
 
 
-def read_log(path: str | os.PathLike[str]) -> list[LogEntry]:
-    """Return the parts in a log, or in the state of a loader as JSON. Raises DataError, OSError."""
-    file = Path(user_path(path))
-    data = read_small_file(file, LARGEST_STATE)
-    with suppress(ValueError, RecursionError):
-        if isinstance(value := json.loads(data), dict) and value.get("format") != FORMAT:
-            return [_part(value, file, "")]
-    parts = []
-    for number, line in enumerate(data.splitlines(), 1):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"line {number} is not JSON; {ADVICE}", path=file) from error
-        parts.append(_part(value, file, f"line {number} "))
-    if not parts:
-        raise DataError(f"is empty; {ADVICE}", path=file)
-    return parts
+@dataclass(frozen=True)
+class RunLog:
+    """The ``entries`` of a log, and the 32 bytes of the public key of its ``signer``; None without one."""
+
+    entries: list[LogEntry]
+    signer: bytes | None = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a log, or the state of a loader as JSON, and check its signature if it has one.
+
+        Raises DataError, MissingExtra for a signature without the package that checks it, OSError.
+        """
+        file = Path(user_path(path))
+        data = read_small_file(file, LARGEST_STATE)
+        with suppress(ValueError, RecursionError):
+            if isinstance(value := json.loads(data), dict) and value.get("format") != FORMAT:
+                return cls([_part(value, file, "")])
+        lines, signer = _checked_signature(data, file)
+        entries = []
+        for number, line in enumerate(lines.splitlines(), 1):
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"line {number} is not JSON; {ADVICE}", path=file) from error
+            entries.append(_part(value, file, f"line {number} "))
+        if not entries:
+            raise DataError(f"is empty; {ADVICE}", path=file)
+        return cls(entries, signer)
+
+    @classmethod
+    def merge(cls, logs: Iterable[RunLog]) -> Self:
+        """Return one log of the entries that count: the largest of each epoch, rank and origin."""
+        largest: dict[tuple[int, ...], LogEntry] = {}
+        for entry in sorted((e for log in logs for e in log.entries), key=lambda entry: entry.receipt.count):
+            card = entry.card
+            largest[entry.receipt.epoch, card.world_size, card.rank, entry.origin] = entry
+        return cls([largest[key] for key in sorted(largest)])
+
+    def save(self, path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> None:
+        """Write the entries to a file, replacing an existing one; signed, with the file of a secret ``key``.
+
+        Raises MissingExtra, UsageError for a key that cannot be used, OperationError, OSError.
+        """
+        data = b"".join(entry.line() for entry in self.entries)
+        if key is not None:
+            from shardprep.loaders.loader.signature import Signature  # an extra
+
+            data += Signature.of(data, key).line()
+        save_bytes(user_path(path).absolute(), data)
+
+
+def _checked_signature(data: bytes, file: Path) -> tuple[bytes, bytes | None]:
+    """Return the lines of a log without that of its signature, and the public key that has signed them."""
+    place = data.rfind(_SIGNATURE)
+    if place < 0:
+        return data, None
+    from shardprep.loaders.loader.signature import Signature  # an extra
+
+    try:
+        signature = Signature.from_line(data[place:])
+        signature.check(data[:place])
+    except DataError as error:
+        raise DataError(error.message, path=file) from error
+    return data[:place], signature.public
 
 
 def _part(value: Any, file: Path, where: str) -> LogEntry:
@@ -167,6 +216,7 @@ class RunProof:
         without: Keys of the records that ``without=`` left out.
         transforms: The names of the transforms.
         statement: What is proven, in words.
+        signers: Fingerprints of the keys that signed the logs, where all are signed.
     """
 
     root: str
@@ -175,13 +225,21 @@ class RunProof:
     without: tuple[str, ...]
     transforms: tuple[str, ...]
     statement: str
+    signers: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the proof as a JSON object."""
         return asdict(self)
 
 
-def prove(dataset: str | os.PathLike[str], logs: Sequence[str | os.PathLike[str]]) -> RunProof:
+def prove(
+    dataset: str | os.PathLike[str],
+    logs: Sequence[str | os.PathLike[str]],
+    *,
+    signed_by: str | os.PathLike[str] | None = None,
+    save: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+) -> RunProof:
     """Prove from logs of all ranks, and a dataset, what a run delivered.
 
     The order of each epoch is computed again from the dataset and the cards. It is proven that the ranks
@@ -191,16 +249,27 @@ def prove(dataset: str | os.PathLike[str], logs: Sequence[str | os.PathLike[str]
     Args:
         dataset: The dataset's folder.
         logs: Files that :meth:`.Loader.log_epoch` wrote, of all ranks and restarts; and states as JSON, for
-            what earlier ranks got before another number of ranks went on.
+            what earlier ranks got before another number of ranks went on. A signature in a log is checked.
+        signed_by: The file of a public key, by which each log must be signed.
+        save: A file to which all that was proven is written, as one log.
+        key: The file of a secret key that signs what is saved.
 
     Raises:
-        DataError: A log is damaged or changed, is of another dataset, or does not account for each record.
-        UsageError: The run used a subset, or did without records, that its card does not list.
-        ShardprepError, OSError: The dataset cannot be opened.
+        DataError: A log is damaged or changed, is of another dataset, does not account for each record, or is
+            not signed by that key.
+        UsageError: The run used a subset, or did without records, that its card does not list; or a key
+            cannot be used.
+        MissingExtra: A log is signed or to be signed, and ``cryptography`` is not installed.
+        ShardprepError, OSError: The dataset cannot be opened, or the log not be saved.
     """
     from shardprep.loaders.loader.loader import Loader
 
-    parts = [part for log in logs for part in read_log(log)]
+    if key is not None and save is None:
+        raise UsageError("key signs the log that is saved; give save, the file for it, too")
+    read = [RunLog.load(log) for log in logs]
+    if signed_by is not None:
+        _check_signers(logs, read, signed_by)
+    parts = [part for log in read for part in log.entries]
     card = _common_card(parts)
     options = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise").options()
     with Loader(dataset, workers=0, **options) as loader:
@@ -215,8 +284,36 @@ def prove(dataset: str | os.PathLike[str], logs: Sequence[str | os.PathLike[str]
         names = {part.card.transform.title if part.card.transform else "none" for part in parts}
         total = sum(loader._plan.shard_counts)
     what = "place" if card.weights else "record"
-    statement = _statement(what, card.dataset, total, epochs, without)
-    return RunProof(card.dataset, total, tuple(epochs), without, tuple(sorted(names)), statement)
+    signers = _signers(read)
+    statement = _statement(what, card.dataset, total, epochs, without, signers)
+    if save is not None:
+        RunLog.merge(read).save(save, key=key)
+    return RunProof(card.dataset, total, tuple(epochs), without, tuple(sorted(names)), statement, signers)
+
+
+def _signers(logs: Sequence[RunLog]) -> tuple[str, ...]:
+    """Return the fingerprints of the keys that signed the logs; none if one is not signed."""
+    keys = {log.signer for log in logs}
+    if None in keys:
+        return ()
+    from shardprep.loaders.loader.signature import fingerprint  # an extra
+
+    return tuple(sorted(fingerprint(key) for key in keys if key is not None))
+
+
+def _check_signers(
+    paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog], signed_by: str | os.PathLike[str]
+) -> None:
+    """Raise DataError for a log that is not signed by the public key in that file."""
+    from shardprep.loaders.loader.signature import fingerprint, load_public_key  # an extra
+
+    wanted = load_public_key(signed_by)
+    for path, log in zip(paths, logs, strict=True):
+        if log.signer is None:
+            raise DataError("is not signed", path=user_path(path))
+        if log.signer != wanted:
+            there, here = fingerprint(log.signer), fingerprint(wanted)
+            raise DataError(f"is signed by another key: {there}, not {here}", path=user_path(path))
 
 
 SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
@@ -287,7 +384,14 @@ def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> Ep
     return EpochProof(number, merged.count, left_out.count, omitted.count, bad, passed)
 
 
-def _statement(what: str, root: str, count: int, epochs: Sequence[EpochProof], without: Sequence[str]) -> str:
+def _statement(
+    what: str,
+    root: str,
+    count: int,
+    epochs: Sequence[EpochProof],
+    without: Sequence[str],
+    signers: Sequence[str],
+) -> str:
     numbers = _spans(epoch.epoch for epoch in epochs)
     said = [
         f"Each of {count_of(count, what)} of {root} is accounted for, exactly once, in "
@@ -303,6 +407,8 @@ def _statement(what: str, root: str, count: int, epochs: Sequence[EpochProof], w
         ]
         if but := [one for one in found if one]:
             said.append(f"not delivered in epoch {epoch.epoch}: {'; '.join(but)}")
+    if signers:
+        said.append(f"signed by the key {' and the key '.join(signers)}")
     return "\n".join(f"{one}." for one in said)
 
 

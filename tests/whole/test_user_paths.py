@@ -19,6 +19,7 @@ from shardprep.formats import UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.loaders import ContactSheet, Flow, Loader, RunCard, prove
 from shardprep.loaders.engine.trace import Trace
+from shardprep.loaders.loader.signature import make_signing_keys
 from shardprep.loaders.machines.keys import load_allowed, load_public, load_secret, make_keys
 from shardprep.loaders.measuring import measure, tracing
 from shardprep.loaders.measuring.disk import DiskProfile, measure_disk
@@ -60,7 +61,9 @@ def load() -> None:
         for _ in loader:
             pass
         loader.log_epoch("~/log")
-    assert prove("~/dataset", ["~/log"]).epochs[0].epoch == 1
+    make_signing_keys("~/keys")
+    proven = prove("~/dataset", ["~/log"], save="~/signed", key="~/keys.pem")
+    assert prove("~/dataset", ["~/signed"], signed_by="~/keys.pub.pem").epochs == proven.epochs
     url = Path("~/dataset").expanduser().as_uri()
     with Loader(url, cache="~/loaded", batch_size=8, workers=0) as loader:
         next(iter(loader))
@@ -167,7 +170,7 @@ def look() -> None:
 
 COVERED: dict[Callable[[], None], set[str]] = {
     load: {
-        "Loader.path", "Loader.cache", "Loader.log_epoch.path", "FakeData.log_epoch.path", "prove.dataset", "prove.logs", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
+        "Loader.path", "Loader.cache", "Loader.log_epoch.path", "FakeData.log_epoch.path", "prove.dataset", "prove.logs", "prove.save", "prove.key", "prove.signed_by", "Trace.save.path", "measure.trace", "RunCard.save.path", "RunCard.load.path",
         "ContactSheet.save.path", "LoaderStats.to_html.path",
         *(["InputStats.to_html.path"] if find_spec("tensorflow") else []),  # the same function
     },

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import subprocess
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from shardprep.formats.errors import DataError, ShardprepError, UsageError
 from shardprep.loaders import LocalShuffle, RunProof, TrainTransform, prove
-from shardprep.loaders.loader.run_log import read_log
+from shardprep.loaders.loader.run_log import RunLog
+from shardprep.loaders.loader.signature import Signature, make_signing_keys
 from support.cut_datasets import collected
 from support.datasets import prep_here
 from support.loaded import loader_on
@@ -156,11 +159,137 @@ def test_a_changed_log_is_refused_or_says_the_same(
         data = data[:at] + new + data[at + cut :]
     (tmp_path / "log").write_bytes(data)
     try:
-        parts = read_log(tmp_path / "log")
+        parts = RunLog.load(tmp_path / "log").entries
     except ShardprepError:
         return
     assert {part.line() for part in parts} == {proven[0]}
     assert len(expected.epochs) == 1
+
+
+@pytest.fixture(scope="module")
+def signed(
+    lmdb_shards: Path, proven: tuple[bytes, RunProof], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A folder with the pair of keys ``trainer`` and a log ``signed`` by it."""
+    folder = tmp_path_factory.mktemp("signed")
+    make_signing_keys(folder / "trainer")
+    (folder / "log").write_bytes(proven[0])
+    prove(lmdb_shards, [folder / "log"], save=folder / "signed", key=folder / "trainer.pem")
+    return folder
+
+
+def test_a_signed_log_is_proven_with_its_key_alone(lmdb_shards: Path, signed: Path, tmp_path: Path) -> None:
+    other = make_signing_keys(tmp_path / "other")
+    key = make_signing_keys(tmp_path / "other", overwrite=True)
+
+    found = prove(lmdb_shards, [signed / "signed"], signed_by=signed / "trainer.pub.pem")
+
+    assert found.statement.endswith(f"signed by the key {found.signers[0]}.")
+    assert other.fingerprint != key.fingerprint
+    with pytest.raises(DataError, match=f"by another key: {found.signers[0]}, not {key.fingerprint}"):
+        prove(lmdb_shards, [signed / "signed"], signed_by=key.public)
+    with pytest.raises(DataError, match="is not signed"):
+        prove(lmdb_shards, [signed / "signed", signed / "log"], signed_by=signed / "trainer.pub.pem")
+
+
+def test_logs_of_ranks_and_states_become_one_signed_log(
+    lmdb_shards: Path, signed: Path, tmp_path: Path
+) -> None:
+    for rank in range(2):
+        with loader_on(lmdb_shards, rank=rank, world_size=2, **RUN) as loader:
+            list(islice(loader, 2))
+            (tmp_path / f"state-{rank}").write_text(json.dumps(state := loader.state_dict()))
+    for rank in range(3):
+        with loader_on(lmdb_shards, rank=rank, world_size=3, **RUN) as loader:
+            loader.load_state_dict(state)
+            for _ in range(2):  # the first log of an epoch counts less than the last
+                loader.log_epoch(tmp_path / f"log-{rank}")
+                list(loader)
+            loader.log_epoch(tmp_path / f"log-{rank}")
+    logs = sorted(tmp_path.iterdir())
+    expected = prove(lmdb_shards, logs, save=tmp_path / "merged", key=signed / "trainer.pem")
+
+    found = prove(lmdb_shards, [tmp_path / "merged"], signed_by=signed / "trainer.pub.pem")
+
+    assert found.epochs == expected.epochs
+    assert [epoch.epoch for epoch in found.epochs] == [0, 1]
+    assert len((tmp_path / "merged").read_bytes().splitlines()) == 2 + 3 + 3 + 1
+
+
+def test_each_of_ten_thousand_changes_to_a_signed_log_is_refused(signed: Path, tmp_path: Path) -> None:
+    data = (signed / "signed").read_bytes()
+    draw = np.random.default_rng(27)
+    for _ in range(10_000):
+        at, cut = int(draw.integers(len(data) + 1)), int(draw.integers(3))
+        changed = data[:at] + draw.bytes(int(draw.integers(3))) + data[at + cut :]
+        (tmp_path / "log").write_bytes(changed)
+        if changed != data:
+            with pytest.raises(ShardprepError):
+                RunLog.load(tmp_path / "log")
+
+
+def test_lines_behind_a_signature_or_a_second_one_are_refused(signed: Path, tmp_path: Path) -> None:
+    lines = (signed / "signed").read_bytes().splitlines(keepends=True)
+    twice = b"".join(lines)
+    twice += Signature.of(twice, signed / "trainer.pem").line()
+    for data, message in (
+        (lines[0] + lines[1] + lines[0], "has lines after its signature"),
+        (twice, "line 2 is neither"),
+        (lines[0] + lines[0] + lines[1], "was changed: its signature is of other bytes"),
+    ):
+        (tmp_path / "log").write_bytes(data)
+        with pytest.raises(DataError, match=message):
+            RunLog.load(tmp_path / "log")
+
+
+def test_keys_that_cannot_be_used_are_named(signed: Path, tmp_path: Path) -> None:
+    log = RunLog.load(signed / "log")
+    (readable := tmp_path / "readable.pem").write_bytes((signed / "trainer.pem").read_bytes())
+    readable.chmod(0o644)
+    (noise := tmp_path / "noise.pem").write_bytes(b"-----BEGIN PRIVATE KEY-----\n")
+    noise.chmod(0o600)
+    for key, message in (
+        (readable, "chmod 600"),
+        (noise, "is not the secret half"),
+        (signed / "trainer.pub.pem", "others may read it"),
+        (tmp_path, "is not a regular file"),
+        (tmp_path / "none.pem", "prep keygen --signing"),
+    ):
+        with pytest.raises(ShardprepError, match=message):
+            log.save(tmp_path / "saved", key=key)
+    with pytest.raises(UsageError, match="is not the public half"):
+        prove(tmp_path, [signed / "signed"], signed_by=signed / "trainer.pem")
+    with pytest.raises(UsageError, match="exists already"):
+        make_signing_keys(signed / "trainer")
+    with pytest.raises(UsageError, match="give save"):
+        prove(tmp_path, [signed / "signed"], key=signed / "trainer.pem")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_openssl_checks_the_signature(signed: Path, tmp_path: Path) -> None:
+    *lines, last = (signed / "signed").read_bytes().splitlines(keepends=True)
+    (tmp_path / "lines").write_bytes(b"".join(lines))
+    (tmp_path / "signature").write_bytes(base64.b64decode(json.loads(last)["signature"]))
+    command = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", signed / "trainer.pub.pem"]
+    command += ["-in", tmp_path / "lines", "-sigfile", tmp_path / "signature"]
+
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert "Verified Successfully" in said.stdout
+
+
+def test_the_commands_sign_and_check(lmdb_shards: Path, signed: Path, tmp_path: Path) -> None:
+    made = json.loads(prep_here("keygen", tmp_path / "team", "--signing", "--json").stdout)
+    log, saved = signed / "log", tmp_path / "run.jsonl"
+
+    first = prep_here("prove", lmdb_shards, log, "--save", saved, "--key", tmp_path / "team.pem")
+    good = prep_here("prove", lmdb_shards, saved, "--signed-by", made["public"], "--json")
+    bad = prep_here("prove", lmdb_shards, saved, "--signed-by", signed / "trainer.pub.pem")
+    alone = prep_here("prove", lmdb_shards, log, "--key", tmp_path / "team.pem")
+
+    assert (first.returncode, good.returncode, bad.returncode, alone.returncode) == (0, 0, 1, 2)
+    assert json.loads(good.stdout)["signers"] == [made["fingerprint"]]
+    assert Path(made["secret"]).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_command_says_what_is_proven(lmdb_shards: Path, tmp_path: Path) -> None:

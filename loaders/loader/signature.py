@@ -1,0 +1,196 @@
+"""Signatures of the logs of runs: Ed25519, by ``cryptography``, with keys as PEM files that OpenSSL reads.
+
+A signature is the last line of a log. It signs the bytes of all lines above it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
+from shardprep.formats.runtime.files import OPEN_FLAGS, flush_file, naming, user_path
+
+try:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+        load_pem_public_key,
+    )
+except ImportError as error:
+    raise MissingExtra.of("a signature", "cryptography", "signing") from error
+
+VERSION = 1
+FORMAT = "shardprep signature"
+PRIVATE_SUFFIX = ".pem"
+PUBLIC_SUFFIX = ".pub.pem"
+MAX_KEY_BYTES = 1 << 14  # of a key file, which has 120
+
+
+@dataclass(frozen=True)
+class SigningKeys:
+    """The two files of a pair of signing keys, and the fingerprint of the public key.
+
+    Attributes:
+        secret: The file that signs; readable for its user only.
+        public: The file that others check signatures with.
+        fingerprint: 16 hexadecimal digits, for comparing public keys by eye.
+    """
+
+    secret: Path
+    public: Path
+    fingerprint: str
+
+
+def fingerprint(public: bytes) -> str:
+    """Return 16 hexadecimal digits that identify a public key, given as its 32 bytes."""
+    return hashlib.sha256(public).hexdigest()[:16]
+
+
+def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) -> SigningKeys:
+    """Make a pair of Ed25519 keys on disk: ``PATH.pem``, readable for this user only, and ``PATH.pub.pem``.
+
+    Args:
+        path: The files' common path, without suffix.
+        overwrite: Whether files that exist are replaced.
+
+    Raises:
+        UsageError: A file exists, and is not to be replaced.
+        OSError: A file cannot be written.
+    """
+    name = os.fspath(path)
+    secret, public = (user_path(name + suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
+    for file in (secret, public):
+        if not overwrite and os.path.lexists(file):
+            raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
+    key = Ed25519PrivateKey.generate()
+    _write(secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
+    public_form = PublicFormat.SubjectPublicKeyInfo
+    _write(public, key.public_key().public_bytes(Encoding.PEM, public_form), mode=0o644)
+    return SigningKeys(secret, public, fingerprint(key.public_key().public_bytes_raw()))
+
+
+def _write(path: Path, data: bytes, *, mode: int) -> None:
+    """Write a complete file, which never has another mode."""
+    built = path.with_name(f".{path.name}.tmp")
+    built.unlink(missing_ok=True)
+    with naming(path):
+        number = os.open(built, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            built.replace(path)
+        finally:
+            built.unlink(missing_ok=True)
+        flush_file(path.parent)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signature of some bytes.
+
+    Attributes:
+        public: The public key that checks it, 32 bytes.
+        signature: The Ed25519 signature of RFC 8032, 64 bytes.
+    """
+
+    public: bytes
+    signature: bytes
+
+    @classmethod
+    def of(cls, data: bytes, key: str | os.PathLike[str]) -> Signature:
+        """Sign bytes with the secret key in a file.
+
+        Raises OperationError for a file that cannot be read, and UsageError for one that holds no such key,
+        or that others may read.
+        """
+        secret = _load_secret(user_path(key))
+        return cls(secret.public_key().public_bytes_raw(), secret.sign(data))
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Signature:
+        """Return the signature in a log's last line. Raises DataError unless :meth:`line` wrote it so."""
+        try:
+            value = json.loads(line)
+            found = cls(*(base64.b64decode(value[name]) for name in ("public_key", "signature")))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError("has lines after its signature, or a damaged one; sign it again") from error
+        if found.line() != line:
+            raise DataError("was changed: its signature is not as it was written")
+        return found
+
+    def check(self, data: bytes) -> None:
+        """Raise DataError unless the key signed these bytes."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.public).verify(self.signature, data)
+        except (InvalidSignature, ValueError) as error:
+            raise DataError("was changed: its signature is of other bytes") from error
+
+    def line(self) -> bytes:
+        """Return the last line of a signed log."""
+        texts = {"public_key": self.public, "signature": self.signature}
+        value = {"format": FORMAT, "version": VERSION} | {
+            name: base64.b64encode(part).decode() for name, part in texts.items()
+        }
+        return json.dumps(value).encode() + b"\n"
+
+
+def load_public_key(path: str | os.PathLike[str]) -> bytes:
+    """Return the 32 bytes of the public key in a file.
+
+    Raises OperationError for a file that cannot be read, UsageError for one without such a key.
+    """
+    file = user_path(path)
+    try:
+        key = load_pem_public_key(_read(file))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UsageError(
+            f"is not the public half of signing keys; name the file that ends in {PUBLIC_SUFFIX}", path=file
+        ) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise UsageError(
+            "is a public key of another kind; prep keygen --signing makes Ed25519 keys", path=file
+        )
+    return key.public_bytes_raw()
+
+
+def _load_secret(file: Path) -> Ed25519PrivateKey:
+    try:
+        key = load_pem_private_key(_read(file, is_secret=True), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UsageError(
+            f"is not the secret half of signing keys without a password; name the file that ends in "
+            f"{PRIVATE_SUFFIX}, not in {PUBLIC_SUFFIX}",
+            path=file,
+        ) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError("is a key of another kind; prep keygen --signing makes Ed25519 keys", path=file)
+    return key
+
+
+def _read(file: Path, *, is_secret: bool = False) -> bytes:
+    try:
+        number = os.open(file, OPEN_FLAGS)
+    except OSError as error:
+        raise OperationError(f"{error.strerror}; prep keygen --signing makes keys", path=file) from None
+    try:
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError("is not a regular file; name the key file itself", path=file)
+        if is_secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise UsageError(f"others may read it, so it is no secret; chmod 600 {file}", path=file)
+        return os.read(number, MAX_KEY_BYTES)
+    finally:
+        os.close(number)
