@@ -372,7 +372,7 @@ def find(
         found = find_images(
             place, images, near=near, hashes=kept, workers=workers, progress=progress_in(form)
         )
-        return SearchResult(place, images, found, sighted(place, run, found, epochs) if run else {})
+        return SearchResult(place, images, near, found, sighted(place, run, found, epochs) if run else {})
 
     work = DatasetWork(
         searched,
@@ -388,6 +388,7 @@ class SearchResult(NamedTuple):
 
     dataset: Path
     images: tuple[Path, ...]
+    near: bool
     found: list[ImageMatch]
     seen: dict[int, list[tuple[int, int, int]]]
 
@@ -405,8 +406,14 @@ class SearchResult(NamedTuple):
                 )
                 for one in self.found
             ],
-            "not_found": [str(p) for p in self.images if str(p) not in {one.image for one in self.found}],
+            "not_found": self.missing,
         }
+
+    @property
+    def missing(self) -> list[str]:
+        """The pictures that no record shows."""
+        shown = {one.image for one in self.found}
+        return [str(image) for image in self.images if str(image) not in shown]
 
 
 def sighted(
@@ -448,3 +455,5 @@ def print_search(done: SearchResult) -> None:
                 say(f"      and {len(seen) - MOST_SIGHTINGS:,} more: --json lists them")
             if done.seen and not seen:
                 say("      never seen by the run")
+    if done.missing and not done.near:
+        say("  --near also finds copies that were scaled or compressed again")

@@ -146,7 +146,7 @@ def gate(
     if not wanted and root is None:
         raise UsageError(f"a gate needs a root or a limit; limits are {', '.join(KINDS)}")
     if "leaks" in wanted and against is None:
-        raise UsageError("a limit of leaks needs another dataset to compare with: give against=")
+        raise UsageError("a limit of leaks needs another dataset to compare with: give --against (in Python against=)")
     if pixels == "none" and (lacking := [name for name in OF_PIXELS if name in wanted]):
         raise UsageError(f"a limit of {lacking[0]} needs images: give pixels='all' or 'sample'")
     place = user_path(dataset)
