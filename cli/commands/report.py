@@ -234,6 +234,9 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
 @click.argument("dataset", type=FOLDER)
 @click.option("--against", type=FOLDER, help="Another dataset, of which no image may be in this one.")
 @click.option("--root", metavar="SHA256", help="The root that the dataset must have.")
+@click.option(
+    "--canaries", is_flag=True, help="This machine must decode images to the same pixels as others do."
+)
 @_limit_options
 @click.option(
     "--max",
@@ -261,6 +264,7 @@ def gate(
     dataset: Path,
     against: Path | None,
     root: str | None,
+    canaries: bool,
     others: dict[str, Limit],
     file: Path | None,
     junit: Path | None,
@@ -289,6 +293,7 @@ def gate(
             place,
             limits,
             root=root,
+            canaries=canaries,
             against=against,
             pixels=pixels,
             workers=workers,

@@ -40,11 +40,13 @@ class GateCheck:
     """One check of a gate.
 
     Attributes:
-        name: "root", or the name of a limit.
+        name: "root", "canaries", or the name of a limit.
         passed: Whether it holds.
-        found: The root, or the number of records (of classes, for "empty-classes").
-        limit: The root that was asked for, or the largest number, or share of the records below 1.
-        records: The keys of the first of these records, or names of classes.
+        found: The root, the digest of the decoder's pixels, or the number of records (of classes, for
+            "empty-classes").
+        limit: The root that was asked for, the digest of the reference, or the largest number, or share of
+            the records below 1.
+        records: The keys of the first of these records, or names of classes or canaries.
         is_partial: Whether only a sample of the images was looked at, so that there may be more.
     """
 
@@ -56,7 +58,7 @@ class GateCheck:
     is_partial: bool = False
 
     def __str__(self) -> str:
-        if self.name == "root":
+        if self.name in ("root", "canaries"):
             return f"{self.found}" if self.passed else f"{self.found}, not {self.limit}"
         most = f"{self.limit:.6g} of all" if isinstance(self.limit, float) else f"{self.limit:,}"
         least = "at least " if self.is_partial else ""
@@ -72,7 +74,7 @@ class GateResult:
         root: Its root.
         records: The number of its records.
         looked_at: The number of images that were decoded, with those of the other dataset.
-        checks: The checks, "root" first.
+        checks: The checks, "root" and "canaries" first.
     """
 
     dataset: str
@@ -115,6 +117,7 @@ def gate(
     limits: Mapping[str, Limit],
     *,
     root: str | None = None,
+    canaries: bool = False,
     against: str | os.PathLike[str] | None = None,
     pixels: str = "all",
     workers: int | None = None,
@@ -130,28 +133,37 @@ def gate(
         limits: For each name in KINDS that is to be checked, the largest number of records; or, as a float
             below 1, their largest share of the dataset's records.
         root: The root that the dataset must have; checked first, and nothing is read if it differs.
+        canaries: Whether this machine must decode images to the pixels of the reference, as most do.
         against: The folder of another dataset, which "leaks" needs.
         pixels: Which images are read: "all", "sample", or "none" if no limit needs them.
         workers: Number of processes that decode; None is one per usable CPU.
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        The checks, "root" first and the others in the order of KINDS.
+        The checks: "root" and "canaries" first, and the others in the order of KINDS.
 
     Raises:
         UsageError: A limit is unknown or no number, or needs images or another dataset that are not given.
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     wanted = {name: _checked_limit(name, limits[name]) for name in limits}
-    if not wanted and root is None:
-        raise UsageError(f"a gate needs a root or a limit; limits are {', '.join(KINDS)}")
+    if not wanted and root is None and not canaries:
+        raise UsageError(f"a gate needs a root, canaries or a limit; limits are {', '.join(KINDS)}")
     if "leaks" in wanted and against is None:
-        raise UsageError("a limit of leaks needs another dataset to compare with: give --against (in Python against=)")
+        raise UsageError(
+            "a limit of leaks needs another dataset to compare with: give --against (in Python against=)"
+        )
     if pixels == "none" and (lacking := [name for name in OF_PIXELS if name in wanted]):
         raise UsageError(f"a limit of {lacking[0]} needs images: give pixels='all' or 'sample'")
     place = user_path(dataset)
     manifest = read_manifest(place)
     checks = [] if root is None else [GateCheck("root", manifest.root == root, manifest.root, root)]
+    if canaries:
+        from shardprep.formats.images.canaries import checked_decoder  # start-up time: OpenCV
+
+        decoder = checked_decoder()
+        passed = not decoder.differing
+        checks.append(GateCheck("canaries", passed, decoder.digest, decoder.reference, decoder.differing))
     if not wanted or not all(check.passed for check in checks):
         return GateResult(os.fspath(place), manifest.root, manifest.records, 0, tuple(checks))
     needs_pixels = any(name in wanted for name in OF_PIXELS)

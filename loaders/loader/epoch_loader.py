@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
+from shardprep.formats.images.canaries import warn_of_other_decoder
 from shardprep.formats.shards.dataset import RecordSet
 from shardprep.loaders.batches.passes import FrameworkHint
 from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes
@@ -38,6 +39,7 @@ from shardprep.loaders.loader.run_card import (
     Resumed,
     RunCard,
     TransformCard,
+    decoder_of,
     digest_of,
     installed_versions,
     kept_transform,
@@ -211,11 +213,14 @@ class EpochLoader(FrameworkHint, ABC):
 
         Each rank loads its own state; with another world size, all ranks load the state of one. The dataset,
         the order and the transform must be those of the state; ``transform="changed"`` takes any transform,
-        which the rest of the epoch is then made with.
+        which the rest of the epoch is then made with. Warns with DecoderDiffers where images were decoded to
+        other pixels before.
         """
         found = resumed(self._plan, state)
         there = state.get("transform", self._kept_transform)  # older states have none
         refuse_another([there], [self._kept_transform], transform)
+        if self._kept_transform is not None and (decoder := decoder_of(state)) is not None:
+            warn_of_other_decoder(decoder)
         self._next = self._current = self._place = found
 
     def receipt(self) -> Receipt:

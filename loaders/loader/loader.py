@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, Literal
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.images.canaries import warn_of_decoder
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus
@@ -246,6 +247,8 @@ class Loader(Owned, ReplayableLoader):
             self._weights = None if weights is None else {name: float(weights[name]) for name in weights}
             self._labels = self.dataset.space.mapping(labels)
             self._has_transform = transform is not None
+            if transform is not None and wanted.with_image:
+                warn_of_decoder()
             self._outputs = outputs_of(transform) if transform is not None else None
             self._with_numbers = with_numbers
             files = wanted.files_of(self.dataset)

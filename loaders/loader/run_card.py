@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 
 from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError
+from shardprep.formats.images.canaries import checked_decoder
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.files import save_bytes, user_path
@@ -218,7 +219,8 @@ class RunCard:
         on_bad_record: The Loader's argument.
         with_numbers: The Loader's argument.
         transform: Arguments, or identity, of the transform, None without.
-        versions: Versions of the programs that decide the pixels; a replay takes those that are installed.
+        versions: Versions of the programs that decide the pixels, and the ``decoder`` as the digest of the
+            pixels that it makes of some images; a replay takes what is installed.
         without: Which records were left out on purpose, None without.
         gaps: The Loader's argument, None without such records.
     """
@@ -318,8 +320,18 @@ class RunCard:
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions that decide the pixels of a batch."""
-    return {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
+    """The versions that decide the pixels of a batch, and the digest of the decoder's pixels."""
+    versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
+    return versions | {"decoder": checked_decoder().digest}
+
+
+def decoder_of(state: Mapping[str, Any]) -> str | None:
+    """Return the digest of the decoder in a state's card; None where an older release wrote it."""
+    try:
+        found = state["card"]["versions"]["decoder"]
+    except (KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _checked(value: dict[str, Any]) -> dict[str, Any]:

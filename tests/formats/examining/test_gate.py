@@ -82,7 +82,7 @@ def test_a_limit_of_the_index_alone_reads_no_image(built: Built) -> None:
 @pytest.mark.parametrize(
     ("limits", "options", "message"),
     [
-        ({}, {}, "needs a root or a limit"),
+        ({}, {}, "needs a root, canaries or a limit"),
         ({"ducks": 0}, {}, "no limit 'ducks'; limits are damaged, leaks"),
         ({"leaks": 0}, {}, "needs another dataset"),
         ({"damaged": 0}, {"pixels": "none"}, "a limit of damaged needs images"),

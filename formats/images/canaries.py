@@ -1,0 +1,104 @@
+"""Canaries: small images that come with this package, and the pixels that any decoder should make of them.
+
+Two decoders may make different pixels of one JPEG, both within the standard: a model that is trained with one
+and evaluated with the other loses accuracy, and nothing says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from shardprep.formats.errors import BadImage
+from shardprep.formats.images.decode import decode
+from shardprep.formats.images.opencv import cv2
+
+FOLDER = Path(__file__).resolve().parent.parent / "data" / "canaries"
+PIXELS = "pixels.tsv"  # the file of digests: name, reduction and digest of the pixels
+_REDUCED = {2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4, 8: cv2.IMREAD_REDUCED_COLOR_8}
+_ALSO_REDUCED = "jpeg-420.jpg"
+
+
+class DecoderDiffers(UserWarning):
+    """The decoder of this machine makes other pixels of an image than those of other machines do."""
+
+
+class Canary(NamedTuple):
+    """An image of the folder, by its ``name``, decoded at 1/``reduction`` of its size."""
+
+    name: str
+    reduction: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}\t{self.reduction}"
+
+
+def canaries() -> Iterator[Canary]:
+    """Yield all canaries, in the order of their names."""
+    for path in sorted(FOLDER.glob("*.*g")):
+        yield Canary(path.name)
+        if path.name == _ALSO_REDUCED:
+            yield from (Canary(path.name, reduction) for reduction in _REDUCED)
+
+
+def pixels_of(canary: Canary) -> str:
+    """Return 16 hexadecimal digits of the pixels that this machine's decoder makes of a canary."""
+    flags = _REDUCED.get(canary.reduction, cv2.IMREAD_COLOR) | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        pixels = decode((FOLDER / canary.name).read_bytes(), flags)
+    except BadImage:  # the decoder was built without this kind of image
+        return "0" * 16
+    return hashlib.sha256(b"%d %d " % pixels.shape[:2] + pixels.tobytes()).hexdigest()[:16]
+
+
+class DecoderCheck(NamedTuple):
+    """The pixels of this machine's decoder, beside the reference.
+
+    Attributes:
+        digest: 16 hexadecimal digits, equal on all machines whose decoders make the same pixels.
+        reference: The digest of the reference.
+        differing: The names of the images of which the pixels differ.
+    """
+
+    digest: str
+    reference: str
+    differing: tuple[str, ...]
+
+
+@cache
+def checked_decoder() -> DecoderCheck:
+    """Decode all canaries, once in a process, in some 5 ms. Deterministic, thread-safe. Raises OSError."""
+    reference = (FOLDER / PIXELS).read_text().splitlines()
+    here = [f"{canary}\t{pixels_of(canary)}" for canary in canaries()]
+    differing = (one.partition("\t")[0] for one, other in zip(here, reference, strict=True) if one != other)
+    return DecoderCheck(_digest(here), _digest(reference), tuple(dict.fromkeys(differing)))
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+@cache
+def warn_of_decoder() -> None:
+    """Warn with DecoderDiffers, once in a process, if this machine's decoder makes other pixels."""
+    if differing := checked_decoder().differing:
+        _warn(f"decodes some images ({', '.join(differing)}) to other pixels than the reference")
+
+
+def warn_of_other_decoder(digest: str) -> None:
+    """Warn with DecoderDiffers if the :class:`DecoderCheck` of another machine has another digest."""
+    if digest != checked_decoder().digest:
+        _warn("makes other pixels of the same images than the decoder of the run so far")
+
+
+def _warn(what: str) -> None:
+    warnings.warn(
+        f"OpenCV {cv2.__version__} of this machine {what}: a model may lose accuracy where it meets the pixels of "
+        "two decoders; install opencv-python-headless from the package index wherever it is trained or evaluated",
+        DecoderDiffers,
+        stacklevel=4,  # the caller of the loader
+    )

@@ -1,0 +1,107 @@
+"""The check of this machine's decoder by canaries, and the warnings where it makes other pixels."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardprep.formats import DecoderDiffers
+from shardprep.formats.images import canaries
+from shardprep.formats.images.canaries import FOLDER, checked_decoder
+from shardprep.formats.images.opencv import cv2
+from shardprep.formats.reports.gate import gate
+from shardprep.loaders import Loader, TrainTransform
+from support.datasets import prep_here
+
+SMALL: dict[str, Any] = {"batch_size": 8, "workers": 0, "transform": TrainTransform(8)}
+
+
+@pytest.fixture
+def other_decoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """TensorFlow's decoder with its fast inverse DCT, in the place of OpenCV's for JPEGs in colour."""
+    tf = pytest.importorskip("tensorflow")
+    own = canaries.decode
+
+    def decoded(image: bytes, flags: int) -> Any:
+        if image[:2] != b"\xff\xd8" or flags != cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION:
+            return own(image, flags)
+        return tf.io.decode_jpeg(image, channels=3, dct_method="INTEGER_FAST").numpy()[..., ::-1]
+
+    monkeypatch.setattr(canaries, "decode", decoded)
+    for function in (canaries.checked_decoder, canaries.warn_of_decoder):
+        function.cache_clear()
+    yield
+    for function in (canaries.checked_decoder, canaries.warn_of_decoder):
+        function.cache_clear()
+
+
+def test_this_machine_decodes_as_the_reference() -> None:
+    found = checked_decoder()
+
+    assert (found.digest, found.differing) == (found.reference, ())
+
+
+def test_the_canaries_are_of_all_usual_kinds_and_show_something() -> None:
+    kinds = {path.stem for path in FOLDER.glob("*.*g")}
+    pixels = [cv2.imread(str(path)) for path in FOLDER.glob("*.*g")]
+
+    assert {
+        "jpeg-420",
+        "jpeg-422",
+        "jpeg-444",
+        "jpeg-gray",
+        "jpeg-cmyk",
+        "jpeg-progressive",
+        "png-rgb",
+    } < kinds
+    assert min(np.std(each) for each in pixels) > 20
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 32 << 10
+
+
+@pytest.mark.usefixtures("other_decoder")
+def test_a_loader_warns_once_of_a_decoder_with_other_pixels(lmdb_shards: Path) -> None:
+    with pytest.warns(
+        DecoderDiffers, match=r"OpenCV .* decodes some images \(jpeg-420.jpg, .*reference"
+    ) as told:
+        Loader(lmdb_shards, **SMALL).close()
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(lmdb_shards, **SMALL).close()
+        Loader(lmdb_shards, **(SMALL | {"transform": None})).close()
+
+
+def test_a_state_from_a_machine_with_another_decoder_warns(lmdb_shards: Path) -> None:
+    with Loader(lmdb_shards, **SMALL) as loader:
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.load_state_dict(state)
+        assert state["card"]["versions"]["decoder"] == checked_decoder().digest
+        state["card"]["versions"]["decoder"] = "0" * 16
+        with pytest.warns(DecoderDiffers, match="than the decoder of the run so far") as told:
+            loader.load_state_dict(state)
+        assert told[0].filename == __file__
+        for older in ({}, {"versions": {}}, {"versions": {"decoder": 7}}, None):
+            loader.load_state_dict(state | {"card": older})
+
+
+@pytest.mark.usefixtures("other_decoder")
+def test_a_gate_fails_where_the_decoder_differs(lmdb_shards: Path) -> None:
+    found = gate(lmdb_shards, {}, canaries=True)
+
+    assert not found.passed
+    assert found.checks[0].records[0] == "jpeg-420.jpg"
+    assert found.checks[0].found != found.checks[0].limit
+
+
+def test_the_command_gates_by_the_decoder(lmdb_shards: Path) -> None:
+    done = prep_here("gate", lmdb_shards, "--canaries", "--json")
+
+    checks = json.loads(done.stdout)["checks"]
+    assert [(check["name"], check["passed"]) for check in checks] == [("canaries", True), ("damaged", True)]
