@@ -16,6 +16,7 @@ import numpy as np
 from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, PlannedShard, spans
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
+from shardprep.formats.exports.croissant import Croissant
 from shardprep.formats.exports.folders import Folders
 from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, Places
 from shardprep.formats.exports.mds import MDS
@@ -44,7 +45,7 @@ from shardprep.formats.shards.files import FileEntry, Rows
 from shardprep.formats.shards.manifest import Manifest
 
 FORMATS: dict[str, type[ExportFormat]] = {
-    kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Folders)
+    kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Croissant, Folders)
 }
 MOST_SHARD_BYTES = 4 << 30
 
@@ -93,7 +94,7 @@ def export(
         dataset: Folder of a dataset, or a folder of splits, each of which is exported into
             ``output/<split>``.
         output: A new or empty folder, or one that the same call began or finished.
-        to: "webdataset", "tfrecord", "mds", "parquet" (needs pyarrow) or "folders".
+        to: "webdataset", "tfrecord", "mds", "parquet" or "croissant" (which need pyarrow), or "folders".
         shard_size: Bytes of images and columns per file, at most 4 GiB.
         workers: Number of processes; None is one per usable CPU, 0 works in this process.
         executor: An executor of :mod:`concurrent.futures` that runs the jobs instead, and is left open. At
@@ -188,6 +189,7 @@ class _Export:
             index, manifest = dataset.index, dataset.manifest
             source = Exportable(
                 path=dataset.path,
+                root=manifest.root,
                 split=manifest.split,
                 labels=manifest.labels,
                 schema=dataset.schema,

@@ -69,12 +69,13 @@ def real_array(value: Any) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Exportable:
-    """Description of a dataset before its records are read.
+    """Description of a dataset, with its ``root``, before its records are read.
 
     ``has_labels`` is whether any record has a label, and ``has_boxes`` whether there is a table of boxes.
     """
 
     path: Path
+    root: str
     split: str
     labels: LabelSpace
     schema: Schema

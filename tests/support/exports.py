@@ -146,5 +146,6 @@ READERS: dict[str, Callable[[Path], Iterator[Read]]] = {
     "tfrecord": from_tfrecord,
     "mds": from_mds,
     "parquet": from_parquet,
+    "croissant": from_parquet,
     "folders": from_folders,
 }

@@ -83,7 +83,7 @@ def test_a_folder_with_anything_else_is_refused_and_left_alone(
         export(intact, intact / "tars", to="webdataset", workers=0)
     with pytest.raises(UsageError, match="not a folder"):
         export(intact, tmp_path / "mine", to="mds", workers=0)
-    with pytest.raises(UsageError, match="known are webdataset, tfrecord, mds, parquet, folders"):
+    with pytest.raises(UsageError, match="known are webdataset, tfrecord, mds, parquet, croissant, folders"):
         export(intact, tmp_path / "out", to="zip", workers=0)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 

@@ -162,7 +162,7 @@ def test_arrays_of_every_sort_are_exported(to: str, tmp_path: Path, monkeypatch:
 def array_reader(to: str) -> Any:
     return {
         "webdataset": arrays_in_tar, "mds": arrays_in_mds, "tfrecord": arrays_in_tfrecord,
-        "parquet": arrays_in_parquet, "folders": arrays_in_folders,
+        "parquet": arrays_in_parquet, "croissant": arrays_in_parquet, "folders": arrays_in_folders,
     }[to]  # fmt: skip
 
 

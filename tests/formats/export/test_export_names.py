@@ -31,7 +31,7 @@ CLASSES = ("A", "a", "a.jpg", "b")
 
 def source(classes: tuple[str, ...] = CLASSES) -> Exportable:
     return Exportable(
-        path=Path("dataset"), split="train", labels=LabelSpace.of(classes), schema=Schema(),
+        path=Path("dataset"), root="sha256:0", split="train", labels=LabelSpace.of(classes), schema=Schema(),
         has_images=True, has_labels=True, has_boxes=False,
     )  # fmt: skip
 

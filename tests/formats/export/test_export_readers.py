@@ -10,12 +10,14 @@ import warnings
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from shardprep.formats import convert, export, open_dataset
+from shardprep.formats import convert, export, open_dataset, write_dataset
 from shardprep.formats.exports.export import FORMATS
 from support.datasets import converted
 from support.exports import READERS, Read, expected, files, mds_samples, tfrecord_features, webdataset_samples
@@ -239,6 +241,46 @@ def test_parquet_has_small_row_groups_and_the_features_of_hugging_face(splits: P
     assert max(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)) <= 100
 
 
+def test_croissant_describes_each_file_class_and_field(splits: Path, tmp_path: Path) -> None:
+    (done,) = export(splits / "train", tmp_path, to="croissant", shard_size=150_000, workers=0)
+
+    found = json.loads((tmp_path / "croissant.json").read_text())
+
+    *listed, together = found["distribution"]
+    sizes = {path.name: f"{path.stat().st_size} B" for path in tmp_path.glob("*.parquet")}
+    assert {file["@id"]: file["contentSize"] for file in listed} == sizes
+    assert [f"sha256:{file['sha256']}" for file in listed] == [file.sha256 for file in done.files[:-1]]
+    assert (found["identifier"], together["includes"]) == (done.root, "*.parquet")
+    with open_dataset(splits / "train") as opened:
+        names = [one["classes/name"] for one in found["recordSet"][0]["data"]]
+        assert names == list(opened.classes)
+
+
+def test_mlcroissant_reads_images_labels_boxes_and_columns(splits: Path, tmp_path: Path) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant")
+    values = {"score": 1.5, "caption": "a photograph", "points": np.arange(6, dtype=np.int16).reshape(3, 2)}
+    items = [{"image": JPEG, "label": 0, "key": f"k{number}", **values} for number in range(3)]
+    write_dataset(items, tmp_path / "dataset", workers=0)
+    export(tmp_path / "dataset", tmp_path / "columns", to="croissant", workers=0)
+    export(splits / "train", tmp_path / "boxes", to="croissant", workers=0)
+
+    def records(folder: Path) -> list[dict[str, Any]]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pandas, and of the damaged metadata of a photograph
+            described = mlcroissant.Dataset(jsonld=str(folder / "croissant.json"))
+            return [dict(record) for record in described.records("records")]
+
+    first = next(one for one in records(tmp_path / "columns") if one["records/key"] == b"k0")
+    assert (first["records/label"], first["records/score"]) == (0, 1.5)
+    assert first["records/caption"] == b"a photograph"
+    assert first["records/points"] == [[0, 1], [2, 3], [4, 5]]
+    with Image.open(io.BytesIO(JPEG)) as image:
+        assert first["records/image"].size == image.size
+    wanted = {one.key.encode(): (one.label, len(one.boxes)) for one in expected(splits / "train")}
+    found = records(tmp_path / "boxes")
+    assert {one["records/key"]: (one["records/label"], len(one["records/boxes"])) for one in found} == wanted
+
+
 def test_image_folder_finds_the_labels(splits: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("torchvision.datasets")
     export(splits / "train", tmp_path, to="folders", workers=0)
@@ -283,7 +325,7 @@ def test_crop_ready_images_are_exported_as_they_are(splits: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["webdataset", "tfrecord", "parquet", "folders"])
+@pytest.mark.parametrize("to", ["webdataset", "tfrecord", "parquet", "croissant", "folders"])
 def test_what_was_exported_can_be_converted_again(splits: Path, to: str, tmp_path: Path) -> None:
     export(splits / "train", tmp_path / "out", to=to, shard_size=150_000, workers=0)
 

@@ -1,0 +1,154 @@
+"""Croissant: Parquet files, described in JSON-LD for catalogues of datasets and for mlcroissant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shardprep.formats.exports.format import Places, published
+from shardprep.formats.exports.parquet import OBJECTS, Parquet
+from shardprep.formats.records.codecs import ArrayCodec
+from shardprep.formats.records.schema import Field
+from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.shards.files import FileEntry
+
+DESCRIPTION = "croissant.json"
+FORMAT = "application/x-parquet"  # as mlcroissant names it
+VERSION = "http://mlcommons.org/croissant/1.1"
+TYPES = {"image": "sc:ImageObject", "int": "sc:Integer", "label": "sc:Integer", "float": "sc:Float"}
+"""The types of values by kind; of others it is text. An array has that of its elements."""
+
+_OWN = """arrayShape citeAs column conformsTo:dct containedIn equivalentProperty extract field fileObject fileProperty
+fileSet format includes isArray isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated
+replace samplingRate separator source subField transform"""
+_PREFIXES = {
+    "sc": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "dct": "http://purl.org/dc/terms/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+}
+CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    **_PREFIXES,
+    **{
+        name: f"{prefix or 'cr'}:{name}" for name, _, prefix in (word.partition(":") for word in _OWN.split())
+    },
+    **{name: {"@id": f"cr:{name}", "@type": "@json"} for name in ("data", "examples")},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    **{name: {"@container": "@language"} for name in ("name", "description")},
+}
+"""The context of Croissant 1.1."""
+
+
+class Croissant(Parquet):
+    """The files of :class:`Parquet`, and ``croissant.json``: their SHA-256, the classes, the fields."""
+
+    name = "croissant"
+
+    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+        data = json.dumps(self.described(units), indent=2, ensure_ascii=False).encode() + b"\n"
+        records = sum(unit.records for unit in units)
+        return [published(DESCRIPTION, records, places, lambda file: file.write(data))]
+
+    def described(self, units: Sequence[FileEntry]) -> dict[str, Any]:
+        """Return the description of the export in these files."""
+        source, records = self.source, sum(unit.records for unit in units)
+        files = [
+            {
+                "@type": "cr:FileObject",
+                "@id": unit.name,
+                "name": unit.name,
+                "contentUrl": unit.name,
+                "encodingFormat": FORMAT,
+                "contentSize": f"{unit.size} B",
+                "sha256": unit.sha256.removeprefix("sha256:"),
+            }
+            for unit in units
+        ]
+        together = {
+            "@type": "cr:FileSet",
+            "@id": "files",
+            "name": "files",
+            "encodingFormat": FORMAT,
+            "includes": "*.parquet",
+        }
+        return {
+            "@context": CONTEXT,
+            "@type": "sc:Dataset",
+            "conformsTo": VERSION,
+            "name": source.split,
+            "description": f"The {source.split} split of the shards with the root {source.root}: "
+            f"{count_of(records, 'record')}.",
+            "identifier": source.root,
+            "distribution": [*files, together],
+            "recordSet": [*self._classes(), self._records()],
+        }
+
+    def _classes(self) -> Iterator[dict[str, Any]]:
+        """Yield the set of the classes, if there are any: label and name of each."""
+        if classes := self.source.labels.classes:
+            fields = {"label": "sc:Integer", "name": "sc:Text"}
+            yield {
+                "@type": "cr:RecordSet",
+                "@id": "classes",
+                "name": "classes",
+                "dataType": "sc:Enumeration",
+                "key": {"@id": "classes/label"},
+                "field": [
+                    {"@type": "cr:Field", "@id": f"classes/{name}", "name": name, "dataType": kind}
+                    for name, kind in fields.items()
+                ],
+                "data": [
+                    {"classes/label": label, "classes/name": each.name} for label, each in enumerate(classes)
+                ],
+            }
+
+    def _records(self) -> dict[str, Any]:
+        source = self.source
+        fields = [_field("image", "image", "sc:ImageObject", part="bytes")] if source.has_images else []
+        fields += [_field("label", "label", "sc:Integer"), _field("key", "key", "sc:Text")]
+        if source.has_boxes:
+            # not cr:BoundingBox, of which mlcroissant reads one for a record
+            fields.append(_field("boxes", OBJECTS, "sc:Float", part="bbox", shape=(None, 4)))
+            fields.append(_field("box_labels", OBJECTS, "sc:Integer", part="category", shape=(None,)))
+        fields += map(_column, source.schema)
+        return {
+            "@type": "cr:RecordSet",
+            "@id": "records",
+            "name": "records",
+            "key": {"@id": "records/key"},
+            "field": fields,
+        }
+
+
+def _field(
+    name: str, column: str, kind: str, *, part: str | None = None, shape: Sequence[int | None] | None = None
+) -> dict[str, Any]:
+    """Return a field: the values of a column, or that ``part`` of each; arrays of that ``shape``."""
+    source: dict[str, Any] = {"fileSet": {"@id": "files"}, "extract": {"column": column}}
+    if part is not None:
+        source["transform"] = {"jsonPath": part}
+    field: dict[str, Any] = {"@type": "cr:Field", "@id": f"records/{name}", "name": name}
+    field |= {"dataType": kind, "source": source}
+    if shape:
+        field |= {
+            "isArray": True,
+            "arrayShape": ",".join("-1" if side is None else str(side) for side in shape),
+        }
+    return field
+
+
+def _column(field: Field) -> dict[str, Any]:
+    codec = field.codec
+    if isinstance(codec, ArrayCodec):
+        kind = codec.elements.kind
+        element = {"b": "sc:Boolean", "i": "sc:Integer", "u": "sc:Integer"}.get(kind, "sc:Float")
+        return _field(
+            field.name, field.name, element, shape=(*codec.shape, 2) if kind == "c" else codec.shape
+        )
+    if field.kind == "labels":
+        return _field(field.name, field.name, "sc:Integer", shape=(None,))
+    part = "bytes" if field.kind == "image" else None
+    return _field(field.name, field.name, TYPES.get(field.kind, "sc:Text"), part=part)
