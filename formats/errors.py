@@ -158,7 +158,7 @@ class DataError(ShardprepError):
 
 
 class SourceDamaged(DataError):
-    """An archive or a file of the source is damaged, or holds what it must not."""
+    """An archive or a file of the source is damaged, or has content that is not allowed."""
 
 
 class SourceIncomplete(DataError):
@@ -182,7 +182,7 @@ class ManifestDamaged(DataError):
 
 
 class ShardDamaged(DataError):
-    """A shard's container cannot be read, or holds what it must not."""
+    """A shard's container cannot be read, or has content that is not allowed."""
 
 
 class CorruptRecord(DataError):
@@ -211,7 +211,7 @@ class DatasetNotFound(OperationError, FileNotFoundError):
 
 
 def _close_path(path: Path) -> Path | None:
-    """Return the folder of which each name is that of the path or, where that is missing, close to it."""
+    """Return the folder with the names of the path, or where one is missing a name close to it."""
     found = Path(path.anchor)
     for name in path.parts[bool(path.anchor) :]:
         if not (found / name).is_dir():

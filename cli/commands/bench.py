@@ -119,7 +119,7 @@ def bench_disk(
 
 
 def print_profile(profile: DiskProfile) -> None:
-    """Print what was measured: the conditions, a table, bars, and last one sentence."""
+    """Print the measurements: the conditions, a table, bars, and last one sentence."""
     from shardprep.loaders.measuring.disk_profile import bars, terminal_lines  # start-up time: OpenCV
 
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
@@ -409,7 +409,7 @@ def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
         "worker, per image": ", ".join(stages),
         "workers waiting": f"{speed.idle:.1%} for work, {speed.blocked:.1%} for a free slot",
         "consumer waiting": f"{speed.starved:.1%} for a batch",
-        "CPU, per image": f"{speed.cpu * 1e6:,.0f} µs, of which the main process {speed.main_cpu * 1e6:,.1f} µs",
+        "CPU, per image": f"{speed.cpu * 1e6:,.0f} µs, {speed.main_cpu * 1e6:,.1f} µs of it in the main process",
         "memory": ", ".join(f"{name} {size(count)}" for name, count in memory.items() if count),
         "page cache": held,
         "storage": f"{downloaded}; {storage.hits:,} were in the cache; batches waited {storage.limiting:.2f} s"
@@ -442,7 +442,7 @@ def probe_lines(probes: Probes) -> Iterator[str]:
 
 
 def quality_lines(found: ShuffleQuality) -> Iterator[str]:
-    """Yield what was measured of the shuffle, beside a full one."""
+    """Yield the measured quality of the shuffle, beside that of a full one."""
     yield f"  {'shuffle':32}{'found':>12}{'full shuffle':>15}"
     yield f"  {'classes in a batch':32}{found.classes.found:>12,.1f}{found.classes.expected:>15,.1f}"
     yield f"  {'fewest classes in a batch':32}{found.fewest:>12,}"

@@ -1,4 +1,4 @@
-"""``prep convert``, ``prep index`` and ``prep join``: what makes datasets, and what they say of them."""
+"""``prep convert``, ``prep index`` and ``prep join``: the commands that make datasets."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def index(
 
 
 def show_converted(done: Sequence[Converted | ConvertedTo], output: Path | str, *, as_json: bool) -> None:
-    """Print what a conversion made, and the next command."""
+    """Print the result of a conversion, and the next command."""
     places: dict[str, list[str]] = {}
     for one in done:
         if emptied := one.skipped.emptied:  # these classes keep their labels
@@ -346,7 +346,7 @@ def _ignored_text(ignored: Mapping[str, int]) -> str | None:
 
 
 def show_part(built: Sequence[ConvertedPart], part: tuple[int, int], *, as_json: bool) -> None:
-    """Print what the part has of each split, and what is to do next."""
+    """Print the shards that the part has of each split, and the next step."""
     number, of = part
     if as_json:
         print_json({"part": number, "parts": of, "splits": [_part_json(one) for one in built]})
@@ -452,7 +452,7 @@ def _duration(seconds: float) -> str:
 @progress_option
 @json_option
 def join(dataset: Path, columns: tuple[str, ...], workers: int | None, form: Form, as_json: bool) -> None:
-    """Add columns to DATASET, without writing anything again that is there.
+    """Add columns to DATASET; none of its files is written again.
 
     Datasets and tables have one partner for each record, by key; the rows of an array are in the records'
     order. Interrupted in any way, the same command finishes the job. Repeated later, it builds the damaged

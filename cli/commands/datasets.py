@@ -445,7 +445,7 @@ def repair(
 
 
 def print_repaired(report: Report) -> None:
-    """Print what was built again, and the report."""
+    """Print the rebuilt files, and the report."""
     for name in report.rebuilt:
         say(f"rebuilt: {name}")
     if not report.rebuilt:

@@ -72,7 +72,7 @@ def fetch(url: str, folder: Path, form: Form, as_json: bool, **chosen: Any) -> N
     """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
 
     URL is s3://, gs://, az://, https://, http:// or file://; credentials are found in the environment.
-    Interrupted in any way, the same command goes on. What is there and right is kept, what is damaged
+    Interrupted in any way, the same command continues. Intact files are kept, what is damaged
     is fetched anew.
     """
     done = fetch_dataset(url, folder, progress=progress_in(form), **chosen)
@@ -187,7 +187,7 @@ def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) ->
     """Copy the dataset in FOLDER, or each split in it, to URL. Each byte is verified there.
 
     URL is s3://, gs://, az:// or file://; credentials are found in the environment. The manifest comes
-    last. Interrupted in any way, the same command goes on; what is there and right is kept.
+    last. Interrupted in any way, the same command continues; files that are already there are kept.
     """
     done = publish_datasets(folder, url, progress=progress_in(form), **chosen)
     if as_json:

@@ -365,8 +365,8 @@ def prove(
 ) -> None:
     """Prove from the logs of all ranks of a run that they got each record of DATASET once in each epoch.
 
-    The order is computed again. What was left out on purpose, cut off or skipped as bad is named. A LOG is
-    what loader.log_epoch(path) wrote, or a loader's state as JSON.
+    The order is computed again. Records that were left out on purpose, cut off or skipped as bad are named.
+    A LOG is a file that loader.log_epoch(path) wrote, or a loader's state as JSON.
     """
     from shardprep.loaders.loader.run_log import prove as prove_run  # start-up time: OpenCV
 

@@ -145,7 +145,7 @@ def file_of(file: Path, dataset: Path, has_splits: bool) -> Path:
 
 
 class Examined(NamedTuple):
-    """What was ``found`` in a dataset, in JSON's values, and the files that were written."""
+    """Findings about a dataset, as JSON values, and the files that were written."""
 
     page: Path
     findings: Path | None
@@ -153,7 +153,7 @@ class Examined(NamedTuple):
 
 
 def print_examined(done: Examined) -> None:
-    """Print what was looked at, the observations, and the files."""
+    """Print how much was examined, the observations, and the files."""
     looked = done.found["looked_at"]
     if looked["pixels"] == "none":
         seen = "the index only"
@@ -232,7 +232,7 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     ),
 )
 @click.argument("dataset", type=FOLDER)
-@click.option("--against", type=FOLDER, help="Another dataset, of which no image may be in this one.")
+@click.option("--against", type=FOLDER, help="Another dataset; none of its images may be in this one.")
 @click.option("--root", metavar="SHA256", help="The root that the dataset must have.")
 @click.option(
     "--canaries", is_flag=True, help="This machine must decode images to the same pixels as others do."

@@ -34,7 +34,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Parsed(click.ParamType[T]):
-    """A value that a function makes of a word; the text of its ValueError says what is wrong with the word.
+    """A value that a function parses from a word; its ValueError tells the user what is wrong.
 
     Args:
         name: What the help calls the value.
@@ -238,13 +238,13 @@ def check_replaced(file: Path | None) -> None:
 
 @dataclass(frozen=True)
 class DatasetWork(Generic[T]):
-    """What a command does with a dataset, and how it tells the result of type ``T``.
+    """The work of a command on a dataset, and the output of its result of type ``T``.
 
     Attributes:
         result: Makes the result for the dataset in a folder, or at a URL. Raises ShardprepError, OSError.
         show: Prints a result as text.
         to_json: Returns a result as a JSON object.
-        summary: Returns one line about all splits, by name, of which there is a result.
+        summary: Returns one line about all splits that have a result, by name.
         exit_code: Returns the exit code that a result asks for.
         collections: How the command takes a collection.
     """

@@ -18,7 +18,7 @@ def load_failure(error: BaseException) -> str:
 class Interrupted(BaseException):
     """Raised by the first signal: the stack unwinds, workers end and locks are released.
 
-    ``number`` is the signal's. What is added as a note follows the word in the message.
+    ``number`` is the signal's. Notes follow the word in the message.
     """
 
     def __init__(self, number: int) -> None:

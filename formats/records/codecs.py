@@ -59,7 +59,7 @@ def is_masked(value: object) -> bool:
 
 
 def refuse_masked(value: object) -> None:
-    """Raise BadValue for a masked array, of which the elements alone would be kept."""
+    """Raise BadValue for a masked array, which would lose its mask."""
     if is_masked(value):
         raise BadValue(
             "has a masked array, which would lose its mask: give filled(value), and np.ma.getmaskarray() as "
@@ -68,7 +68,7 @@ def refuse_masked(value: object) -> None:
 
 
 def refused(value: object, expected: str) -> BadValue:
-    """Return the error for a value that is not what the column holds."""
+    """Return the error for a value of the wrong kind for its column."""
     shape = f" of shape {value.shape} and dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
     text = "" if isinstance(value, np.ndarray | bytes) else f" {printable(repr(value)[:80])}"
     return BadValue(f"expected {expected}, not {type(value).__name__}{text}{shape}")
@@ -209,7 +209,7 @@ class BytesCodec(Codec):
 
 @dataclass(frozen=True)
 class ImageCodec(BytesCodec):
-    """The bytes of image files, unchanged, of which the header is read."""
+    """The unchanged bytes of image files, whose headers are checked."""
 
     def encode(self, value: Any) -> bytes:
         data = super().encode(value)
@@ -320,7 +320,7 @@ class ArrayCodec(Codec):
 
     @property
     def kind(self) -> str:
-        """The text of which :meth:`of` makes this codec."""
+        """The text that :meth:`of` parses to this codec."""
         sizes = (FREE if size is None else str(size) for size in self.shape)
         return f"{self.element}[{','.join(sizes)}]"
 

@@ -1,4 +1,4 @@
-"""A record: what is stored of one image, its checksums, and the order in which records are stored."""
+"""A record: one stored image with its label and key, its checksums, and the stored order of records."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Record(_Stored):
 
 
 class CropReadyRecord(Record):
-    """A record of which a crop is decoded without the rest of the image."""
+    """A record with an image whose crops are decoded without the rest of it."""
 
     __slots__ = ()
 

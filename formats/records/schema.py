@@ -168,7 +168,7 @@ class ColumnChoice(NamedTuple):
 
 
 def column_choice(text: str, form: str) -> ColumnChoice:
-    """Return the parts of ``NAME[:KIND][=ORIGIN]``; ``form`` is how an error says what was expected.
+    """Return the parts of ``NAME[:KIND][=ORIGIN]``; ``form`` is the expected form, for errors.
 
     Raises UsageError for a name or a kind that no column has.
     """

@@ -1,4 +1,4 @@
-"""The examination of a dataset: what is in it, beside what another one has."""
+"""The examination of a dataset: its contents, compared with those of another one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Examination:
 
         ``leave_out`` has record numbers by the kind of finding: all that are ``damaged``, ``leaks`` and
         ``suspects``; of ``equal bytes`` and ``look alike`` all but the first; and those of each oddity.
-        ``partial`` are the kinds of which only a part of the images was looked at.
+        ``partial`` are the kinds for which only some of the images were examined.
         """
         about, against = self.found["dataset"], self.found["against"]
         seen = {one["kind"]: one for one in self.found["observations"]}
@@ -186,9 +186,8 @@ class Comparison:
 
     ``path``, ``split``, ``records`` and ``root`` are the other's. ``common_classes`` is the number of classes
     that both have, ``missing_there`` and ``missing_here`` how many only one has, and ``unbalanced`` the
-    common classes with the largest ratio of their shares. ``equal_images`` is the number of images of which
-    the other has the bytes, and ``similar_images`` of which it has similar ones, among those that were looked
-    at."""
+    common classes with the largest ratio of their shares. Of the examined images, ``equal_images`` is the number
+    with the bytes of one of the other dataset, and ``similar_images`` the number similar to one of them."""
 
     path: str
     split: str
@@ -203,7 +202,7 @@ class Comparison:
 
 
 def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> Comparison:
-    """Return the comparison of two datasets, of which ``across`` are the shared images."""
+    """Return the comparison of two datasets with the shared images ``across``."""
     mine, theirs = _shares(dataset), _shares(other)
     common = sorted(mine.keys() & theirs.keys())
     balance = [
@@ -252,7 +251,7 @@ def report(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Examination:
-    """Look at what is in a dataset, and write it to a page. The result is the same for any number of workers.
+    """Examine a dataset, and write a page about it. The result is the same for any number of workers.
 
     Damaged images and shards are observations, not errors.
 
@@ -265,12 +264,12 @@ def report(
             bytes of at most 8,192 more compared) or "all" (0.5 to 1.5 ms of CPU and 25 bytes of memory each).
         classes: Names of classes to show many images of; empty shows a few images of up to 24 classes.
         record: Key of the record whose provenance is shown, from its checksum to the root; None is the first.
-        seed: Chooses the sample and what is shown.
+        seed: Chooses the sample and the images that are shown.
         workers: Number of processes that decode; None is one per usable CPU, 0 decodes in one other process.
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        What was found.
+        The findings.
 
     Raises:
         UsageError: ``dataset`` is a folder of splits, or ``pixels``, a class or the key is unknown.
@@ -291,7 +290,7 @@ def report(
 
 
 class _Examining:
-    """One examination of opened datasets. What is wrong in its usage is an error before anything is read."""
+    """One examination of opened datasets. Wrong usage is an error before anything is read."""
 
     def __init__(
         self, opened: Sequence[Dataset], pixels: str, classes: tuple[str, ...], record: str | None, seed: int

@@ -62,7 +62,7 @@ class OriginalDigests(dict[int, bytes]):
         """Do nothing: a damaged image is found by none."""
 
     def merge(self, other: OriginalDigests) -> None:
-        """Add those of another part."""
+        """Add the digests of another part."""
         self.update(other)
 
 
@@ -75,7 +75,7 @@ def _original_digest(image: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class _Picture:
-    """A picture that is looked for: its ``digests`` are of its bytes, and of what it was made of itself."""
+    """A picture to look for: ``digests`` has that of its bytes and, if it is crop-ready, of its original."""
 
     path: str
     size: int
@@ -101,7 +101,7 @@ def find(
     Args:
         dataset: The dataset's folder.
         images: Files of the pictures.
-        near: Whether to find those too of which the perceptual hash differs in at most 4 of 64 bits: scaled
+        near: Whether to find images too whose perceptual hash differs in at most 4 of 64 bits: scaled
             or compressed again, not cropped, turned or mirrored. All images are read, 0.5 to 1.5 ms of CPU
             each.
         hashes: With ``near``, a file that keeps the dataset's hashes, 25 bytes a record: read if it is

@@ -93,7 +93,7 @@ class GateResult:
         return asdict(self) | {"passed": self.passed}
 
     def to_junit(self) -> bytes:
-        """Return the result as a test suite in JUnit's XML, of which each check is a test."""
+        """Return the result as a test suite in JUnit's XML, with a test for each check."""
         failures = sum(not check.passed for check in self.checks)
         name = f"prep gate {printable(self.dataset)}"
         suite = ElementTree.Element(
@@ -125,7 +125,7 @@ def gate(
 ) -> GateResult:
     """Check a dataset against limits: damaged images, leaks, wrong labels, duplicates and oddities.
 
-    What is counted is what :func:`.report` finds, as :meth:`.Examination.findings` lists it: of several
+    The findings of :func:`.report` are counted as :meth:`.Examination.findings` lists them: of several
     copies all but the first, of two images with different labels both.
 
     Args:

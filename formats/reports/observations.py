@@ -228,7 +228,7 @@ def odd_records(index: Rows) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def same_size(indexes: list[Rows]) -> npt.NDArray[np.int64]:
-    """Return the numbers, over all indexes, of images of which another has the same length, width and height.
+    """Return the numbers, over all indexes, of images with the length, width and height of another one.
 
     Only these can have equal bytes. Those of small groups come first: of pairs, then of three, and so on.
     """
@@ -262,12 +262,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class LookedAt:
-    """How much was looked at.
+    """How much of the datasets was examined.
 
     ``pixels`` is "none", "sample" or "all", ``images`` the number of images of all datasets, ``seed`` that of
-    the sample, ``decoded`` the number of images of which the pixels were looked at, ``compared`` the number
-    of which bytes were compared, ``same_size`` the number of images that share their length, width and height
-    with another, so that their bytes can be equal, and ``same_size_compared`` how many of these were read."""
+    the sample, ``decoded`` the number of images that were decoded, ``compared`` the number whose bytes were
+    compared, ``same_size`` the number that share their length, width and height with another, so that their
+    bytes can be equal, and ``same_size_compared`` how many of these were read."""
 
     pixels: str
     images: int
@@ -339,7 +339,7 @@ class Findings:
 
     @property
     def is_partial(self) -> bool:
-        """Whether there are images of which the pixels were not looked at."""
+        """Whether there are images whose pixels were not examined."""
         return self.looked_at.decoded < self.looked_at.images
 
     def labels(self) -> npt.NDArray[np.int64]:

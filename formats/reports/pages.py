@@ -52,7 +52,7 @@ def shown_number(value: float) -> str:
 
 
 def shown_share(value: float) -> str:
-    """Return a fraction in percent; what is not nothing and not all is never shown as such.
+    """Return a fraction in percent; only 0 is shown as none, and only 1 as all.
 
     >>> shown_share(0.5), shown_share(0.00001), shown_share(1.0), shown_share(0.9999)
     ('50 %', 'under 0.1 %', '100 %', '99.9 %')
@@ -87,7 +87,7 @@ def picture_uri(file: bytes) -> Markup:
 
 
 def finalized(value: object) -> object:
-    """Return what a template writes for a value: text from anywhere is made printable and bounded."""
+    """Return the text of a value in a template: text from anywhere is made printable and bounded."""
     if isinstance(value, Markup):
         return value
     return escape(printable(value)) if isinstance(value, str) else value
@@ -210,7 +210,7 @@ class _Log:
 def chart_figure(
     title: str, text: str, drawn: Sequence[Markup], names: tuple[str, str], rows: Sequence[tuple[str, str]]
 ) -> Markup:
-    """Return a figure with what is ``drawn``, a text alternative, and a table of ``rows`` under two names."""
+    """Return a figure: ``drawn`` shapes, a text alternative, and a table of ``rows`` under two names."""
     table = Markup("").join(
         Markup("<tr><td>{}</td><td>{}</td></tr>").format(*row) for row in rows[:MOST_TABLE_ROWS]
     )

@@ -58,7 +58,7 @@ def digest(image: bytes) -> int:
     return int.from_bytes(blake3(image).digest(8), "little")
 
 
-SHORTER_SIDE = 128  # pixels of what is measured: contrast and sharpness depend on the scale
+SHORTER_SIDE = 128  # pixels of a measured image: contrast and sharpness depend on the scale
 NEAR = 0.9  # of a scale: from there on, a change of size blurs more than it makes smaller
 THUMBNAIL_SIDE = 104
 THUMBNAIL_QUALITY = 72
@@ -138,7 +138,7 @@ MEASURES: dict[str, npt.NDArray[np.float64]] = {
     "contrast": np.linspace(0, 128, 33),
     "sharpness": np.concatenate([[0.0], np.geomspace(1, 1 << 16, 33)]),
 }
-"""The edges of each histogram; what is above the last is counted in the last bar."""
+"""The edges of each histogram; the last bar counts larger values, too."""
 
 EXTREMES: dict[str, tuple[str, int]] = {
     "brightest": ("brightness", -1),
@@ -278,7 +278,7 @@ class ShardLook(Generic[T]):
     """A look at records of the shard at ``path``: ``rows`` of the index, with their record ``numbers``.
     Picklable.
 
-    ``kind`` is the class of what is found, and ``is_decoded`` says for each record whether its pixels are
+    ``kind`` is the class of the findings, and ``is_decoded`` says for each record whether its pixels are
     looked at.
     """
 
@@ -291,7 +291,7 @@ class ShardLook(Generic[T]):
     is_decoded: npt.NDArray[np.bool_]
 
     def made(self) -> T:
-        """Read the records, and return what is found. Raises OSError."""
+        """Read the records, and return the findings. Raises OSError."""
         use_one_thread()
         found = self.kind()
         try:
@@ -316,7 +316,7 @@ class ShardLook(Generic[T]):
         return found
 
     def all_damaged(self, reason: str) -> T:
-        """Return what is found where no record can be looked at."""
+        """Return the findings where no record can be examined."""
         found = self.kind()
         for number in self.numbers.tolist():
             found.add_damaged(number, reason)
@@ -336,7 +336,7 @@ MOST_AT_ONCE = 512  # images in one call, so that the progress moves
 
 @dataclass(frozen=True)
 class ImageReading:
-    """The processes that read, how many they are, and what is told of the progress."""
+    """The processes that read, their number, and the progress."""
 
     pool: WorkerPool
     workers: int
@@ -351,7 +351,7 @@ class ImageReading:
         )
 
     def read(self, dataset: Dataset, records: Numbers, kind: type[T]) -> T:
-        """Return what is found in the bytes of these records, in order, none decoded. Raises OSError."""
+        """Return the findings about the bytes of these records, in order; none is decoded. Raises OSError."""
         return self._looked(
             f"read {dataset.manifest.split}", kind, dataset, records, np.zeros(len(records), bool)
         )
@@ -369,7 +369,7 @@ class ImageReading:
         records: Numbers,
         is_decoded: npt.NDArray[np.bool_],
     ) -> T:
-        """Merge what is found of all records, in their order.
+        """Merge the findings about all records, in their order.
 
         Few looks are submitted at a time, since each holds its rows of the index. Raises what a look raises,
         and ChildLost.
@@ -392,7 +392,7 @@ class ImageReading:
         return found
 
     def _value(self, look: ShardLook[T], future: Future[T]) -> T:
-        """Return what is found; a look that crashes its process is divided to find the image."""
+        """Return the findings; a look that crashes its process is divided to find the image."""
         try:
             return future.result()
         except ChildDied as error:

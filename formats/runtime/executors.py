@@ -48,7 +48,7 @@ class ExecutorCall(Generic[T]):
             raise self._failed(error) from error
 
     def value_of(self, future: Future[T | Exception]) -> T:
-        """Return, or raise, what the call did. Raises ExecutorFailed for what else the executor raises."""
+        """Return, or raise, what the call did. Raises ExecutorFailed for errors of the executor itself."""
         try:
             value = future.result()
         except Exception as error:
@@ -113,7 +113,7 @@ def refuse_other_versions(home: Mapping[str, str], here: Mapping[str, str], work
 
 P = ParamSpec("P")
 
-RETRIES = 3  # of a task of which the worker was killed; Ray's own default
+RETRIES = 3  # of a task whose worker was killed; Ray's own default
 
 # A process that joined a cluster is ended by Ray, with exit code 1, when the head is silent for a minute.
 HEAD_INTERVAL_S = 2.0

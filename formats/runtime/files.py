@@ -97,7 +97,7 @@ def regular(fd: int, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Size, mtime and inode, by which a changed file is recognised."""
+    """Size, mtime and inode; a changed file differs in one of them."""
 
     size: int
     mtime_ns: int
@@ -144,7 +144,7 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
             return read_at(self._fd.fileno(), length, offset)
 
     def mapped(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield what the calls return, one after the other: a disk is not faster at several places."""
+        """Yield the results of the calls, made in turn: a disk is not faster at several places."""
         return map(call, items)
 
     def expect_random_reads(self) -> None:
@@ -357,7 +357,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def advice(path: str | os.PathLike[str] | None) -> str:
-    """Return what is used up on the disk of that file, and what to do."""
+    """Return whether space or inodes ran out on the disk of that file, and what to do."""
     if path is not None and _has_no_inodes(Path(os.fsdecode(path))):
         return (
             "the disk has free space but no free inodes: it holds as many files as it can; remove some and "

@@ -30,7 +30,7 @@ from shardprep.formats.runtime.work_folder import is_of_this_host
 from shardprep.formats.runtime.workers import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
 
 COUNTERS_NAME = "counters"
-# Between two counts of a worker on another host than the run's, each of which goes to the server at once.
+# Between two counts of a worker on another host; each goes to the file server at once.
 FAR_INTERVAL_S = 1.0
 POLL_INTERVAL_S = 0.2
 DECODE_TIMEOUT_S = 60.0  # to decode one image
@@ -73,7 +73,7 @@ class Job(Protocol[Built_co]):
     def decodes(self) -> bool: ...
 
     def build(self) -> Built_co:
-        """Build the file, and return what is known of it."""
+        """Build the file, and return its description."""
 
     def key_at(self, place: int) -> str:
         """Return the key of the file's record at that place, or of its last record."""
@@ -130,8 +130,8 @@ class ShardCounter(Owned):
     """A worker's counter, in the folder of a run.
 
     On the host of the run each count is written, and seen there at once. Another host, which may share the
-    file by NFS, writes one a second: synchronously, for otherwise it would keep counts for itself, and with a
-    descriptor that cannot read, since NFS may write the whole of a page that was read.
+    file by NFS, writes one a second: synchronously, or NFS would keep the counts on that host, and with a
+    descriptor that cannot read, because NFS may write back a whole page that was read.
     """
 
     def __init__(self, run: Path, number: int) -> None:
@@ -170,7 +170,7 @@ def completed(
     """Submit what ``take`` returns until that is None, and yield each with its future once it is done.
 
     At most ``at_once`` are submitted at a time. None is yielded after each wait, of POLL_INTERVAL_S at most.
-    ``take`` is called again after what was yielded. What is left at an error is cancelled.
+    ``take`` is called again after each yield. After an error, pending calls are cancelled.
     """
     pending: dict[Future[T], K] = {}
     try:
@@ -204,7 +204,7 @@ class JobRunner(Owned):
     def run(self, jobs: Iterable[Job[Built]], counters: ProgressCounters) -> list[Built]:
         """Run all jobs and return what they built, in the order of their numbers.
 
-        The first error ends the run. What else than a job's error an executor raises is ExecutorFailed. If a
+        The first error ends the run. Errors of the executor itself are raised as ExecutorFailed. If a
         worker of this machine dies, its job runs once more. If that worker dies, too, WorkerDied names the
         record it was at. An image that crashes a worker, and then a process that decodes it alone, is a bad
         image.
@@ -299,7 +299,7 @@ def _decode(job: Job[Built], place: int) -> None:
 
 
 def _crash_of(job: Job[Built], place: int) -> str:
-    """Return the signal by which decoding that image alone ends a process; empty if it does not."""
+    """Return the signal that kills a process which decodes that image alone; empty if none does."""
     try:
         isolated(DECODE_TIMEOUT_S, _decode, job, place)
     except ChildDied as error:

@@ -1,4 +1,4 @@
-"""Canonical JSON: one text for one value, which can be hashed, and checks of the shape of what was read."""
+"""Canonical JSON: one text for each value, fit for hashing; and checks of the shape of parsed values."""
 
 from __future__ import annotations
 

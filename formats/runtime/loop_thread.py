@@ -45,7 +45,7 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         return self.result(self.begin(work), tick)
 
     def result(self, future: Future[T], tick: Callable[[], None] = lambda: None) -> T:
-        """Return the result of what was begun; ``tick`` is called here every 0.1 s, and at the end."""
+        """Return the result of the coroutine; ``tick`` is called here every 0.1 s, and at the end."""
         try:
             while not wait([future], POLL_INTERVAL_S).done:
                 tick()

@@ -1,4 +1,4 @@
-"""Owners of resources of the system: descriptors, locks and threads, each of which is closed exactly once.
+"""Owners of system resources: descriptors, locks and threads, each closed exactly once.
 
 Objects that own a resource of the system: a descriptor, map, socket, thread or process. A copy of such an
 object would have the same descriptor, and would close the original's, or later another file's.

@@ -43,7 +43,7 @@ _start_lock = threading.Lock()
 
 _is_importing_main = False
 
-_hidden: dict[str, Any] | None = None  # what was hidden of the main module
+_hidden: dict[str, Any] | None = None  # attributes of the main module that are hidden now
 
 
 def _free_in_copy() -> None:
@@ -264,7 +264,7 @@ class Channel(Owned):
                     yield message
 
     def finish(self) -> None:
-        """Stop sending: the other end receives what was sent, then the end."""
+        """Stop sending: the other end receives everything sent so far, then the end."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_WR)
 
@@ -469,7 +469,7 @@ class _TooLarge(Exception):
 
 
 def packed(value: object) -> bytes | None:
-    """Return the bytes of which :func:`unpacked` makes the object in a worker process.
+    """Return the bytes that :func:`unpacked` turns into the object again in a worker process.
 
     None for one that takes more than MOST_BYTES, cannot be pickled, or has classes or functions of the main
     module, which workers do not import.

@@ -2,7 +2,7 @@
 
 A seal is trusted while device, inode, size, mtime and ctime of the file are those of the time when it was
 verified. A file that changed within the clock's granularity after it was hashed would have the same times:
-a file gets a seal only if its times are older than YOUNG_NS. What is wrong with a seal only costs a hash.
+a file gets a seal only if its times are older than YOUNG_NS. A damaged seal only costs a hash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def seals_folder() -> Path:
 
 @dataclass(frozen=True)
 class Seal:
-    """The seal of one file. ``root`` is the digest of what the file was verified against."""
+    """The seal of one file, which was verified against the digest ``root``."""
 
     status: os.stat_result
     root: str

@@ -6,7 +6,7 @@ of the run that holds the lock. Finished work removes it.
 The run's folder holds all unfinished files until they are published. A worker may outlive its run: it was
 stopped, or its disk hung, when the run was killed. All files that it writes are in its run's folder. The
 next run removes that folder before anything else, and its random name is never used again. From then on the
-worker can neither make nor rename a file, and its open files have no name.
+worker can no longer create or rename a file, and its open files have no name.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class WorkFolder(Owned):
     """A lock on an output folder. Not reusable, neither copyable nor picklable.
 
     One process holds it for itself, or several hold it ``shared``: these build shards and finish nothing.
-    If an OSError for a full disk leaves the context, NoSpace is raised in its place, with what is used up.
+    An OSError for a full disk leaves the context as NoSpace, which says whether space or inodes ran out.
 
     ``run`` is the folder in which this run builds files; it exists only within the context. Entering removes
     the folders of dead runs, and no others. Jobs that still work after their run ended can publish nothing.

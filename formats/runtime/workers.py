@@ -131,7 +131,7 @@ class Child(Owned, AbstractContextManager["Child"]):
 
 
 def _value_of(answer: bytes) -> Any:
-    """Return what the process returned; raise what it raised."""
+    """Return the result of the process, or raise its error."""
     failed, value = ForkingPickler.loads(answer)
     if failed:
         raise value

@@ -369,7 +369,7 @@ class OpenBoxes:
         return self._read
 
 
-MOST_PARTS = 32  # of which columns are open at a time
+MOST_PARTS = 32  # whose columns are open at a time
 
 
 class OpenColumns(Owned):
@@ -397,7 +397,7 @@ class OpenColumns(Owned):
         }
         self._values = {name: reader.value for name, reader in self._readers.items()} | dict(others)
         self.names = tuple(self._values)
-        """The names of what a record has, those of ``others`` last."""
+        """The names of a record's values, those of ``others`` last."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -406,7 +406,7 @@ class OpenColumns(Owned):
         return self._readers[name]
 
     def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
-        """Return the record at ``place`` with its columns, each of which is read when it is asked for."""
+        """Return the record at ``place``, with columns that are read when they are asked for."""
         return ColumnRecord.of(record, ColumnValues(self.names, lambda name: self._values[name](place)))
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
 
 
 class ShardReader(Owned, AbstractContextManager["ShardReader"]):
-    """Reader of what a finished shard itself says of its records, by their ordinals. Reusable until closed.
+    """Reader of the records of a finished shard, by their ordinals, without the index. Reusable until closed.
 
     It proves a shard after it was written and when it is verified, and finds the addresses that an index of
     format 1.0 lacks; training reads by the addresses of the index (:mod:`.read`). Thread-safe except for

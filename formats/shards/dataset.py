@@ -1,6 +1,6 @@
 """An opened dataset: its records by number, as they are, transformed, or some of them to look at.
 
-``RecordSet`` is what a loader reads, of one dataset or of several.
+``RecordSet`` is the records that a loader reads, of one dataset or of several.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class Dataset(RecordSet):
         )
 
     def _name_at(self, path: Path) -> str:
-        """The name by which weights know it: the end of its path, or of its URL."""
+        """Its name in ``weights``: the last part of its path or URL."""
         return path.name
 
     @property

@@ -3,9 +3,9 @@
 Such a shard's file is a table of the images' places in the archive: .npy, one row per record. The archive is
 ``archive.tar`` in the table's folder, usually a link.
 
-A block is what an epoch reads from beginning to end, in random order where it shuffles: a shard, or in an
-archive, where images lie class after class, a small part of one. The smaller the blocks, the more classes a
-window of the same size has.
+A block is the part of a dataset that an epoch reads from beginning to end, blocks in random order where it
+shuffles: a shard, or in an archive, where images lie class after class, a small part of one. The smaller the
+blocks, the more classes a window of the same size has.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class LmdbPages:
         return page.number * self.size + start, length, first
 
     def _overflow(self, number: int, length: int, wanted: int) -> Value:
-        """Return a value that has overflow pages, all of which are in the file."""
+        """Return a value in overflow pages, after checking that the file has all of them."""
         data = self._read(number, HEADER.size + min(length, wanted))
         own_number, _, flags, low, high = HEADER.unpack_from(data)
         pages = low | high << 16

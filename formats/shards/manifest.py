@@ -415,7 +415,7 @@ class Manifest:
         return sum(sizes[name] for name in names)
 
     def to_bytes(self) -> bytes:
-        """Return the file's bytes, such that ``Manifest.parse(m.to_bytes()) == m``."""
+        """Return the file's bytes; ``Manifest.parse(m.to_bytes()) == m``."""
         return canonical_json(self._body() | {"root": self.root})
 
     @classmethod

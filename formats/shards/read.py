@@ -59,7 +59,7 @@ def container(name: str) -> Container:
 
 
 class Shard(Owned):
-    """The open file of a shard, of which records are read by their addresses. Thread-safe except to close.
+    """The open file of a shard; records are read by their addresses. Thread-safe except to close.
 
     Raises ShardDamaged for a file that is not as long as its ``entry`` says, or ends before a record,
     CorruptRecord for a record that does not match its checksum, and OSError if the system fails or memory is

@@ -76,7 +76,7 @@ def spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
     return int(low), int(middle), int(high), int(largest)
 
 
-SAMPLED = 64  # crop-ready images of which segments are measured
+SAMPLED = 64  # crop-ready images whose segments are measured
 
 
 @dataclass(frozen=True)

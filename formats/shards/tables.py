@@ -133,7 +133,7 @@ def box_table(dataset: Path, manifest: Manifest, labels: str = "sorted_wnid0") -
 
 
 def box_columns(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names by which records have their boxes: those of BOX_COLUMNS that no column has."""
+    """Return the names of the boxes in records: those of BOX_COLUMNS that no column has."""
     if manifest.table(BOXES_NAME) is None:
         return ()
     return tuple(name for name in BOX_COLUMNS if name not in manifest.schema)
@@ -171,7 +171,7 @@ def _value_issues(rows: Rows, starts: npt.NDArray[np.int64], entry: ColumnEntry)
 
 
 def _offset_issues(rows: Rows, starts: npt.NDArray[np.int64], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong where images or values begin: in a file of the size of each shard."""
+    """Yield the problems of the offsets of images or values in shards of these sizes."""
     if "offset" not in (rows.dtype.names or ()):
         return
     room = np.array(sizes, np.uint64)
@@ -203,7 +203,7 @@ def _index_issues(rows: Rows, manifest: Manifest) -> Iterator[str]:
 
 
 def _chunks(rows: int) -> Iterator[slice]:
-    """Slices of all rows, so that what is computed of a large index takes little memory at a time."""
+    """Slices of all rows, so that computing with a large index takes little memory at a time."""
     return (slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE))
 
 

@@ -140,7 +140,7 @@ def check_decoding(key: bytes, image: bytes, found: Checked) -> None:
 
 @contextmanager
 def stderr_in(file: IO[bytes]) -> Iterator[None]:
-    """Put into a file what a C library writes to descriptor 2, in a process that does nothing else."""
+    """Redirect to a file all that a C library writes to descriptor 2, in a process that does nothing else."""
     before = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:
@@ -170,7 +170,7 @@ class ColumnCheck(Check):
 
     @abstractmethod
     def _values(self, path: Path, found: Checked, ordinals: range) -> Iterator[Value]:
-        """Yield the intact values at these ordinals; what is wrong with the others is added to ``found``."""
+        """Yield the intact values at these ordinals; findings about the others are added to ``found``."""
 
     def found(self) -> Checked:
         found, digests = Checked(), []
@@ -350,7 +350,7 @@ MAX_QUARANTINE_BYTES = 64 << 20
 
 
 def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
-    """Yield what the manifest says and the index does not.
+    """Yield the claims of the manifest that the index contradicts.
 
     That is of unique keys, the plan's order, ``kinds``, ``crop_ready``, ``class_sorted`` and ``partial``. If
     images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked for

@@ -221,7 +221,7 @@ class _Verification:
     def _results(
         self, title: str, entries: Sequence[FileEntry], calls: Sequence[Callable[[], T]]
     ) -> Iterator[tuple[FileEntry, T]]:
-        """Yield what the calls return, in order; an unreadable file is reported, and ends nothing."""
+        """Yield the results of the calls, in order; an unreadable file is reported, the others are read."""
         for entry, outcome in self.runner.run(title, entries, calls):
             with self._reading(entry.name):
                 try:

@@ -40,7 +40,7 @@ class Report:
         level: The level that was checked.
         manifest: The manifest, None if it is damaged.
         findings: Damage.
-        unchecked: What could not be read.
+        unchecked: Files that could not be read.
         notes: Remarks that are no damage, such as messages of the decoder.
         rebuilt: Names of the files that a repair replaced before.
         url: The URL of a dataset that was read through a cache, else None.

@@ -120,7 +120,7 @@ def _versions(*, decode: bool) -> dict[str, str]:
 
 
 def _status(path: Path, flags: int = 0) -> os.stat_result:
-    """Return the status of a file that is opened: NFS then asks the server, and shows what is new."""
+    """Return the status of a file, which is opened so that NFS asks the server for it."""
     descriptor = os.open(path, OPEN_FLAGS | flags)
     try:
         return os.fstat(descriptor)
@@ -136,7 +136,7 @@ def _known(path: Path, manifest: Identity) -> tuple[str, dict[str, int]]:
 
 
 Outcome = Callable[[], T]
-"""What returns, or raises, what a check did."""
+"""Returns, or raises, the result of a check."""
 
 
 @dataclass(frozen=True)

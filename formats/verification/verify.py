@@ -70,7 +70,7 @@ def verify(
             is the free space of the disk.
 
     Returns:
-        All findings, what could not be checked, and notes.
+        All findings, the files that could not be checked, and notes.
 
     Raises:
         UnknownVersion: The format is newer than this release.
@@ -173,7 +173,7 @@ class _Look:
     failure: ShardprepError | None = None
 
     async def run(self) -> None:
-        """Ask what the store says of the file."""
+        """Ask the store about the file."""
         try:
             found = await self.remote.about(self.entry.name)
         except ShardprepError as error:
