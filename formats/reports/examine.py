@@ -186,8 +186,9 @@ class Comparison:
 
     ``path``, ``split``, ``records`` and ``root`` are the other's. ``common_classes`` is the number of classes
     that both have, ``missing_there`` and ``missing_here`` how many only one has, and ``unbalanced`` the
-    common classes with the largest ratio of their shares. Of the examined images, ``equal_images`` is the number
-    with the bytes of one of the other dataset, and ``similar_images`` the number similar to one of them."""
+    common classes with the largest ratio of their shares. Of the examined images, ``equal_images`` is the
+    number with the bytes of one of the other dataset, and ``similar_images`` the number similar to one of
+    them."""
 
     path: str
     split: str
