@@ -1,4 +1,4 @@
-"""Into TensorFlow: queues, stages and datasets of what a loader, a flow or any iterable yields."""
+"""Into TensorFlow: queues, stages and datasets of the batches of a loader, a flow or any iterable."""
 
 from __future__ import annotations
 

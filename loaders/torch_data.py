@@ -1,4 +1,4 @@
-"""Batches as PyTorch tensors over the memory in which the loader made them."""
+"""Batches as PyTorch tensors over the loader's own memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TorchBatches(Owned, IterableDataset[Any]):  # type: ignore[misc, unused-ig
 def _will_be_batched(caller: FrameType) -> bool:
     """Whether the caller is the fetcher of a DataLoader that batches, which nothing else knows.
 
-    The variables of any other caller are not read: a frame would keep what it shows, such as batches.
+    The variables of any other caller are not read: a frame would keep its variables, such as batches.
     """
     if caller.f_globals.get("__name__") != "torch.utils.data._utils.fetch":
         return False

@@ -45,10 +45,10 @@ class Converted:
         path: Its folder.
         manifest: Its manifest.
         already_complete: Whether an earlier call had finished it, so that it was verified only.
-        skipped: Bad images that were left out, by cause, and the classes of which none is left.
+        skipped: Bad images that were left out, by cause, and the classes that have none left.
         ignored: Number of files and folders of file managers, and hidden ones, that were left out of the
             source, by name.
-        notes: Lines about what else was left out, and about images in columns that do not fit their records'.
+        notes: Lines about other omissions, and about images in columns that do not fit their records'.
         has_labels: False where no record of the source has a label.
     """
 
@@ -95,7 +95,7 @@ def convert(
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        What was converted, one entry per split.
+        The converted splits.
 
     Raises:
         UsageError: An argument is not valid; PlanMismatch if ``output`` holds another conversion.
@@ -168,7 +168,7 @@ class _Conversion:
 
 
 def notes_of(prepared: Prepared, built: Iterable[BuiltShard]) -> tuple[str, ...]:
-    """Return what the user is told of a split: the notes of its listing, and of images of other sizes."""
+    """Return the notes for the user about a split: of its listing, and of images of other sizes."""
     found = []
     of_column = zip(*(shard.columns for shard in built), strict=True)
     for column, built_columns in zip(prepared.planned.schema, of_column, strict=False):
@@ -187,7 +187,7 @@ def build_shards(
     runner: JobRunner,
     as_job: Callable[[ShardJob], Job[BuiltShard]] = lambda job: job,
 ) -> list[BuiltShard]:
-    """Build the shards of a split that are to be built, and return them; those that are there are kept.
+    """Build the missing shards of a split, and return all of them.
 
     ``as_job`` makes of the job of a shard the one that is run.
     """
@@ -355,7 +355,7 @@ def _prepared(source: Source, request: Request, progress: Progress) -> list[Prep
 
 
 def _share_listing(source: Source, split: str, output: Path, request: Request, progress: Progress) -> None:
-    """Read an archive's headers and store what they say, unless another part has; wait while one does.
+    """Read an archive's headers and store their contents, unless another part has; wait while one does.
 
     A check of MD5 is no part's work for the others, and folders are listed by each part: nothing less says
     that they have not changed.

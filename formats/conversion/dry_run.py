@@ -1,4 +1,4 @@
-"""The dry run of a conversion: all that it would find wrong, and what it would take."""
+"""The dry run of a conversion: every problem that it would find, and its time and space."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.sources.source import ByteReader, Entries, Problems, SourceOptions
 
-SAMPLE_EVERY = 8  # images of which one is hashed, to measure how long that takes
+SAMPLE_EVERY = 8  # one image of so many is hashed, to measure how long that takes
 _DETAILS = re.compile(r"\(.*?\)|\d+")
 
 
@@ -56,7 +56,7 @@ class PlannedSplit:
         ignored: Number of files of file managers, and hidden ones, by name.
         already_complete: Whether it would only be verified.
         columns: Kinds of the columns beside key, label and image, by name.
-        notes: Lines about what else is left out of the source.
+        notes: Lines about other parts of the source that are left out.
         has_images: False where no record has an image.
         has_labels: False where no record has a label.
     """
@@ -86,8 +86,8 @@ class DryRun:
     Attributes:
         source: Description of the source, empty if it was not recognised.
         splits: Splits that could be listed.
-        problems: What would make the conversion fail: the number of cases and the first error of each kind.
-        skipped: What is wrong with the images that it would leave out, likewise.
+        problems: Errors that would make the conversion fail: of each kind the number, and the first one.
+        skipped: Errors of the images that it would leave out, likewise.
         workers: Number of processes that ``seconds`` assumes.
         seconds: About how long the conversion would take, None if nothing was read: the time in which these
             workers read all images in this run, and that of hashing them, by a sample of one in SAMPLE_EVERY.
@@ -175,7 +175,7 @@ def plan_conversion(
 
 @dataclass
 class _Checked:
-    """What is found in the images of one shard, and the seconds that it took."""
+    """The findings about the images of one shard, and the seconds that it took."""
 
     problems: Problems = field(default_factory=Problems)
     bad: Problems = field(default_factory=Problems)

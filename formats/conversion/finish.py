@@ -134,7 +134,7 @@ def _manifest(
 
 
 def _archive(planned: Plan, listing: Listing, built: Sequence[BuiltShard]) -> IndexedArchive | None:
-    """Return the archive in which the images stay; None where the shards have them."""
+    """Return the archive that keeps the images; None where the shards have them."""
     archive = listing.reader.archive
     if planned.options.container != IN_PLACE or archive is None:
         return None
@@ -164,7 +164,7 @@ def _current_folder() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SkippedCause:
-    """A cause: ``count`` images, of which ``first`` is the first key."""
+    """A cause: ``count`` images, and the key of the ``first``."""
 
     cause: str
     count: int
@@ -179,7 +179,7 @@ class SkippedImages:
     """The images that were left out.
 
     ``count`` is their number, and ``causes`` has a :class:`SkippedCause` for each cause, the most frequent
-    first. ``emptied`` are the names of the classes of which no image is left: they keep their labels.
+    first. ``emptied`` are the names of the classes that have no image left: they keep their labels.
     """
 
     count: int = 0
@@ -208,7 +208,7 @@ def sum_up(skipped: Sequence[SkippedImage], entries: Entries, labels: LabelSpace
 
 
 def _emptied(keys: set[bytes], entries: Entries, labels: LabelSpace) -> tuple[str, ...]:
-    """Return the classes in the entries of which no other keys are there."""
+    """Return the classes whose entries have no other keys."""
     is_left_out = np.fromiter((key in keys for key in entries["key"].tolist()), bool, len(entries))
     before, after = entries["label"], entries["label"][~is_left_out]
     gone = np.setdiff1d(before[before >= 0], after)

@@ -40,8 +40,8 @@ Built = tuple[BuiltColumn, ...]
 class JoinJob(DecodesNothing):
     """All that a worker needs to build columns of the ``shard`` that has these ``keys``. Picklable.
 
-    ``run`` is the folder of unfinished files, ``plan`` the digest of what is joined, and ``expected`` maps
-    names of files to the SHA-256 that they must have to be published.
+    ``run`` is the folder of unfinished files, ``plan`` the digest of the joined columns, and ``expected``
+    maps names of files to the SHA-256 that they must have to be published.
     """
 
     output: Path

@@ -55,7 +55,7 @@ class JoinedValues(AbstractContextManager["JoinedValues"], ABC):
 
 @dataclass(frozen=True)
 class JoinedColumn:
-    """A column to join: its field, its values, and what the manifest keeps of where they come from."""
+    """A column to join: its field, its values, and their source for the manifest."""
 
     field: Field
     values: JoinedValues
@@ -169,7 +169,7 @@ def matched(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
     """Return for each record the place of its partner, int64; ``path`` is that of the partners.
 
     Partners have the records' keys, or these without extensions, or the names of their files without
-    extensions: the first way by which each record has one partner, and each partner one record. Raises
+    extensions: the first that gives each record one partner, and each partner one record. Raises
     SourceIncomplete, which names a record without a partner, or a partner without a record.
     """
     closest, most = (keys, partners), -1
@@ -353,7 +353,7 @@ def _at(path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
 
 @dataclass
 class TableValues(JoinedValues):
-    """The cells at the place ``at`` of rows, each of which has an offset and a length in bytes."""
+    """The cells at the place ``at`` of rows with an offset and a length in bytes."""
 
     path: Path
     identity: Identity

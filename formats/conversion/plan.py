@@ -1,4 +1,4 @@
-"""The plan: which image goes to which shard, in which order. A pure function of listing and options."""
+"""The plan: the shard of each image, and their order. A pure function of listing and options."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PlanOptions:
         seed: Seed of the order, 0 to 2**64 - 1.
         on_bad_image: "fail" raises BadImage; "skip" leaves the image out and lists it in quarantine.json.
         decode_check: Whether an image that does not decode is a bad image, too.
-        crop_ready: Whether to re-encode JPEGs losslessly, with segments of which a crop is decoded alone.
+        crop_ready: Whether to re-encode JPEGs losslessly, in segments: a crop is decoded without the rest.
         shorter_side: Pixels of the shorter side to which larger images are shrunk and encoded as crop-ready
             JPEGs, which is lossy; None keeps their size.
         quality: JPEG quality for ``shorter_side``, 1 to 100.
@@ -186,7 +186,7 @@ class Plan:
         return spanned((last["offset"] + last["length"]).tolist(), archive_size)
 
     def describe(self) -> dict[str, Any]:
-        """Return what the manifest keeps of the plan."""
+        """Return the manifest's copy of the plan."""
         return self.options.to_json() | {"sha256": self.digest}
 
 

@@ -46,7 +46,7 @@ from shardprep.formats.storage.store import SCHEMES, Location, path_or_place
 def refuse_other_shape(output: Path, split: str | None) -> None:
     """Raise UsageError for a dataset, begun or finished, in the place of a folder of splits, or the reverse.
 
-    ``output`` is to be a folder of splits if ``split`` is None. What is no folder at all is refused, too.
+    ``output`` is to be a folder of splits if ``split`` is None. A file in its place is refused, too.
     """
     if output.exists() and not output.is_dir():
         raise UsageError("is not a folder; choose another output", path=output)
@@ -304,7 +304,7 @@ class Prepared:
         return differences(begun, now)
 
     def guard(self) -> dict[str, Any]:
-        """Return what must be equal when a conversion is resumed, by names that the user understands."""
+        """Return the values that must be equal when a conversion is resumed, by names that users know."""
         planned = self.planned
         times = hashlib.sha256()
         for start in range(0, len(planned.order), 1 << 16):
@@ -360,7 +360,7 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
 
 
 def note_untrained(prepared: Iterable[Prepared], progress: Progress) -> None:
-    """Show the classes of val of which train has no image: a folder's name may be misspelt."""
+    """Show the classes of val that train has no image of: a folder's name may be misspelt."""
     of_split = {one.planned.split: one for one in prepared}
     if not {"train", "val"} <= of_split.keys():
         return
@@ -414,5 +414,5 @@ def _check_count(listing: Listing, *, allow_partial: bool) -> None:
         detail = f" ({listing.shortfall})" if listing.shortfall else ""
         raise SourceIncomplete(
             f"the split {listing.split} has {found} images, not {listing.expected}{detail}; "
-            "add --allow-partial to convert what is there"
+            "add --allow-partial to convert these"
         )

@@ -171,7 +171,7 @@ class _Repair:
             self.built = self.runner.run(jobs, counters)
 
     def _needed(self, damaged: set[str]) -> set[int]:
-        """Return the numbers of the shards of which records are read."""
+        """Return the numbers of the shards whose records are read."""
         if damaged & {table.name for table in self.all_tables}:
             return {shard.number for shard in self.planned.shards}
         files = [self.manifest.shards, *(column.shards for column in self.columns)]

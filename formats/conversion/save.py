@@ -231,7 +231,7 @@ def write_dataset(
         The manifest of the finished dataset.
 
     Raises:
-        BadItem: A DataError; an item differs from the others, or has a key that was there before.
+        BadItem: A DataError; an item differs from the others, or repeats a key.
         UsageError: An argument is not valid; PlanMismatch if ``output`` holds something else.
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written. What making an item raises is raised unchanged.
@@ -300,7 +300,7 @@ def _entries(count: int, items: OpenedItems) -> Entries:
 
 @dataclass(frozen=True)
 class _Writing:
-    """One call: what is prepared, and how its shards are built."""
+    """One call: its preparation, and the building of its shards."""
 
     prepared: Prepared
     building: ShardBuilding
@@ -340,7 +340,7 @@ class _Writing:
     def _completed(
         self, planned: Plan, work_folder: WorkFolder, built: list[BuiltShard]
     ) -> tuple[Plan, LabelSpace]:
-        """Return what is known when all items were seen: the order of classes, the widest key, the labels.
+        """Return what only all items together show: the order of classes, the widest key, the labels.
 
         Raises BadItem for a key that occurs twice.
         """

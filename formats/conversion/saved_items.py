@@ -145,7 +145,7 @@ def number_key(number: int) -> bytes:
 
 
 def key_of(value: Any) -> bytes:
-    """Return a key's bytes. Raises BadValue for what is no key."""
+    """Return a key's bytes. Raises BadValue for a value that is no key."""
     data = TextCodec().encode(value)
     if not data or len(data) > MAX_KEY_BYTES or b"\0" in data:
         raise refused(value, f"a key, which has 1 to {MAX_KEY_BYTES} bytes and no NUL")
@@ -153,7 +153,7 @@ def key_of(value: Any) -> bytes:
 
 
 def image_of(value: Any) -> bytes:
-    """Return an image's bytes. Raises BadValue for what is no encoded image."""
+    """Return an image's bytes. Raises BadValue for a value that is no encoded image."""
     try:
         return ImageCodec().encode(value)
     except BadValue as error:
@@ -185,7 +185,7 @@ def digest_of(items: Sequence[EncodedItem]) -> str:
 
 
 def kept_of(form: ItemForm, first: Sequence[EncodedItem]) -> Mapping[str, Any]:
-    """Return what the manifest keeps of the items in ``source``."""
+    """Return the manifest's ``source`` for these items."""
     return form.to_json() | {"first": digest_of(first)}
 
 
@@ -237,7 +237,7 @@ class SequenceItems(NumberedItems):
 def numbered_items(samples: Any) -> NumberedItems | None:
     """Return the items of ``samples`` by number, None for an iterable that has no numbers.
 
-    Raises UsageError for what has no items, and for one item in place of several.
+    Raises UsageError for an object without items, and for one item in place of several.
     """
     if isinstance(samples, NumberedItems):
         return samples
@@ -397,7 +397,7 @@ def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
 
 @dataclass(frozen=True)
 class FetchedItems(ByteReader):
-    """What a worker fetches a shard's items with: ``source``, packed, and their encoding."""
+    """A worker's access to the items of a shard: ``source``, packed, and their encoding."""
 
     source: bytes
     coder: ItemCoder
@@ -416,7 +416,7 @@ class FetchedItems(ByteReader):
         """Do nothing: nothing is open."""
 
 
-@lru_cache(maxsize=1)  # what it opens, or makes, holds for all shards of a worker
+@lru_cache(maxsize=1)  # one for all shards of a worker
 def _source(packed: bytes) -> NumberedItems:
     source: NumberedItems = unpacked(packed)
     return source

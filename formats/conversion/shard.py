@@ -72,7 +72,7 @@ def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.ND
         for ordinal, crc32c in enumerate(crcs.tolist()):
             stored = reader.checked(ordinal)
             if stored.crc32c != crc32c:
-                raise CorruptRecord("reads back differently from what was written", path=path)
+                raise CorruptRecord("reads back differently than it was written", path=path)
             offsets[ordinal] = stored.offset
         if len(reader) != len(crcs):
             raise CorruptRecord(f"reads back {len(reader)} records of {len(crcs)}", path=path)
@@ -205,7 +205,7 @@ def built_row(field: Field) -> np.dtype[np.void]:
 
 @dataclass(frozen=True, slots=True)
 class SkippedImage:
-    """A bad image that was left out on request: its key, its place in the source, and what is wrong."""
+    """A bad image that was left out on request: its key, its place in the source, and the problem."""
 
     key: str
     where: str
@@ -261,7 +261,7 @@ def is_other_file(reader: ByteReader, entry: np.void) -> bool:
 def checked_sample(
     reader: ByteReader, entry: np.void, options: PlanOptions, *, has_images: bool
 ) -> CheckedSample:
-    """Read a sample of a source, and make of its image what the options ask for.
+    """Read a sample of a source, and convert its image as the options ask.
 
     Raises BadImage, BadValue, SourceDamaged, OperationError and OSError.
     """
@@ -299,7 +299,7 @@ class ShardJob:
     """All that a worker needs to build a shard. Picklable.
 
     ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
-    after that. ``crashes`` maps an image's place among the entries to the signal by which it crashes the
+    after that. ``crashes`` maps an image's place among the entries to the signal with which it crashes the
     decoder. ``region`` is where the images are in the reader's archive, if they stay there. ``home`` has
     the versions of the machine that planned the shard, if another may build it.
     """

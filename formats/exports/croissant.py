@@ -110,7 +110,7 @@ class Croissant(Parquet):
         fields = [_field("image", "image", "sc:ImageObject", part="bytes")] if source.has_images else []
         fields += [_field("label", "label", "sc:Integer"), _field("key", "key", "sc:Text")]
         if source.has_boxes:
-            # not cr:BoundingBox, of which mlcroissant reads one for a record
+            # not cr:BoundingBox: mlcroissant reads only one for each record
             fields.append(_field("boxes", OBJECTS, "sc:Float", part="bbox", shape=(None, 4)))
             fields.append(_field("box_labels", OBJECTS, "sc:Integer", part="category", shape=(None,)))
         fields += map(_column, source.schema)

@@ -91,7 +91,7 @@ def export(
     what was written, and damaged files are built again.
 
     Args:
-        dataset: Folder of a dataset, or a folder of splits, each of which is exported into
+        dataset: Folder of a dataset, or a folder of splits; each is exported into
             ``output/<split>``.
         output: A new or empty folder, or one that the same call began or finished.
         to: "webdataset", "tfrecord", "mds", "parquet" or "croissant" (which need pyarrow), or "folders".
@@ -102,7 +102,7 @@ def export(
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        What was exported, one entry per split.
+        The exported splits.
 
     Raises:
         UsageError: The format cannot hold a column, which is named, or the output has anything else;
@@ -243,7 +243,7 @@ class _Export:
         return self._exported(made, already_complete=False)
 
     def _built(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:
-        """Build and publish all but the units that are ``intact``, and what is about all of them."""
+        """Build and publish all but the ``intact`` units, and the files about all of them."""
         work_folder.claim(self._guard, work="export")
         # absolute: a job may run in another process, which has another folder
         places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
@@ -297,7 +297,7 @@ class _Export:
         return found
 
     def _intact(self, units: tuple[FileEntry, ...], progress: Progress, threads: int) -> dict[str, FileEntry]:
-        """Return the units of a finished export that are there as they were written, by name."""
+        """Return the units of a finished export that are intact, by name."""
         if [unit.name for unit in units] != [unit.name for unit in self.units]:
             return {}
 

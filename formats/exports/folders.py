@@ -88,7 +88,7 @@ class Folders(ExportFormat):
             raise UsageError("has keys that cannot be turned into different file names", path=source.path)
 
     def _checked(self, index: Rows) -> npt.NDArray[np.uint64]:
-        """Return the digests of the names, none of which is too long."""
+        """Return the digests of the names, after checking that none is too long."""
         names = self.names(index)
         for name, key in zip(names, index["key"].tolist(), strict=True):
             for part in name.split("/"):

@@ -1,7 +1,7 @@
 """The contract of a format that datasets are exported to, and the names and records that it gets.
 
-Names of files from keys and classes: safe, unique, and with the key still in them. What is not safe stands as
-in a URL, ``%2E`` for a dot; ``urllib.parse.unquote`` gives it back.
+Names of files from keys and classes: safe, unique, and with the key still in them. Unsafe characters are
+quoted as in a URL, ``%2E`` for a dot; ``urllib.parse.unquote`` gives the key back.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ExportFormat(ABC):
     """About how many bytes a record takes beside its image and columns, and how many more for each column."""
     writer: str = "1"
     has_parts: bool = False
-    """Whether units leave files in the work folder, of which :meth:`finish` makes others."""
+    """Whether units leave files in the work folder for :meth:`finish`."""
 
     def __init__(self, source: Exportable, index: Rows) -> None:
         self.source = source
@@ -127,7 +127,7 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
-        """Whether a published unit is what was built. Raises OSError."""
+        """Whether a published unit has the bytes that were built. Raises OSError."""
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
         """Publish the files that are about all units, and return them."""
@@ -135,11 +135,11 @@ class ExportFormat(ABC):
 
 
 class ShardFormat(ExportFormat):
-    """A format of which the units are files."""
+    """A format whose units are files."""
 
     @abstractmethod
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
-        """Write a file of these records, of which there are ``count``."""
+        """Write a file of these ``count`` records."""
 
     def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
         return published(name, count, places, lambda file: self.write(file, records, count))
@@ -259,7 +259,7 @@ def digests(names: Iterable[str]) -> npt.NDArray[np.uint64]:
 
 
 def repeated(numbers: npt.NDArray[np.uint64]) -> frozenset[int]:
-    """Return the numbers that are there more than once."""
+    """Return the numbers that occur more than once."""
     found, counts = np.unique(numbers, return_counts=True)
     return frozenset(found[counts > 1].tolist())
 

@@ -1,4 +1,4 @@
-"""WebDataset: tars in which files of one name with several extensions make a sample."""
+"""WebDataset: tars of samples; the files of a sample have one name and several extensions."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class DecoderCheck(NamedTuple):
     Attributes:
         digest: 16 hexadecimal digits, equal on all machines whose decoders make the same pixels.
         reference: The digest of the reference.
-        differing: The names of the images of which the pixels differ.
+        differing: The names of the images whose pixels differ.
     """
 
     digest: str

@@ -1,4 +1,4 @@
-"""Crop-ready JPEGs: with a restart grid, by which a part is cut out before anything is decoded.
+"""Crop-ready JPEGs: with a grid of restart markers, so that a part is cut out before decoding.
 
 Here an image is made smaller, given its grid and checked, and here a rectangle is cut out of it again. The
 grid is made by jpegtran, libjpeg-turbo's program that recodes a JPEG without changing its coefficients,
@@ -346,7 +346,7 @@ def _lengths(image: bytes, scan: int) -> np.ndarray[tuple[int], np.dtype[np.uint
 
 
 PROGRAM = "jpegtran"
-MAX_MESSAGE = 4096  # bytes of what the program says that are kept
+MAX_MESSAGE = 4096  # bytes of the program's messages that are kept
 
 
 @cache
@@ -484,8 +484,8 @@ def stored_image(
     """Return the bytes to store of an image with the properties ``info``, and their properties.
 
     With ``segments`` a JPEG is made crop-ready. An image with more than ``shorter_side`` pixels on its
-    shorter side, if that is given, is shrunk to it and encoded at ``quality``. What is crop-ready stays so.
-    Raises BadImage if the image is to be changed and does not decode, OperationError, OSError.
+    shorter side, if that is given, is shrunk to it and encoded at ``quality``. Crop-ready images stay as they
+    are. Raises BadImage if the image is to be changed and does not decode, OperationError, OSError.
     """
     if shorter_side is not None:
         with suppress(NotCropReady):

@@ -397,7 +397,7 @@ class _BlockWalk:
         self.data()
 
     def data(self) -> None:
-        """Skip data in parts, the last of which is empty."""
+        """Skip data in parts; an empty one is the last."""
         while length := self.byte():
             self.at += length
 

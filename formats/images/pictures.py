@@ -25,7 +25,7 @@ MEDIA_TYPES = {
 """The media type of the kinds that browsers show, by their flag."""
 KIND = reduce(or_, KINDS.values()) | ImageFlag.SEVERAL
 MAX_BYTES = 1 << 20  # of a file in a page; larger ones are made smaller
-MAX_SIDE = 768  # pixels of what is made smaller
+MAX_SIDE = 768  # pixels; larger images are made smaller
 SHOWN_HEIGHT = 256  # pixels in the page
 
 
@@ -61,7 +61,7 @@ def _data_uri(image: bytes, most_bytes: int, most_side: int) -> str | None:
 
 
 def _shown_kind(image: bytes) -> str | None:
-    """The media type where a browser shows what the decoder returns; None for other kinds and animations."""
+    """The media type of a kind that a browser shows as the decoder does; None for others, and animations."""
     try:
         return MEDIA_TYPES.get(read_image_header(image).flags & KIND)
     except BadImage:
@@ -69,7 +69,7 @@ def _shown_kind(image: bytes) -> str | None:
 
 
 def _smaller(image: bytes, most_side: int) -> bytes | None:
-    """Return a JPEG file of at most ``most_side`` pixels a side; None for what does not decode."""
+    """Return a JPEG file of at most ``most_side`` pixels a side; None for an image that does not decode."""
     try:
         pixels = decode(image, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except BadImage:
@@ -83,7 +83,7 @@ def _smaller(image: bytes, most_side: int) -> bytes | None:
 
 MOST_SHOWN = 100  # images; each may have THUMBNAIL_BYTES in the page
 THUMBNAIL_BYTES = 128 << 10
-THUMBNAIL_SIDE = 384  # pixels, of what is made smaller
+THUMBNAIL_SIDE = 384  # pixels; larger images are made smaller
 THUMBNAIL_HEIGHT = 160  # pixels in the page
 MOST_IN_CAPTION = 60  # characters
 

@@ -111,7 +111,7 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
             yield self.read_at(length, offset)
 
     def mapped(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield what the calls return, in order; they run in threads, since each waits for its answers."""
+        """Yield the results of the calls, in order; they run in threads, since each waits for its answers."""
         with ThreadPoolExecutor(HEADERS_AT_ONCE, "shardprep-headers") as pool:
             try:
                 yield from pool.map(call, items)
@@ -122,7 +122,7 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
                 raise
 
     def _taken(self, read: tuple[int, int]) -> Future[bytes] | None:
-        """Return the future of what was read ahead, without those before it; None if it was not."""
+        """Return the future of a range that was read ahead, and drop those before it; None if it was not."""
         while self._ahead:
             expected, future = self._ahead.popleft()
             self._ahead_bytes -= expected[0]

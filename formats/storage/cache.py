@@ -98,7 +98,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             with self.folder.turn():
                 name = f"{os.getpid()}-{secrets.token_hex(8)}"
                 self._reader = ReaderFile(self.folder.readers, name, self.limit_bytes)
-            take_room(self.folder, (), self.limit_bytes)  # removes what is left, and what is over the limit
+            take_room(self.folder, (), self.limit_bytes)  # removes leftovers, and files over the limit
         self._replaced = self.folder.replaced
 
     @property
@@ -125,14 +125,14 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             self._fitting([entry])
 
     def hold(self, entries: Iterable[FileEntry]) -> Held:
-        """Download what is missing of some files, and hold all of them; waits until there is room.
+        """Download the missing ones of some files, and hold all of them; waits until there is room.
 
         While it waits for room, it holds none of them, so that two readers never wait for each other with
         half a set each. Release a set before you wait for one that has no room beside it.
 
         Raises CacheTooSmall if the limit is less than the files and what this process keeps, or if nothing
         moved in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
-        RemoteDamaged, RemoteMissing, RemoteFailed; UsageError in a forked process, for what is missing;
+        RemoteDamaged, RemoteMissing, RemoteFailed; UsageError in a forked process, for missing files;
         OSError.
         """
         wanted, began = self._fitting(entries), perf_counter()
@@ -193,7 +193,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         return self.hold([entry])
 
     def foresee(self, entries: Sequence[FileEntry]) -> None:
-        """Tell all processes the files that this one will use, in their order; replaces what was told.
+        """Tell all processes the files that this one will use, in their order; replaces earlier ones.
 
         Raises UsageError for a closed cache.
         """
@@ -211,7 +211,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             self._reader.used(position)
 
     def close(self) -> None:
-        """Let go what is kept, and end what runs in other threads. Idempotent; not reusable afterwards."""
+        """Release all files, and end the threads. Idempotent; not reusable afterwards."""
         if not self.made_here or self._downloads.is_closed:
             return
         self._downloads.close()
@@ -279,7 +279,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         return held
 
     def _pin(self, held: Held, entries: Iterable[FileEntry]) -> int:
-        """Hold those of the files that are there; return how many are."""
+        """Hold the files that are in the cache; return their number."""
         count = 0
         for entry in entries:
             if (pin := self.folder.pinned(entry)) is not None:
@@ -386,7 +386,7 @@ class _HeldElsewhere(LocalFiles, Owned):
 
 
 class _LastOpened(_HeldElsewhere):
-    """Files of which each thread holds the one that it opened last."""
+    """Files; each thread holds the one that it opened last."""
 
     def __init__(self, source: FileSource) -> None:
         super().__init__(source)

@@ -95,9 +95,9 @@ class StillWaiting(UserWarning):
 
 
 class Patience:
-    """Pauses that get longer, and the time since what is waited for last changed.
+    """Pauses that get longer, and the time since the awaited state last changed.
 
-    A tenth of ``most_s`` seconds without a change is a warning, once; ``what`` says what is waited for.
+    A tenth of ``most_s`` seconds without a change is a warning, once; ``what`` names the awaited event.
     """
 
     def __init__(self, most_s: float, what: Callable[[], str]) -> None:
@@ -112,7 +112,7 @@ class Patience:
         self._next_s = min(LONGEST_S, 2 * self._next_s)
 
     def still_s(self, state: object = None) -> float:
-        """Return for how many seconds what is waited for has been in this state."""
+        """Return for how many seconds the awaited state has been the same."""
         now = time.monotonic()
         if state != self._state:
             self._state, self._since = state, now
@@ -159,7 +159,7 @@ _NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class CacheFolder:
-    """The paths of a cache, and its lock. Deletes nothing but what a cache has made.
+    """The paths of a cache, and its lock. Deletes only files that a cache has made.
 
     Where others keep a lock for ``patience_s`` seconds, all methods that need it raise CacheBusy.
     """
@@ -334,7 +334,7 @@ Uses = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class LivingReader:
-    """What another reader, or this one, has told."""
+    """The announced uses of one reader."""
 
     limit: int
     position: int
@@ -371,7 +371,7 @@ class ReaderFile(Owned):
         return lock
 
     def foresee(self, uses: Uses) -> None:
-        """Replace what will be used by other uses, of which none is over; a full disk may keep the others."""
+        """Replace the announced uses, of which none is over; a full disk may keep the old ones."""
         with _unless_full():
             before, self._lock = self._lock, self._written(uses)
             before.close()
@@ -391,7 +391,7 @@ class ReaderFile(Owned):
 
 @contextmanager
 def _unless_full() -> Iterator[None]:
-    """Pass over a full disk: what readers tell only decides what is evicted."""
+    """Pass over a full disk: announced uses only decide which files are evicted."""
     try:
         yield
     except OSError as error:
@@ -400,7 +400,7 @@ def _unless_full() -> Iterator[None]:
 
 
 def living_readers(folder: Path) -> Iterator[LivingReader]:
-    """Yield what the living readers have told, and remove the files of dead ones.
+    """Yield the announced uses of living readers, and remove the files of dead ones.
 
     The caller holds the cache's lock.
     """

@@ -125,7 +125,7 @@ class ShardPins(LocalFiles, Owned):
 class CachedDataset(Dataset):
     """The dataset at ``place``, read through the cache in the folder ``cache``; see :func:`open_dataset`.
 
-    ``path`` is its folder in the cache, in which shards come and go. With a ``root``, that dataset and no
+    ``path`` is its folder in the cache, where shards come and go. With a ``root``, that dataset and no
     other is opened, and nothing is asked for over the network if it was opened with this cache before.
     Picklable (as its URL, cache, limit and root). :meth:`close` also ends the thread that downloads; the next
     read begins anew.

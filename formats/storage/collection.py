@@ -150,7 +150,7 @@ class CollectionFile:
         return sha256_of([[getattr(part, each) for each in known] for part in self.parts])
 
     def to_bytes(self) -> bytes:
-        """Return the file's bytes, such that ``CollectionFile.parse(c.to_bytes()) == c``."""
+        """Return the file's bytes; ``CollectionFile.parse(c.to_bytes()) == c``."""
         parts = [asdict(part) for part in self.parts]
         return canonical_json({"format": FORMAT_NAME, "version": VERSION, "parts": parts, "root": self.root})
 
@@ -430,7 +430,7 @@ class Collection(RecordSet):
 
     Raises:
         DataError: A part, which is named, is not the one that was collected.
-        UsageError: The labels are unknown. Else what a Dataset raises.
+        UsageError: The labels are unknown. Further errors are those of a Dataset.
     """
 
     def __init__(
@@ -580,7 +580,7 @@ def _names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def _place(folder: Path, out: Path) -> str:
-    """Return the path by which a part is listed: relative below or beside the collection, else absolute."""
+    """Return the path of a part in the list: relative below or beside the collection, else absolute."""
     part, here = folder.resolve(), out.resolve()
     return os.path.relpath(part, here) if here.parent in part.parents else str(part)
 

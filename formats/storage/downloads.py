@@ -36,7 +36,7 @@ from shardprep.formats.storage.transfer import Transfer
 
 
 class CacheTooSmall(NoSpace):
-    """A cache's limit is less than what is to be read at once; ``needed`` is the least that would do."""
+    """A cache is too small for the files that are read at once; ``needed`` is the least limit."""
 
     def __init__(self, message: str, *, path: os.PathLike[str] | None = None, needed: int = 0) -> None:
         super().__init__(message, path=path)
@@ -45,7 +45,7 @@ class CacheTooSmall(NoSpace):
 
 Evict = Literal["any", "later", "none"]
 
-SPARE_BYTES = 1 << 20  # of the disk, for what the cache writes beside its files
+SPARE_BYTES = 1 << 20  # of the disk, for the cache's notes beside its files
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Taken:
 class NoRoom:
     """The cache is too small now: the ``least`` limit that would do, and the state of the cache.
 
-    ``is_full`` says that the disk is, by what is not the cache's. ``state`` is another one as soon as any
+    ``is_full`` says that the disk is full of other files. ``state`` is another one as soon as any
     reader has moved on.
     """
 
@@ -131,7 +131,7 @@ class _Account:
                 taken.coming.append(entry)
 
     def make_room(self, taken: Taken, entries: Sequence[FileEntry], evict: Evict) -> NoRoom | None:
-        """Evict what has to go for the parts; if that is not enough, evict nothing, and return why."""
+        """Evict enough for the parts; if that is impossible, evict nothing, and return why."""
         wanted = sum(part.entry.size for part in taken.parts)
         used = self._coming + sum(file.size for file in self._files)
         lacking = max(used + wanted - self._limit, wanted + SPARE_BYTES - self._disk.free if wanted else 0)
@@ -197,7 +197,7 @@ def _has_room(part: ReservedPart) -> bool:
 
 
 class Held(Owned, AbstractContextManager["Held"]):
-    """Files that are there, and are not evicted before :meth:`release`, or the end of this process."""
+    """Files in the cache that are not evicted before :meth:`release`, or the end of this process."""
 
     def __init__(self) -> None:
         self._pins: dict[str, LockDescriptor] = {}
@@ -220,7 +220,7 @@ class Held(Owned, AbstractContextManager["Held"]):
         return [entry for entry in entries if hex_of(entry) not in self._pins]
 
     def take(self, other: Held) -> None:
-        """Hold what the other one held, which holds nothing afterwards."""
+        """Take over the files of the other one, which holds nothing afterwards."""
         replaced = [self._pins[name] for name in other._pins.keys() & self._pins.keys()]
         self._pins |= other._pins
         self.sizes |= other.sizes
@@ -275,7 +275,7 @@ class CachedDownload(Transfer):
             self.is_published = True
 
     def give_up(self) -> None:
-        """Let the file go; what is not whole is removed. The caller has its turn in the cache."""
+        """Let the file go; an incomplete one is removed. The caller has its turn in the cache."""
         if self.is_published:
             self.part.close()
         else:
@@ -283,7 +283,7 @@ class CachedDownload(Transfer):
 
 
 class Downloads(Owned):
-    """The thread that downloads files of ``place`` into a cache, and what it has counted. Thread-safe.
+    """The thread that downloads files of ``place`` into a cache, and its counts. Thread-safe.
 
     ``files`` with ``bytes`` are whole; ``received_bytes`` also count what is on its way, and what had to be
     asked for again.
@@ -303,7 +303,7 @@ class Downloads(Owned):
             return
         try:
             self._refuse_copy()
-            with self._lock:  # a close ends what was begun before it
+            with self._lock:  # a close ends earlier downloads
                 loop, remote = self._running()
                 works = [
                     CachedDownload(remote, part.entry, part, self._folder, arrived=self._arrived)
@@ -339,7 +339,7 @@ class Downloads(Owned):
                 work.give_up()
 
     def _refuse_copy(self) -> None:
-        """Raise UsageError in a forked copy, in which a missing thread can have the lock."""
+        """Raise UsageError in a forked copy, where a missing thread may have the lock."""
         if not self.made_here:
             raise UsageError(
                 "cannot download in a process that was forked from the one that opened it; start this one by "
@@ -356,7 +356,7 @@ class Downloads(Owned):
         return self._loop, self._remote
 
     def closed(self) -> UsageError:
-        """Return the error of what is asked for after :meth:`close`."""
+        """Return the error for calls after :meth:`close`."""
         return UsageError("the cache is closed", path=self._folder.path)
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ def open_dataset(
             without a cache, or a folder with one.
         NothingThere, RemoteMissing, RemoteDamaged, RemoteFailed: The URL cannot be read.
         CacheBusy: Another process that shares the cache stands still.
-        CacheTooSmall: The limit is less than what is read at once.
+        CacheTooSmall: The limit is less than the files that are read at once.
         OSError: A file cannot be read.
     """
     dataset = _opened(path, labels, cache, cache_limit, verify=verify)

@@ -39,7 +39,7 @@ EXPORT = 'eval "$(aws configure export-credentials --format env)" exports them'
 
 
 def profile_config() -> dict[str, str]:
-    """Return what the profile ``AWS_PROFILE``, or the default one, adds to the environment, for obstore.
+    """Return the settings of the profile ``AWS_PROFILE``, or of the default one, for obstore.
 
     Credentials in the environment come first. Raises UsageError for a profile that is named and not there, or
     has no keys, such as one of a role or of a single sign-on; and for a file that cannot be parsed.
@@ -68,7 +68,7 @@ def _section(variable: str, path: str, name: str) -> dict[str, str]:
     try:
         parser.read(file, encoding="utf-8")
     except (ConfigError, UnicodeDecodeError) as error:
-        # not what the parser says, which quotes the line
+        # not the parser's message, which quotes the line
         raise UsageError(f"is no file of profiles ({type(error).__name__})", path=file) from None
     return dict(parser[name]) if parser.has_section(name) else {}
 
@@ -248,7 +248,7 @@ def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFai
     status, said = _answer(text), text.partition("\n")[0]
     if any(sign in said for sign in _CREDENTIAL_SIGNS):
         return RemoteDenied(f"there are no credentials for it{_advice(place)}", path=place.url, shard=name)
-    if any(code in status for code in _REASONS):  # of which some have another status than 403
+    if any(code in status for code in _REASONS):  # some of these have another status than 403
         return _denied(status, place, name)
     if status.startswith(": 404"):  # of a listing
         return _missing(status, place, name)
@@ -346,7 +346,7 @@ class RetryPolicy:
             raise UsageError("retries must be at least 0 and timeout_s more than 0")
 
 
-PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # of what is read
+PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # for reading
 
 
 class RemoteFolder(Owned):
@@ -391,7 +391,7 @@ class RemoteFolder(Owned):
         return LocalStore(folder)
 
     def _config(self) -> Any:
-        """Return what is asked of this kind of store beside what the environment says."""
+        """Return the options of this kind of store that the environment does not set."""
         return profile_config() if self.place.scheme == "s3" else {}
 
     def _client(self) -> ClientConfig:
@@ -497,7 +497,7 @@ class RemoteFolder(Owned):
             await asyncio.sleep(wait.total_seconds())
 
     async def about(self, name: str) -> StoredFile | None:
-        """Return what the store says of a file, None if it is not there. Raises RemoteFailed."""
+        """Return the store's metadata of a file, None if it is not there. Raises RemoteFailed."""
         import obstore  # as above
 
         try:
@@ -507,7 +507,7 @@ class RemoteFolder(Owned):
             return None
 
     async def files(self) -> dict[str, StoredFile]:
-        """Return what the store says of each file in this folder, without those of folders in it.
+        """Return the store's metadata of each file in this folder, without those of folders in it.
 
         A web server lists none, and fails.
         """
@@ -550,7 +550,7 @@ def _redirects_of(place: Location) -> ClientConfig:
     """Return what keeps redirects of a server from other hosts: for these there is a proxy that is not.
 
     REDIRECT_HOSTS in the environment are hosts that may be redirected to, or ``*``. A proxy in the
-    environment decides itself. So do AWS, Google and Azure, of which other hosts give the credentials.
+    environment decides itself. So do AWS, Google and Azure, whose credentials come from other hosts.
     """
     server = urlsplit(_endpoint() if place.scheme == "s3" else place.url)
     host, allowed = server.hostname or "", os.environ.get(REDIRECT_HOSTS, "").strip()

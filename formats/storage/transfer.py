@@ -87,7 +87,7 @@ class PartFile(HashedFile):
         super().__init__(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def append(self, data: bytes) -> None:
-        """Write and hash bytes at the end of what is hashed."""
+        """Append bytes to the file, and hash them."""
         with naming(self.path):
             write_at(self._descriptor.fileno(), data, self.size)
         self._digest.update(data)
@@ -112,7 +112,7 @@ class RemoteDamaged(DataError):
 
 @dataclass
 class Transfer:
-    """The receiving of one file into a part. ``done`` are its bytes that are there.
+    """The download of one file into a part, which has ``done`` bytes of it.
 
     ``arrived`` is called with the number of bytes of each piece, also of those that are not kept.
     """
@@ -123,7 +123,7 @@ class Transfer:
     arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
 
     async def fill(self, part: PartFile) -> None:
-        """Download what is missing, until the part is the whole file; TRIES times without more of it.
+        """Download the missing bytes, until the part is the whole file; at most TRIES times without progress.
 
         Raises RemoteDamaged if it is never right, RemoteMissing, RemoteFailed, and OSError.
         """
@@ -136,7 +136,7 @@ class Transfer:
             await asyncio.sleep(WAIT_S * fruitless)
 
     async def _failure(self, part: PartFile) -> ShardprepError | None:
-        """Download what is missing, and return what is wrong; bytes that may be right are kept."""
+        """Download the missing bytes, and return the problem, if any; bytes that may be right are kept."""
         if part.size > self.entry.size:
             await self._drop(part)
         for is_last in (False, True):
@@ -170,7 +170,7 @@ class Transfer:
         )
 
     async def _append_from(self, part: PartFile) -> None:
-        """Append what the server sends, to one byte beyond the size at most."""
+        """Append the bytes that the server sends, to one byte beyond the size at most."""
         if part.size == self.entry.size:
             return
         async with aclosing(self.remote.read(self.entry.name, part.size)) as chunks:
@@ -199,7 +199,7 @@ class Download(Transfer):
     is_done: bool = field(default=False, kw_only=True)
 
     async def run(self) -> None:
-        """Keep the file that is there if it is right, else download it. Raises what :meth:`fill` does."""
+        """Keep an intact file, else download it. Raises the errors of :meth:`fill`."""
         self.is_kept = await self._is_right()
         if not self.is_kept:
             with closing(PartFile(self.part)) as part:

@@ -114,7 +114,7 @@ def refuse_server(place: Location) -> None:
 
 
 def part_bytes(size: int) -> int:
-    """Return the bytes of each part but the last, in which a file of that size is sent.
+    """Return the size of the parts that a file of that size is sent in; the last may be smaller.
 
     >>> part_bytes(1 << 30) >> 20, part_bytes(200 << 30) >> 20
     (8, 21)

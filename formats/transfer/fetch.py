@@ -126,7 +126,7 @@ class LocalCopy:
             return 0
 
     def part_of(self, file: FileEntry) -> Path:
-        """Return the path of a file that is not complete: named by its digest, which is what it will have."""
+        """Return the path of an incomplete file, which is named by the digest of the complete one."""
         return self.output / WORK_FOLDER_NAME / f"{file.sha256.removeprefix('sha256:')}-{file.name}.part"
 
     def downloads(self) -> list[Download]:
@@ -158,7 +158,7 @@ def fetched_copies(
     at_once: int,
     progress: Progress,
 ) -> list[FetchedDataset]:
-    """Copy what is at a place, as :func:`~.fetch.fetch` does."""
+    """Copy the datasets at a place, as :func:`~.fetch.fetch` does."""
     with LoopThread(threads=at_once) as loop:
         copies = _copies(loop.run(find_datasets(place, policy)), target, shards, place)
         for copy in copies:
@@ -231,10 +231,10 @@ def fetch(
 
     A file gets its name only when its size and SHA-256 are those in the manifest; the manifest comes last. A
     file that exists is kept if its SHA-256 is right, and fetched anew otherwise, so the same call also
-    repairs a copy. What was downloaded of a file before a kill is kept, too.
+    repairs a copy. The part of a file that was downloaded before a kill is kept, too.
 
     Args:
-        url: Place of a dataset, or of a folder of splits, each of which is fetched into ``folder/<split>``:
+        url: Place of a dataset, or of a folder of splits; each is fetched into ``folder/<split>``:
             ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``, without user and query;
             credentials are found in the environment.
         folder: A new or empty folder, or one that the same call began or finished.
@@ -245,7 +245,7 @@ def fetch(
         progress: Receives the progress, in bytes; None shows a bar in a notebook.
 
     Returns:
-        What was fetched and kept, one entry per dataset.
+        The fetched and the kept files of each dataset.
 
     Raises:
         UsageError: An argument is not valid; PlanMismatch for a folder with anything else.

@@ -66,7 +66,7 @@ MOST_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Claim:
-    """A small file in the store that says what is uploaded there, in ``data``; equal work has equal bytes.
+    """A small file in the store that lists the uploaded files, in ``data``; equal work has equal bytes.
 
     Several processes may do the same work: each brings the same bytes.
     """
@@ -105,7 +105,7 @@ class Claim:
             self._remove_unfinished()
 
     def _remove_unfinished(self) -> None:
-        """Remove what a killed process left in a local folder, where obstore writes to ``NAME#1``."""
+        """Remove the remains of a killed process in a local folder, where obstore writes to ``NAME#1``."""
         if (folder := self.remote.place.folder) is None:
             return
         work = folder / WORK_FOLDER_NAME
@@ -199,7 +199,7 @@ def publish(
     error. Needs obstore.
 
     Args:
-        folder: A dataset, or a folder of splits, each of which is published in ``url/<split>``.
+        folder: A dataset, or a folder of splits; each is published in ``url/<split>``.
         url: A new or empty place, or one where the same call began or finished: ``s3://``, ``gs://``,
             ``az://`` or ``file://``, without user and query; credentials are found in the environment.
         at_once: Number of files to upload at the same time.
@@ -208,7 +208,7 @@ def publish(
         progress: Receives the progress, in bytes; None shows a bar in a notebook.
 
     Returns:
-        What was uploaded and kept, one entry per dataset.
+        The uploaded and the kept files of each dataset.
 
     Raises:
         UsageError: An argument is not valid; PlanMismatch for a place with another dataset.
@@ -247,7 +247,7 @@ class Receipts:
     work_folder: Path
 
     def of(self, file: FileEntry) -> StoredFile | None:
-        """Return what the store said of that file; None if it is not proven to be there."""
+        """Return the store's answer about that file; None if it is not proven to be there."""
         try:
             found = parse_canonical_json(self._path(file).read_bytes())
             stored = StoredFile(**found["stored"])
@@ -364,7 +364,7 @@ class Upload:
     async def run(self) -> None:
         """Keep the file that is there if it is right; otherwise upload it, anew at most TRIES times.
 
-        It is right if its ETag is the MD5 of the local file, of which the SHA-256 is that in the manifest;
+        It is right if its ETag is the MD5 of the local file, whose SHA-256 is that in the manifest;
         where an ETag is no MD5, it is read back, and has the SHA-256. Raises ShardDamaged for a local file
         that is not the one in the manifest, RemoteDamaged if the stored one is never right, RemoteFailed,
         OSError.
@@ -397,7 +397,7 @@ class Upload:
         return found
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the local file, of which a changed length is found by the digest."""
+        """Yield the local file; the digest would show a changed length."""
         size, offset = min(part_bytes(self.entry.size), self.entry.size + 1), 0
         with published_file(self.path) as descriptor:
             while part := await in_thread(read_at, descriptor, size, offset):

@@ -51,7 +51,7 @@ def repair_from_url(
 
 
 def _same_dataset(found: dict[str, RemoteDataset], manifest: Manifest, place: Location) -> RemoteDataset:
-    """Return the copy of the dataset among those that are there. Raises PlanMismatch."""
+    """Return the copy of the dataset among those at the URL. Raises PlanMismatch."""
     for remote in found.values():
         if remote.manifest.root == manifest.root:
             return remote
@@ -81,7 +81,7 @@ def repair(
     From a path, the damaged files are rebuilt. For a damaged table the whole source is read, because its rows
     come from all records. Files of columns that :func:`~shardprep.formats.conversion.join.join` added are
     reported and left alone: join them again to rebuild them. From a URL, the damaged files are fetched, those
-    of joined columns, too; what was received before a kill is kept.
+    of joined columns, too; bytes that arrived before a kill are kept.
 
     Args:
         dataset: Folder of the dataset.

@@ -87,7 +87,7 @@ def convert_to_url(
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        What was converted, one entry per split.
+        The converted splits.
 
     Raises:
         ShardprepError: What :func:`~.convert.convert` and :func:`~.publish.publish` raise.
@@ -264,7 +264,7 @@ class _StoredSplit:
         return {file.name: stored for file in files if (stored := receipts.of(file))}
 
     def _with_tables(self, manifest: Manifest, built: Sequence[BuiltShard]) -> dict[str, StoredFile]:
-        """Upload what is no shard's; return what the store says of it."""
+        """Upload a file that is no shard; return the store's answer about it."""
         sharded = {file.name for shard in built for file in shard.files}
         remote, folder = self.place.remote, self.prepared.output
         uploads = [

@@ -132,7 +132,7 @@ class FrameworkHint:
     """Base of iterables over batches.
 
     Where Keras is imported, ``str`` names what ``model.fit`` takes: Keras accepts no other iterables than its
-    own, and its error contains the text of what it was given.
+    own, and its error quotes its argument.
     """
 
     for_keras: ClassVar[str] = "shardprep.loaders.frameworks.tf_inputs() of it"

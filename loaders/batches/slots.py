@@ -57,7 +57,7 @@ class SlotField:
 class SlotLayout:
     """Layout of a slot of ``rows`` rows: each field's array at a multiple of 64 bytes, then the spare bytes.
 
-    ``spare`` bytes per row are for what a worker returns in varying size; what does not fit there is sent
+    ``spare`` bytes per row are for results of varying size; those that do not fit there are sent
     through the worker's socket, which takes about six times as long. ``inputs`` bytes of each slot are for
     what the workers are given beside their items. A ``sparse`` slot takes memory only where it was written.
     """

@@ -320,7 +320,7 @@ def full_batch_bytes(specs: Sequence[BatchSpec], rows: int) -> int:
     return size
 
 
-NUMBERS = "biufc"  # kinds of dtype: what a framework has tensors of
+NUMBERS = "biufc"  # kinds of dtype that frameworks have tensors of
 
 Convert = Callable[[Any], Any]
 

@@ -1,6 +1,6 @@
 """Batches from several processes: each row once, in shared memory, in order.
 
-Its stats tell what the consumer waited for.
+Its stats tell the cause of the consumer's waiting.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class EngineStats:
         batches: Number of batches that were delivered.
         elapsed: Seconds of all runs after the first batch.
         warming: Seconds before it, while the workers start.
-        starved: Seconds in which the consumer waited for later batches.
-        handing: Seconds in which its thread handed batches over.
-        blocked: Seconds in which the workers had no free slot.
+        starved: Seconds that the consumer waited for later batches.
+        handing: Seconds that its thread spent on handing batches over.
+        blocked: Seconds that the workers had no free slot.
         filling: Each worker's seconds with a lease.
         waiting: Each worker's seconds without one.
         cpu: The part of ``filling`` on a CPU.
@@ -109,7 +109,7 @@ class EngineStats:
         return f"<{type(self).__name__}: {self.rows:,} rows in {self.batches:,} batches>"
 
     def since(self, before: Self) -> Self:
-        """Return what was counted after ``before``, earlier stats of the same engine."""
+        """Return the counts since ``before``, earlier stats of the same engine."""
         names = [f.name for f in fields(EngineStats)]
         return replace(self, **{name: _less(getattr(self, name), getattr(before, name)) for name in names})
 
@@ -260,7 +260,7 @@ class Course:
         at.waited += waited
 
     def points(self) -> tuple[CoursePoint, ...]:
-        """Return what was counted until now; the last point may be a part of its time."""
+        """Return the counts until now; the last point may cover less time."""
         width, bins = self._state
         return tuple(
             CoursePoint(
@@ -366,7 +366,7 @@ class Engine(Owned):
 
         Plans are drawn in the caller's thread, up to ``slots`` of them before their batches can be begun. A
         :class:`.dispatcher.BatchRequest` has inputs beside its items, for which the slots must have room.
-        Raises what the work raised for a row, with its traceback and the row's description as a note, once
+        Raises the error of the work on a row, with its traceback and the row's description as a note, once
         the batches before it are delivered; WorkerDied where three workers ended at a row; what the plans
         raise. Another run may follow; it ends an unfinished one, which raises UsageError.
         """
@@ -485,7 +485,7 @@ class Engine(Owned):
         return f"at row {row} of batch {number}: {printable(self._describe(item))}"
 
     def stats(self) -> EngineStats:
-        """Return what was counted until now. Thread-safe."""
+        """Return the counts until now. Thread-safe."""
         stages, copied = self._work.stages, self._ring.copied if self._ring else 0
         return self.meter.read(self._status_table, stages, dispatcher=self._dispatcher, copied=copied)
 
@@ -511,7 +511,7 @@ class Engine(Owned):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of memory shared with the workers, of sparse slots what was written; 0 without workers."""
+        """Bytes of memory shared with the workers, of sparse slots the written part; 0 without workers."""
         return self._ring.nbytes if self._ring else 0
 
     def record(self, *, keep: int = KEEP) -> Trace:

@@ -2,7 +2,7 @@
 
 The leases are pure bookkeeping, without processes, clocks or memory. A batch is opened on a free slot and cut
 into leases. A worker holds a few leases at a time; when it dies they go to the next worker that asks. Batches
-are due in the order in which they were opened, each once. A slot is free again when the consumer has released
+are due in the order of their opening, each once. A slot is free again when the consumer has released
 its batch, or its batch was abandoned and no worker writes to it.
 """
 

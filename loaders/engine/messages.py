@@ -66,7 +66,7 @@ class AsObject:
 class RowTask(Protocol):
     """The work of an engine: picklable, opened once in each worker.
 
-    An item is a numpy value of fixed size, at most 32 KiB. ``stages`` names what the work times: it adds
+    An item is a numpy value of fixed size, at most 32 KiB. ``stages`` names the timed stages: the work adds
     seconds to ``clock[i]`` for ``stages[i]``. Limit the threads of libraries when the work is opened
     (``cv2.setNumThreads(0)``): the engine does not.
     """
@@ -307,7 +307,7 @@ def pack(error: BaseException) -> bytes:
     try:
         data = dumps((error, text))
         loads(data)
-    except Exception:  # any class may raise anything here; `error` is what has to be reported
+    except Exception:  # any class may raise anything here; `error` must be reported
         return dumps((None, text))
     return data
 
@@ -460,7 +460,7 @@ class EngineBatch:
 
     Each array of ``arrays`` has one row per item, is writable, starts at a multiple of 64 bytes and does not
     change while a view of it is held. ``skipped`` maps rows that were left out to the reason; their contents
-    are undefined. ``payloads`` maps rows to what they returned beside their arrays: memoryviews and arrays
+    are undefined. ``payloads`` maps rows to their results beside the arrays: memoryviews and arrays
     lie in the same memory, and keep it. Both dictionaries are in the order of rows.
     """
 

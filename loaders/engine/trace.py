@@ -1,4 +1,4 @@
-"""Times of what an engine did: leases of its workers, waiting of its consumer."""
+"""Times of an engine: leases of its workers, waiting of its consumer."""
 
 from __future__ import annotations
 

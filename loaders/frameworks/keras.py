@@ -84,7 +84,7 @@ class StatsSince:
         self._before = {name: each.stats() for name, each in self._inputs.items()}
 
     def end(self) -> dict[str, InputStats]:
-        """Return what was counted."""
+        """Return the counts."""
         return {name: each.stats().since(self._before[name]) for name, each in self._inputs.items()}
 
 

@@ -353,7 +353,7 @@ class Feeder(Owned):
 
 
 class PulledPasses(Owned):
-    """Passes of which one at a time is current; its batches are pulled by its number.
+    """Passes; one at a time is current, and its batches are pulled by its number.
 
     Beginning a pass ends the one before. Thread-safe. Closed when it is dropped and when the interpreter
     ends, so that no thread of TensorFlow's runs Python code then.

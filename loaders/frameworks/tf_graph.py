@@ -131,7 +131,7 @@ def end_epoch(status: int) -> None:
 
 
 class TensorQueue(Owned):
-    """A sink of ``capacity`` elements, for eager code and graphs. Elements share memory with what was put."""
+    """A sink of ``capacity`` elements, for eager code and graphs. They share memory with the put arrays."""
 
     def __init__(self, specs: Sequence[Any], capacity: int) -> None:
         self.capacity = capacity

@@ -31,7 +31,7 @@ COUNTS = (
     *("elapsed", "waited", "fetching", "converting"),
 )
 MEANS = {"mean_level": "fed", "blocked": "fed", "starved": "batches"}  # each with the count it is a mean over
-PARTS = ("source", "loader", "upstream")  # of InputStats: what is known of the source
+PARTS = ("source", "loader", "upstream")  # of InputStats: about the source
 
 
 def stage_of(stats: InputStats) -> str:
@@ -162,7 +162,7 @@ class InputStats(ShownStats):
         return verdict_of(self)
 
     def since(self, previous: Self) -> Self:
-        """Return what was counted after ``previous``, earlier stats of the same input: of an epoch, say.
+        """Return the counts since ``previous``, earlier stats of the same input: of an epoch, say.
 
         ``level`` and ``upstream`` stay those of now.
         """
@@ -195,7 +195,7 @@ class InputStats(ShownStats):
 
 
 def _mean_between(before: tuple[float, int], after: tuple[float, int]) -> float:
-    """The mean of what was counted after ``before``; each is the mean of all so far, and their number."""
+    """The mean of the values since ``before``; each is the mean of all so far, and their number."""
     (mean, first), (total_mean, last) = before, after
     return (total_mean * last - mean * first) / (last - first) if last > first else 0.0
 

@@ -86,7 +86,7 @@ class HoldThreads(Owned):
 
 
 def abandon(pending: Future[Held]) -> None:
-    """Release what is held, or will be, without being used."""
+    """Release the shards that are held, or will be, without being used."""
     pending.add_done_callback(_release)
 
 
@@ -95,7 +95,7 @@ def _release(pending: Future[Held]) -> None:
         pending.result().release()
 
 
-GRACE_S = 0.02  # shards that are there are held before
+GRACE_S = 0.02  # enough to hold shards that are there
 
 
 class EpochFeed(Owned):
@@ -142,7 +142,7 @@ class EpochFeed(Owned):
         self._waited(perf_counter() - began, self._last is None)
 
     def _filled(self, step: int) -> None:
-        """Let go what a batch had; batches end in the order of their requests."""
+        """Release the shards of a batch; batches end in the order of their requests."""
         self._refuse_copied()
         with suppress(IndexError):  # closed in another thread
             self._in_flight.popleft().give_back()
@@ -154,7 +154,7 @@ class EpochFeed(Owned):
             raise UsageError("this Loader belongs to the process that forked this one; make another")
 
     def close(self) -> None:
-        """Let go what is held for batches that do not come any more."""
+        """Release the shards of batches that will not come."""
         if self._pending is not None:
             abandon(self._pending)
         with suppress(IndexError):
@@ -203,7 +203,7 @@ class StorageCounts:
         return self.waited - self.waited_first
 
     def since(self, before: StorageCounts) -> StorageCounts:
-        """Return what was counted after ``before``."""
+        """Return the counts since ``before``."""
         counts = {
             name: count - getattr(before, name) for name, count in vars(self).items() if name != "shards"
         }
@@ -211,7 +211,7 @@ class StorageCounts:
 
 
 class BatchFeed(Protocol):
-    """The batches of one epoch, each of which begins when its shards are there."""
+    """The batches of one epoch; each begins when its shards are there."""
 
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
         """Yield the request of a step's batch when its shards are there, and NotReady before that."""
@@ -283,7 +283,7 @@ class Prefetcher(Owned):
             self._threads.append(thread)
 
     def follow(self, files: Sequence[FileEntry]) -> None:
-        """Download these files, instead of what was to come."""
+        """Download these files, in place of the planned ones."""
         with self._changed:
             self._files, self._next, self._put_back, self._there = files, 0, [], set()
             self._begun, self._has_room = 0, True
@@ -409,7 +409,7 @@ class ShardFeed(LocalShards, Owned):
     """The ``files`` of a cached dataset's shards, downloaded ahead of a loader's batches, within its limit.
 
     The order of the epochs to come is known: of the files in the cache, those go first that are used last.
-    Raises CacheTooSmall if the limit is less than what an epoch of the ``plan`` needs at once.
+    Raises CacheTooSmall if the limit is less than an epoch of the ``plan`` needs at once.
     """
 
     def __init__(self, dataset: CachedDataset, files: ShardFiles, plan: EpochPlan) -> None:
@@ -484,7 +484,7 @@ class ShardFeed(LocalShards, Owned):
 
     @contextmanager
     def held(self, shards: Iterable[int]) -> Iterator[Held]:
-        """Download what is missing of these shards, and hold them.
+        """Download the missing ones of these shards, and hold all.
 
         After :meth:`close` it opens the cache again, and closes it at the end.
         """

@@ -61,7 +61,7 @@ class EpochLoader(FrameworkHint, ABC):
     """Iterable over batches, one epoch per iteration, with a state to go on from and a receipt."""
 
     batches_never_change = True
-    _kept_transform: dict[str, Any] | None = None  # what a state keeps of the transform
+    _kept_transform: dict[str, Any] | None = None  # the transform in a state
 
     def __init__(self, plan: EpochPlan) -> None:
         self._plan = plan
@@ -111,7 +111,7 @@ class EpochLoader(FrameworkHint, ABC):
         return None if specs is None else full_batch_bytes(specs, self._plan.batch_size)
 
     def first_batch(self) -> tuple[Any, ...]:
-        """Return the next epoch's first batch, of which nothing is counted: :meth:`steps` makes it."""
+        """Return the next epoch's first batch, which counts as nothing: :meth:`steps` makes it."""
         with closing(self.steps(self.epoch, [0])) as steps:  # type: ignore[type-var]
             return next(steps).batch
 
@@ -259,7 +259,7 @@ class EpochLoader(FrameworkHint, ABC):
 
 
 class ReplayableLoader(EpochLoader, ABC):
-    """A loader of a dataset's records, of which any step can be made again."""
+    """A loader of a dataset's records that can make any step again."""
 
     dataset: RecordSet
     engine: Engine
@@ -282,7 +282,7 @@ class ReplayableLoader(EpochLoader, ABC):
         counted from the epoch's beginning, or from the place ``start`` (``"start"`` of a state) where a rest
         of it began, with another batch size or world size than before. Steps that :meth:`skip` left out have
         numbers, too, unless ``passed`` (``"passed"`` of a state) says which they are. Raises IndexError for a
-        step that the epoch does not have, and what an iteration raises for these records.
+        step that the epoch does not have, and the errors of an iteration over these records.
         """
         ranges = checked_ranges([list(both) for both in passed], sum(self._plan.shard_counts))
         plan = replace(self._plan, passed=ranges)
@@ -305,7 +305,7 @@ class ReplayableLoader(EpochLoader, ABC):
         return self.dataset.classes[label] if label >= 0 else ""
 
     def _made_here(self, items: Items, step: int) -> tuple[dict[str, ShownParts], EngineBatch]:
-        """Return the batch of these items, and what is shown of their images, by key."""
+        """Return the batch of these items, and the shown parts of their images, by key."""
         transform = self._work.transform
         is_observed = transform is not None and not isinstance(transform, AsColumns)
         observed = ObservedTransform(transform) if is_observed and transform else None

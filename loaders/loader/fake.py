@@ -400,7 +400,7 @@ class FakeData(EpochLoader):
         """None: images are made as they are."""
 
     def replay(self, epoch: int, step: int, *, start: int = 0) -> Replayed:
-        """Return what a step of an epoch has, without the delay, as a Loader does."""
+        """Return the batch of a step of an epoch, without the delay, as a Loader does."""
         (numbers,) = EpochSteps(self._plan, epoch, start=start).batches([step], deque())
         number = int(numbers[0]) // self._rows
         batch = self._images(number), self._labels_of(number)
@@ -435,7 +435,7 @@ class FakeData(EpochLoader):
         )
 
     def order_of(self, card: RunCard | None = None) -> RunOrder:
-        """Return what is delivered, as a Loader does."""
+        """Return the order of the items, as a Loader does."""
         return RunOrder(card or self.card(), self._plan, lambda numbers, epoch: numbers, self._all_labels())
 
     def _all_labels(self) -> Labels:

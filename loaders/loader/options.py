@@ -357,7 +357,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
 
 
 def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:
-    """Return rows of the outputs that are declared, and spare bytes for what is not.
+    """Return rows of the declared outputs, and spare bytes for others.
 
     These are twice the ``mean_bytes`` that are read of a record. For a transform without outputs, workers
     have room for rows of a form that is found in results, except where the system limits addresses: there
@@ -411,9 +411,9 @@ def located(item: Any) -> str:
 class WantedColumns(NamedTuple):
     """The columns that are read, in order; ``names`` also has "image" where that is read.
 
-    ``fields`` are those that are stored as columns. ``boxes`` are the names by which a transform has those of
+    ``fields`` are those that are stored as columns. ``boxes`` are the names that a transform has for those of
     the table of boxes, which are in ``names`` only if they were chosen. ``are_chosen`` is False for a dataset
-    without columns of which nothing was chosen.
+    without columns where none was chosen.
     """
 
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Reading ahead: one thread that requests the data that the workers will need next, in disk order.
 
 The workers read single records, one at a time, which is very slow on a cold disk. Ahead of them, ranges of
-whole megabytes are requested by ``posix_fadvise``, in the order in which the epoch reads its shards, bounded
+whole megabytes are requested by ``posix_fadvise``, in the epoch's order of shards, bounded
 in bytes. Without ``posix_fadvise`` the ranges are read and dropped.
 
 Few requests are pending at a time, because a worker's own reads would otherwise wait behind the whole budget.
@@ -36,7 +36,7 @@ SHARD_END_BYTES = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class ShardStream:
-    """The shards of an epoch as one stream of bytes, in the order in which they are read.
+    """The shards of an epoch as one stream of bytes, in the order of reading.
 
     ``names`` of files in the ``folder``, ``starts`` (the shards' offsets in these) and ``ends`` (in bytes)
     are in that order. A shard is a whole file, or a block of an archive. The rest is in the order of storage:

@@ -37,7 +37,7 @@ ShownParts = tuple[ShownPart | None, ...]
 
 
 class ObservedTransform:
-    """A ``transform`` with the same results; ``shown`` maps keys to what it shows, where it can tell.
+    """A ``transform`` with the same results; ``shown`` maps keys to the shown parts, where it can tell.
 
     It can if it has a method ``shown(record, rng)`` that returns a ShownPart, or one for each view.
     """
@@ -57,7 +57,7 @@ class ObservedTransform:
         fill_rows(self._transform, record, rng, arrays)
 
     def _note(self, record: TransformInput, rng: np.random.Generator) -> None:
-        """Ask what is shown, and put the random numbers back to where they were."""
+        """Ask for the shown parts, and put the random numbers back to where they were."""
         tell = getattr(self._transform, "shown", None)
         if tell is None:
             return

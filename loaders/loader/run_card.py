@@ -1,4 +1,4 @@
-"""The card of a run: what decides which records a rank gets at each step, and what becomes of them.
+"""The card of a run: the options that decide the records of each step, and their pixels.
 
 It is compared between machines and runs, as text.
 """
@@ -121,7 +121,7 @@ class TransformCard:
 
     @property
     def is_random(self) -> bool:
-        """Whether the seed may decide what it makes."""
+        """Whether its results may depend on the seed."""
         return self.arguments is None or _draws_numbers(self.name, self.arguments)
 
     def to_json(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class RunCard:
         with_numbers: The Loader's argument.
         transform: Arguments, or identity, of the transform, None without.
         versions: Versions of the programs that decide the pixels, and the ``decoder`` as the digest of the
-            pixels that it makes of some images; a replay takes what is installed.
+            pixels that it makes of some images; a replay takes the installed ones.
         without: Which records were left out on purpose, None without.
         gaps: The Loader's argument, None without such records.
     """
@@ -247,8 +247,8 @@ class RunCard:
     def options(self) -> dict[str, Any]:
         """Return the arguments of a Loader of this run, beside the path of the dataset.
 
-        Raises UsageError for a transform that is not this package's own, and for chosen records of which the
-        card does not have the numbers: replace these with None, and give the Loader the same ones.
+        Raises UsageError for a transform that is not this package's own, and for chosen records that the
+        card does not list: replace these with None, and give the Loader the same ones.
         """
         plain = (
             "labels",
@@ -550,7 +550,7 @@ def differences(one: RunCard, other: RunCard) -> Differences:
 
 
 def deciding(kind: str, one: RunCard, other: RunCard) -> Differences:
-    """Return those that decide what is of this kind. A seed decides nothing where nothing is random."""
+    """Return those that decide things of this kind. A seed decides nothing where nothing is random."""
     found = {name: texts for name in DECIDING[kind] if (texts := _texts(name, one, other))}
     if "seed" in found and not _draws(kind, one, other):
         del found["seed"]
@@ -558,7 +558,7 @@ def deciding(kind: str, one: RunCard, other: RunCard) -> Differences:
 
 
 def _draws(kind: str, one: RunCard, other: RunCard) -> bool:
-    """Whether what is of this kind may be drawn at random, in either run."""
+    """Whether things of this kind may be drawn at random, in either run."""
     if kind == "order":
         return one.shuffle is not None or other.shuffle is not None
     return any(card.transform is not None and card.transform.is_random for card in (one, other))
@@ -597,7 +597,7 @@ def _text(value: Any) -> str:
 
 TRANSFORM_ADVICE = 'continue with this one by load_state_dict(state, transform="changed")'
 Resumed = Literal["same", "changed"]
-"""What a state is loaded for: the transform that it was taken with, or any."""
+"""Whether a state is loaded for the transform that it was taken with, or for any."""
 
 
 def kept_transform(transform: Transform) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The log of a run: what each rank got of each epoch; and the proof of what a model saw, made from it."""
+"""The log of a run: the receipt of each rank and epoch; and the proof, made from it, of what a model saw."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LogEntry:
 
     Attributes:
         card: The run's card; of this rank.
-        receipt: What the rank got, from where its receipt began.
+        receipt: The rank's receipt, from where it began.
         start: The place of the epoch's order from which its last part went on.
         place: The place that all ranks had reached.
         origin: The place where the receipt began.
@@ -56,7 +56,7 @@ class LogEntry:
 
     @classmethod
     def of(cls, card: RunCard, epoch: Epoch) -> Self:
-        """Return what was delivered of the epoch so far."""
+        """Return the entry for the deliveries of the epoch so far."""
         return cls(card, epoch.receipt, epoch.start, epoch.place, epoch.origin, epoch.plan.passed)
 
     def line(self) -> bytes:
@@ -194,7 +194,7 @@ def _part(value: Any, file: Path, where: str) -> LogEntry:
 class EpochProof:
     """What all ranks got of an epoch: counts of records, and the keys of the bad ones that were skipped.
 
-    ``skipped_steps`` are places of the epoch's order, [start, stop), of which the records were left out.
+    ``skipped_places`` are ranges of the epoch's order, [start, stop), that were left out.
     """
 
     epoch: int
@@ -250,9 +250,9 @@ def prove(
         dataset: The dataset's folder.
         logs: Files that :meth:`.Loader.log_epoch` wrote, of all ranks and restarts; and states as JSON, for
             what earlier ranks got before another number of ranks went on. A signature in a log is checked.
-        signed_by: The file of a public key, by which each log must be signed.
+        signed_by: The file of a public key; each log must be signed by it.
         save: A file to which all that was proven is written, as one log.
-        key: The file of a secret key that signs what is saved.
+        key: The file of a secret key that signs the saved log.
 
     Raises:
         DataError: A log is damaged or changed, is of another dataset, does not account for each record, or is
@@ -320,7 +320,7 @@ SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", 
 
 
 def _common_card(parts: Sequence[LogEntry]) -> RunCard:
-    """Return a card of the run that lists what was chosen, if one does."""
+    """Return a card of the run, one that lists the chosen records if there is any."""
     if not parts:
         raise DataError("there is no log to prove anything from")
     listed = [

@@ -153,7 +153,7 @@ Part = dict[str, Any]
 
 
 def bench_facts(bench: Mapping[str, Any], stats: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and texts of what was measured beside the stages."""
+    """Return names and texts of the other measurements beside the stages."""
     facts = []
     if "first_batch" in bench:
         facts.append(("first batch", f"after {number_in(bench['first_batch']):.2f} s"))
@@ -191,7 +191,7 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
 
 
 def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part | None:
-    """Return bars of what the loader takes and what the disk reads, and the sentence of the comparison."""
+    """Return bars of the loader's rate and the disk's, and the sentence of the comparison."""
     rows = []
     if "bytes_per_second" in bench:
         rows.append(("this run, as delivered", number_in(bench["bytes_per_second"])))
@@ -258,7 +258,7 @@ def course_charts(run: RunValues) -> list[Markup]:
 
 
 def _joined(parts: Sequence[CoursePart]) -> CoursePart:
-    """Return what came in several parts, one after the other."""
+    """Return values of several parts, one after the other."""
     batches = sum(part.batches for part in parts)
     return CoursePart(
         began=parts[0].began,

@@ -143,7 +143,7 @@ def _caption(sheet: Picture, record: ReplayedRecord, x: int, y: int, width: int)
 
 
 def _write(sheet: Picture, text: str, x: int, y: int, width: int, colour: Sequence[int] = INK) -> None:
-    """Write text in at most so many pixels; what does not fit gives way in its middle."""
+    """Write text in at most so many pixels; a longer one is cut in its middle."""
     ascii_text = text.encode("ascii", "replace").decode()
     shown, kept = ascii_text, len(ascii_text)
     while _width(shown) > width and kept > 2:

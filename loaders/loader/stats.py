@@ -45,9 +45,9 @@ class StageLoad:
         place: Where it runs: "worker" processes, the "main" process's consuming thread, or a "thread" of an
             input.
         seconds: Its service time per image.
-        utilisation: Share of the time in which its threads or processes work.
-        starved: Share in which they wait for the stage before.
-        blocked: Share in which they wait for the stage after.
+        utilisation: Share of the time that its threads or processes work.
+        starved: Share that they wait for the stage before.
+        blocked: Share that they wait for the stage after.
         limit: Its rate alone, in images/s (inf if it takes no time).
     """
 
@@ -87,7 +87,7 @@ class PipelineTimes:
     storage: float = 0.0
 
     def loads(self) -> tuple[StageLoad, ...]:
-        """Return the stages in the order in which an image passes them. Empty before a second batch."""
+        """Return the stages in an image's order. Empty before a second batch."""
         if not self.timed or self.elapsed <= 0:
             return ()
         overhead = max(0.0, self.filling - sum(self.stages.values()))
@@ -253,7 +253,7 @@ def rate_of(seconds: float) -> float:
 
 
 class ShownStats(ABC):
-    """Stats of what feeds a training, with their JSON values. ``kind`` names what they are of."""
+    """Stats of a loader or another input of a training, with their JSON values. ``kind`` names it."""
 
     kind: ClassVar[str]
 
@@ -264,7 +264,7 @@ class ShownStats(ABC):
     def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> str:
         """Return a page that shows the stages, what limits, and the course; also write it to ``path``.
 
-        The page is one file without a script. ``name`` is in its title, by default what the stats are of.
+        The page is one file without a script. ``name`` is in its title, by default the kind.
         Raises OSError.
         """
         from shardprep.loaders.loader.run_page import run_page, save_page  # start-up time
@@ -282,7 +282,7 @@ class ShownStats(ABC):
 
 @dataclass(frozen=True, repr=False)
 class LoaderStats(EngineStats, ShownStats):
-    """Stats of a loader: those of its engine, and what they depend on.
+    """Stats of a loader: those of its engine, and the conditions.
 
     Attributes:
         workers: Number of worker processes.
@@ -291,7 +291,7 @@ class LoaderStats(EngineStats, ShownStats):
         crop_ready: Share of the images that are crop-ready, 0..1.
         course: Rows and queue over time, in at most 240 parts of equal length since the loader's first batch;
             also in the stats of a part of the time.
-        storage: What came from a remote dataset.
+        storage: The downloads of a remote dataset.
     """
 
     kind: ClassVar[str] = "loader"
@@ -304,7 +304,7 @@ class LoaderStats(EngineStats, ShownStats):
     storage: StorageCounts = field(default_factory=StorageCounts)
 
     def since(self, before: Self) -> Self:
-        """Return what was counted after ``before``, earlier stats of the same loader."""
+        """Return the counts since ``before``, earlier stats of the same loader."""
         return replace(super().since(before), storage=self.storage.since(before.storage))
 
     @property

@@ -299,7 +299,7 @@ class DeclaredResults:
     """The arrays that a transform declares."""
 
     def request(self, items: Items) -> BatchRequest:
-        """Return what an engine is asked for."""
+        """Return the request to an engine."""
         return BatchRequest(items)
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
@@ -317,7 +317,7 @@ class EncodedImages(DeclaredResults):
 class FoundResults(DeclaredResults):
     """The results of a transform that declares no outputs.
 
-    Their form is found in the first batch of which all results have one. From then on the workers write
+    Their form is that of the first batch whose results all have one form. From then on the workers write
     results of that form to rows of the slot's input area, of ``room`` bytes. The parts of a batch depend on
     its own results only, and not on when the form was found.
     """
@@ -380,7 +380,7 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:
-    """Return what makes the parts; workers have ``room`` bytes for rows of a form that is found."""
+    """Return the maker of the parts; workers have ``room`` bytes for rows of a form that is found."""
     if transform is None:
         return EncodedImages()
     if isinstance(transform, AsColumns):

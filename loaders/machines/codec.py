@@ -98,7 +98,7 @@ OF_ITEMS: dict[str, Callable[[list[bytes]], list[Any]]] = {
 
 
 def checked_list(count: Any, rest: Mapping[Any, Any]) -> Callable[[Raw], list[Any]]:
-    """Return what makes a list of its buffer, by its description. Raises FrameDamaged."""
+    """Return the function that decodes a list from its buffer, by its description. Raises FrameDamaged."""
     if is_count(count):
         match rest:
             case {"of": "text" | "json" as of, **more} if not more:
@@ -190,7 +190,7 @@ class FrameKind(IntEnum):
 class Head:
     """The fields of a header.
 
-    ``number`` is the number of the batch, or what the kind counts; ``parts`` buffers follow the header.
+    ``number`` is the number of the batch, or another count of the kind; ``parts`` buffers follow the header.
     ``description`` is the form of a DATA frame's batch; for other kinds it maps names to short values.
     """
 

@@ -72,7 +72,7 @@ class Peer:
 
 
 class Peers:
-    """All connected senders, of which at most ``senders`` of different names take part in an epoch.
+    """All connected senders; at most ``senders`` of different names take part in an epoch.
 
     Not thread-safe.
     """
@@ -369,7 +369,7 @@ class _Reception(Owned):
     def _check_number(self, peer: Peer, head: Head) -> None:
         if head.number != peer.received:
             raise SenderFailed(
-                f"sender {peer.name} has sent {head.number} batches, of which {peer.received} arrived; "
+                f"sender {peer.name} has sent {head.number} batches, but {peer.received} arrived; "
                 f"{self.rejected} messages were rejected"
             )
 
@@ -598,7 +598,7 @@ class _Link(ReceiverLink):
         self._await_sent(tracker)
 
     def _receive_all(self) -> None:
-        """Handle what has arrived. Raises ReceiverGone."""
+        """Handle the messages that have arrived. Raises ReceiverGone."""
         is_gone = self._note_events()
         if self._must_send_hello and self._socket.send(pack_note(FrameKind.HELLO, name=self._name)):
             self._must_send_hello, self._has_sent_hello = False, True

@@ -18,7 +18,7 @@ SLOW_GROWTH = 16  # steps that arrive in time for each one that a window grows, 
 
 @dataclass
 class SenderWindow:
-    """``steps`` in the order in which the sender sends them, each with the number of its lease.
+    """``steps`` in the sender's order, each with the number of its lease.
 
     A window has a size, at most ``wants``, as in TCP's congestion control. It grows by one step for each step
     that arrives. Where other senders have nothing to do because of this one, it is halved, and from then on
@@ -437,7 +437,7 @@ class PartLease:
 
 
 class PartSteps(Steps[T]):
-    """Steps from ``start`` on, of which step n belongs to part n % ``parts``; parts end one by one.
+    """Steps from ``start`` on; step n belongs to part n % ``parts``, and parts end one by one.
 
     A peer gets steps of the parts that it has, then of one that no peer has. A peer without either takes a
     part from the peer with the most, if that has two more than itself.
@@ -451,7 +451,7 @@ class PartSteps(Steps[T]):
 
     @classmethod
     def of(cls, steps: Steps[T], parts: int) -> Self:
-        """Return the steps of a pass of which none was assigned, in parts."""
+        """Return the steps of a new pass, in parts; none is assigned."""
         return cls(parts, start=steps.due, taken=steps.taken, ordered=steps.ordered)
 
     def is_missing(self, step: int) -> bool:
@@ -496,7 +496,7 @@ class PartSteps(Steps[T]):
         return True
 
     def _part_for(self, peer: bytes, below: int) -> PartLease | None:
-        """The part of which the peer gets the next step."""
+        """The part that the peer's next step is from."""
         ready = [part for part in self._parts if self._is_ready(part, below)]
         own = [part for part in ready if part.owner == peer]
         free = [part for part in ready if part.owner is None]

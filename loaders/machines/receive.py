@@ -72,7 +72,7 @@ MAX_REFUSALS = 100  # that are kept for the stats
 
 @dataclass
 class Sender:
-    """An admitted sender: its HELLO, the user of its key, and what it has sent."""
+    """An admitted sender: its HELLO, the user of its key, and the counts of its messages."""
 
     hello: Hello
     user: str
@@ -403,7 +403,7 @@ class RemoteSource(FrameworkHint, Owned):
     once.
 
     The first sender determines the batches; a sender with other terms is refused. Everything that peers send
-    is checked; what is not valid is dropped and counted.
+    is checked; invalid ones are dropped and counted.
 
     A context manager. :meth:`close`, and leaving the context without an exception, end the senders; after an
     exception they wait for the next receiver. Closing is idempotent and may be done in any thread; a thread

@@ -224,7 +224,7 @@ class Link(ReceiverLink):
     def _add_lease(self, lease: StepLease) -> None:
         """Add the steps that this sender does not hold yet, as it does where an earlier lease expired.
 
-        What is far more than it asked for is left out; the receiver leases it again once the rest is made.
+        Steps far beyond its request are left out; the receiver leases them again once the rest is made.
         """
         terms = self._hello.terms
         if terms.steps != UNKNOWN and lease.stop > terms.steps:
@@ -468,7 +468,7 @@ def serve(
         report: Called with the stats about every half second and after each batch, in this thread.
 
     Returns:
-        What was sent.
+        The counts of what was sent.
 
     Raises:
         OperationError: No receiver was there for ``patience`` seconds.

@@ -27,7 +27,7 @@ TCP_BYTES_RECEIVED = 128  # where Linux's struct tcp_info has tcpi_bytes_receive
 LOOK_INTERVAL_S = 0.1
 UNREAD_BYTES = 16 << 20  # that the kernel and libzmq may hold besides a message
 MONITOR = "inproc://monitor"
-DOMAIN = b"prep"  # what the authentication of peers is asked for
+DOMAIN = b"prep"  # of the authentication of peers
 HANDSHAKE_TIMEOUT_MS = 5_000
 VANISHED_S = 15  # after which a connection is given up whose peer's machine does not answer
 PROBE_INTERVAL_S = 5
@@ -43,7 +43,7 @@ POLL_INTERVAL_S = (
 LINGER_MS = 500  # for the last messages of a socket that is closed
 SPARE_MESSAGES = 16  # besides batches, that a sender has in flight
 FETCHED_AT_ONCE = 10_000  # messages
-MAX_ENDED = 1000  # peers that were disconnected, of which messages may still arrive
+MAX_ENDED = 1000  # disconnected peers whose messages may still arrive
 MAX_TEXT_CHARACTERS = 4000  # of an error or a reason, so that a header holds it however it is escaped
 
 
@@ -77,7 +77,7 @@ class Security(Protocol):
         """Set a socket up before it binds or connects."""
 
     def close(self) -> bool:
-        """Close what was opened in the context. Called after the socket is closed, even without ``secure``.
+        """Close the authenticator of the context. Called after the socket is closed, even without ``secure``.
 
         Return True where something stays open, on which terminating the context would block for ever.
         """
@@ -182,7 +182,7 @@ class FrameSocket(Owned):
         self._watched = watched
         self._events: deque[tuple[int, int]] = deque()
         self._connections: dict[int, int] = {}  # the bytes that each had received after its last message
-        self._heard: set[int] = set()  # the connections of which a message has come since they were looked at
+        self._heard: set[int] = set()  # connections with a message since the last check
         self._next_look = 0.0
         self._most_bytes = most_bytes + UNREAD_BYTES
         self._watch(watched | CONNECTIONS)

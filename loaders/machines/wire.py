@@ -41,7 +41,7 @@ Facts = dict[str, str]
 class SourceTerms:
     """``facts`` are the values that determine the batches, by name.
 
-    ``steps`` is the number of steps of a pass, ``records`` what a receipt of a whole pass counts; both may be
+    ``steps`` is the number of steps of a pass, ``records`` that of the records in a whole pass; both may be
     UNKNOWN. Where ``picks`` is true, steps can be made in any order, and their number is known. Where there
     are more ``parts`` than one, step n is of part n % ``parts``, and the steps of a part are made in order.
     Equal by value.
@@ -291,7 +291,7 @@ class Position:
     receipt: Receipt | None = None
 
     def after(self, made: Delivery, step: int, taken: Sequence[int], dataset: str) -> Position:
-        """Return the position after one more batch. ``dataset`` is what a new receipt is of."""
+        """Return the position after one more batch. ``dataset`` is that of a new receipt."""
         before = self.receipt or Receipt(dataset, self.pass_number)
         receipt = before.add(made.delivered).skip(made.skipped)
         if len(made.left_out) or len(made.omitted):
@@ -343,7 +343,7 @@ class SenderReport:
     """One connected sender.
 
     ``name`` is the name that the sender gave, ``key`` the name of the key that it has proved to have, ""
-    without keys. ``batches`` and ``bytes`` count what it has delivered, ``rate`` is in batches per second
+    without keys. ``batches`` and ``bytes`` count its deliveries, ``rate`` is in batches per second
     since it joined, and ``lag`` is the number of steps that are leased to it and have not arrived.
     """
 

@@ -68,7 +68,7 @@ def bench(
     ``explain`` adds probes of a quarter of that time each, if there is a verdict to check; after too short a
     run there is none. ``trace`` names a file for a Chrome trace; after a sweep it is of one more run with the
     fastest value. ``watched`` shows the progress in a bar on a terminal or in a notebook. ``mixing`` adds the
-    quality of the shuffle. Raises what the loader raises, and OSError.
+    quality of the shuffle. Raises the loader's errors, and OSError.
     """
     tried = sweep(make, *swept, seconds=seconds, watched=watched) if swept else None
     if tried:
@@ -114,7 +114,7 @@ class LoaderBench:
 def sweep(
     make: MakeLoader, option: str, values: Sequence[int], *, seconds: float, watched: bool = False
 ) -> Sweep:
-    """Measure for ``seconds`` at each value. Raises what the loader raises."""
+    """Measure for ``seconds`` at each value. Raises the loader's errors."""
     speeds = [measure(partial(make, **{option: value}), seconds=seconds, watched=watched) for value in values]
     return Sweep(option, tuple(map(SweepRun, values, speeds)))
 
@@ -171,7 +171,7 @@ def measure(
         The rates, the times of the stages and the verdict.
 
     Raises:
-        OSError: The trace cannot be written. What the loader raises is raised unchanged.
+        OSError: The trace cannot be written. Errors of the loader are raised unchanged.
     """
     others, began = worker_pids(), time.perf_counter()
     with make() as loader:
@@ -265,7 +265,7 @@ class LoaderSpeed:
     ``first_batch`` is seconds from the loader's construction. ``gap_p50`` and ``gap_p99`` are seconds between
     batches. ``stages`` are a worker's seconds per image. ``idle``, ``blocked`` and ``starved`` are shares of
     the time: workers without work, workers without a free slot, and a consumer without a batch (nearly 1 if
-    the loader is the bottleneck). ``cpu`` is CPU seconds per image of all processes, of which ``main_cpu`` is
+    the loader is the bottleneck). ``cpu`` is CPU seconds per image of all processes; of these ``main_cpu`` is
     the consumer's. ``stats`` are the loader's for the measured time.
     """
 
@@ -422,7 +422,7 @@ def probe(
     """Check the verdict of ``speed`` in a few runs of ``seconds`` each.
 
     ``make`` must make the loader that was measured, with ``transform``, and another one if it is given
-    options. The consumer does nothing in any of them. Raises what a loader raises.
+    options. The consumer does nothing in any of them. Raises the errors of a loader.
     """
     found = _Measured(speed)
     with make(workers=0) as loader:
@@ -441,7 +441,7 @@ def probe(
 
 
 def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
-    """Return the probe, without what it would say if one of the runs behind it was too short."""
+    """Return the probe, without its conclusion if one of the runs behind it was too short."""
     if not any(speed.is_too_short for speed in speeds):
         return run
     return replace(run, sentence="the run is too short to tell: measure longer", confirms=None)
@@ -502,7 +502,7 @@ class _Measured:
             confirms = share < 0.8
         sentence = (
             f"one core makes {rate:,.0f} images/s of records in memory, so {cores} could make "
-            f"{cores * rate:,.0f}, of which the loader reaches {share:.0%}"
+            f"{cores * rate:,.0f}; the loader reaches {share:.0%} of that"
         )
         return Probe("one core", rate, sentence, confirms)
 
@@ -510,7 +510,7 @@ class _Measured:
 def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -> float:
     """Images per second that this thread makes of records in memory, evenly chosen from the dataset.
 
-    OpenCV is limited to this thread during the measurement. Raises what the transform raises.
+    OpenCV is limited to this thread during the measurement. Raises the transform's errors.
     """
     threads = cv2.getNumThreads()
     cv2.setNumThreads(0)

@@ -298,7 +298,7 @@ class _WritingStep:
         self._place = place
 
     def round(self, seconds: float) -> None:
-        """Measure once; what the system refuses is noted in ``missing``."""
+        """Measure once; measurements that the system refuses are noted in ``missing``."""
         if self._place is None or self.missing:
             return
         try:

@@ -80,7 +80,7 @@ class OpenFiles(Owned):
 class Target:
     """Files to read, in a loader's order; ``kind`` is "file", "folder" or "dataset".
 
-    ``place`` is a folder on the same disk in which files can be made; None where nothing may be written.
+    ``place`` is a folder on the same disk for new files; None where nothing may be written.
     """
 
     path: Path

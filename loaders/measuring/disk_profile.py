@@ -116,7 +116,7 @@ class DiskProfile:
 
     ``kind`` is what ``path`` was: "file", "folder" or "dataset"; ``filesystem`` is the type of its file
     system. ``files`` files of ``bytes`` bytes together were read. ``record_bytes`` is the mean size of a
-    record, or what was used as such. ``seconds`` is how long the measurement took. ``cold_method`` is
+    record, or the size used instead. ``seconds`` is how long the measurement took. ``cold_method`` is
     "posix_fadvise" (pages dropped, confirmed by mincore(2)), "O_DIRECT", or None with the reason in
     ``missing.cold``. ``stream`` is the loader's pattern: forward in large pieces that are requested ahead.
     ``sequential`` has one entry per block size, ``random`` one per number of reads at once. ``small_files``
@@ -224,7 +224,7 @@ def _over(rate: float | None, other: float | None) -> float | None:
 
 
 def _built(kind: Any, value: Any) -> Any:
-    """Make what has this JSON: a dataclass, a tuple of one kind, a plain value, or None where it may be."""
+    """Parse a value from its JSON: a dataclass, a tuple of one kind, a plain value, or None if allowed."""
     if isinstance(kind, UnionType):
         return None if value is None else _built(get_args(kind)[0], value)
     if get_origin(kind) is tuple:

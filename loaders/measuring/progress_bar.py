@@ -29,7 +29,7 @@ def watched(loader: Watchable, *, title: str = "loading") -> Iterator[Any]:
 
     ``for images, labels in watched(train): ...`` shows some lines at the end of a terminal's stderr: the
     ``title`` and how far the epoch is, the rate over the last minute and the stage that limits, each stage's
-    share of the time, and the batches that are ready. They stay in place below what the program prints, and
+    share of the time, and the batches that are ready. They stay in place below the program's output, and
     are removed when the epoch ends, is left, or fails. A notebook shows one line of it, with the rate of the
     last second; elsewhere nothing is shown. It takes some microseconds per batch.
     """

@@ -65,7 +65,7 @@ class LastMinute:
 
     @property
     def stats(self) -> Stats:
-        """What was counted in the last minute."""
+        """The counts of the last minute."""
         return self._stats[-1][1].since(self._stats[0][1])
 
     @property
@@ -154,7 +154,7 @@ ERASE_BELOW = "\x1b[J"
 class TerminalBlock(Owned):
     """Some lines below everything that is printed. Several blocks stand one below the other.
 
-    What the program writes to ``sys.stdout`` and ``sys.stderr``, by ``print`` or a logger, moves the lines
+    Output of the program to ``sys.stdout`` and ``sys.stderr``, by ``print`` or a logger, moves the lines
     down. The cursor stays below them, so that a program that is killed leaves a usable terminal. Each line
     is cut to the terminal's width. Thread-safe.
     """
@@ -179,7 +179,7 @@ class TerminalBlock(Owned):
             self._screen.put(self, lines)
 
     def close(self) -> None:
-        """Remove the lines; what was printed stays. Idempotent."""
+        """Remove the lines; the program's output stays. Idempotent."""
         if self.made_here:
             self._screen.drop(self)
 
@@ -252,7 +252,7 @@ class _Screen:
             self.terminal.flush()
 
     def _watch(self) -> None:
-        """See what is written to the streams, also by loggers that hold them already."""
+        """Intercept the output to the streams, also of loggers that hold them already."""
         for stream in dict.fromkeys((sys.stderr, sys.stdout)):
             if stream is self.terminal or stream.isatty():
                 with suppress(AttributeError):  # of a stream without attributes
@@ -269,7 +269,7 @@ class _Screen:
         """Return a ``write`` that removes the lines, writes, and shows them below."""
 
         def write_above(text: str) -> int:
-            if not text or os.getpid() != self._pid:  # a forked process knows nothing of what is shown
+            if not text or os.getpid() != self._pid:  # a forked process does not know the shown lines
                 return write(text)
             with self._lock:
                 self._send(self._erased())

@@ -88,7 +88,7 @@ class EpochPlan:
         return self.omission is not None and self.omission.closes
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return all record numbers in the order of the epoch, of which a window is computed at a time.
+        """Return all record numbers in the order of the epoch, computed one window at a time.
 
         Omitted ones are in it if their gaps are kept.
         """
@@ -159,7 +159,7 @@ class EpochPlan:
         return place
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
-        """The order in which this rank reads shards; None where it reads from all its own at any time."""
+        """This rank's order of reading shards; None where it reads from all its own at any time."""
         mine = self.split(0).partitions
         return shard_order(
             self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch, partitions=mine
@@ -172,7 +172,7 @@ class EpochPlan:
 
 
 class Epoch:
-    """One epoch of one rank, or the rest of one from the place ``start``, and what was delivered of it.
+    """One epoch of one rank, or the rest of one from the place ``start``, and its deliveries.
 
     The loader calls :meth:`delivered` for each batch, and :meth:`end` after the last one. Raises UsageError
     for a number or a start that no epoch of the plan has.
@@ -249,7 +249,7 @@ class Epoch:
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt of what was delivered so far; at the end, also of what was left out."""
+        """The receipt of the records delivered so far; at the end, also of those left out."""
         if not self.is_over:
             return self._receipt
         return self._receipt.leave_out(self._left_out, omitted=self._omitted)

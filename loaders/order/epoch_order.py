@@ -1,8 +1,8 @@
 """The order of an epoch, and each rank's part of it.
 
 The order is a pure function of the shards' sizes, the shuffle, the seed and the epoch. A record number is a
-position in the dataset's index. No record is read, the state is one number, and what is computed at a time is
-a window of the order.
+position in the dataset's index. No record is read, the state is one number, and only a window of the order is
+computed at a time.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class LocalShuffle(Shuffle):
 
 
 def shuffle_from_json(value: object) -> Shuffle | None:
-    """Return the shuffle of which ``to_json`` made the value; None for None.
+    """Return the shuffle that ``to_json`` made the value of; None for None.
 
     Raises ValueError, or UsageError.
     """
@@ -207,7 +207,7 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
 def shard_order(
     shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int, partitions: range
 ) -> npt.NDArray[np.int64] | None:
-    """The order in which the epoch reads the shards of these partitions, those of several side by side.
+    """The order of reading the shards of these partitions, those of several side by side.
 
     None where it reads from all shards of a partition at any time.
     """
@@ -226,7 +226,7 @@ def shard_order(
 
 
 def partition_window(shuffle: Shuffle, records: int) -> int:
-    """The window in places of one partition, of which there are fewer by their number."""
+    """The window in places of one partition: smaller by the number of partitions."""
     return math.ceil(shuffle.window_of(records) / shuffle.partitions)
 
 
@@ -234,7 +234,7 @@ def partition_window(shuffle: Shuffle, records: int) -> int:
 class RankSplit:
     """The batches of one rank, as ranges of places in the epoch's order.
 
-    A global step takes ``world_size * batch_size`` places, of which rank r has the r-th ``batch_size``. With
+    A global step takes ``world_size * batch_size`` places; rank r has the r-th ``batch_size`` of them. With
     ``drop_last`` the epoch ends with the last full step, the same number for every rank. Otherwise the places
     that remain are split as evenly as possible, the lower ranks having one more, and a rank that gets none
     has one batch less. ``start`` continues an epoch at the end of a global step of any world size.
@@ -288,7 +288,7 @@ class RankSplit:
         return steps
 
     def steps_reached(self, places: Records) -> Records:
-        """Return the step in which all ranks together reach each place; the nearest for those outside."""
+        """Return the step of all ranks together that reaches each place; the nearest for those outside."""
         return np.clip((places - self.start) // self._step_records, 0, max(0, len(self) - 1))
 
     @property

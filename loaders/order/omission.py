@@ -59,7 +59,7 @@ class Omission:
 
 
 class OrderedPart(Protocol):
-    """Numbers in an order of which a window is computed at a time; see :class:`.DisplacedOrder`."""
+    """Numbers in an order that is computed one window at a time; see :class:`.DisplacedOrder`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, places: slice) -> Records: ...

@@ -236,7 +236,7 @@ def _stream_of(firsts: Records, counts: Records) -> Stream:
 
 @dataclass(frozen=True)
 class WeightedParts:
-    """An epoch of as many places as there are records, of which each part has its share by weight.
+    """An epoch of as many places as there are records; each part has its share by weight.
 
     ``records`` are the parts' numbers of records, and ``places`` how many places of an epoch each has, one
     part after the other. A part's places of all epochs, one epoch after the other, go round its records in

@@ -117,7 +117,7 @@ def _warn(dataset: str, text: str) -> None:
 
 OFTEN = 3.0  # times as often as by chance; below it, records are taken to meet again by chance
 CHANCE = 5.0  # standard deviations of a count that is due to chance
-SAMPLED = 1000  # batches of a full shuffle of which the standard deviation is measured
+SAMPLED = 1000  # batches of a full shuffle, to measure the standard deviation of
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def _neighbours(first: Records, records: int) -> Beside | None:
     return Beside(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
 
 
-PAIRS = 4096  # of records stored side by side, of which the labels are compared
+PAIRS = 4096  # of records stored side by side, whose labels are compared
 LABELS = 1 << 16  # from which the number of classes in a fully shuffled batch is computed
 PLACES, BATCHES = 3, 8  # in the epoch, and steps at each; each place takes the time of a window
 MOST_WINDOW = 1 << 17  # records; computing the order of a larger window takes a tenth of a second

@@ -34,7 +34,7 @@ class ProcessRank(NamedTuple):
         return self[:2] == other[:2]
 
     def may_have_started(self, other: ProcessRank) -> bool:
-        """Whether a process of this rank may have started others, of which the other is one."""
+        """Whether the other one may be a process that one of this rank has started."""
         return other.world_size > self.world_size and other.world_size % self.world_size == 0
 
 
@@ -105,7 +105,7 @@ SLURM_STEPS = 0xFFFFFFF0  # step ids from here on are not srun's: the batch scri
 
 
 def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
-    """Return what the launcher set, None where it set nothing.
+    """Return the launcher's setting, None without one.
 
     The first of these that is set is used: RANK and WORLD_SIZE, Lightning's, Open MPI's, an srun step's of
     Slurm, TF_CONFIG. Slurm counts only within a step: a batch script or the shell of salloc has SLURM_NTASKS

@@ -1,4 +1,4 @@
-"""Receipts: what an epoch delivered, as proof that each record came exactly once.
+"""Receipts: the proof that an epoch delivered each record exactly once.
 
 A digest is the sum, modulo 2**64 in each of two lanes, of a hash of every record number. It does not depend
 on order, ranks or batch sizes, and the digests of parts add up to that of the whole. An accidental loss,
@@ -129,7 +129,7 @@ class Receipt:
     def merge(cls, receipts: Iterable[Receipt]) -> Receipt:
         """Return the receipt of all ranks, or of all parts of a resumed epoch.
 
-        Raises UsageError where they are of several datasets or epochs, or differ in what was left out.
+        Raises UsageError where they are of several datasets or epochs, or left out different records.
         """
         parts = list(receipts)
         ends = {name: {getattr(part, name) for part in parts} - {Tally()} for name in ("left_out", "omitted")}

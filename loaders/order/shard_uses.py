@@ -22,7 +22,7 @@ PLACES = 1 << 18  # of an order at a time
 
 @dataclass(frozen=True, eq=False)
 class ShardUses:
-    """The ``shards`` that an epoch uses, in the order in which it begins to, and the steps that use each.
+    """The ``shards`` that an epoch uses, in the order of their first use, and the steps that use each.
 
     A shard is in use from the first to the last step that has a record of it: ``firsts`` and ``lasts``,
     counted from where the epoch starts. Arrays of one length, int64.

@@ -37,7 +37,7 @@ class Albumentations:
 
     ``transform`` gets ``image``, uint8 [height, width, 3] in RGB, and no other target; the label is delivered
     beside the result, the ``image`` that it returns: an array, or an array over a tensor's memory after
-    ``ToTensorV2``. ``orientation`` is that of :func:`.decode_rgb`. ``outputs`` may declare what is returned.
+    ``ToTensorV2``. ``orientation`` is that of :func:`.decode_rgb`. ``outputs`` may declare its results.
 
     All randomness comes from the record's generator, which replaces that of ``transform``, so that an epoch
     repeats for any number of workers; the global generators of Python, NumPy and PyTorch are seeded from it

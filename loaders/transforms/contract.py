@@ -80,7 +80,7 @@ class ArraySpec:
     dtype: str
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what no array of numbers, dates or text can be."""
+        """Raise UsageError for a spec that no array of numbers, dates or text fits."""
         try:
             is_array = not np.empty((0, *self.shape), self.dtype).dtype.hasobject
         except (TypeError, ValueError, SyntaxError):  # NumPy parses a dtype's text as a program
@@ -123,7 +123,7 @@ def outputs_of(transform: Transform) -> tuple[ArraySpec, ...] | None:
 
 
 def checked_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:
-    """Return what a transform declares. Raises UsageError for anything but a tuple of ArraySpec, or None."""
+    """Return a transform's declared outputs. Raises UsageError unless a tuple of ArraySpec, or None."""
     if not (
         outputs is None or (isinstance(outputs, tuple) and all(isinstance(s, ArraySpec) for s in outputs))
     ):
@@ -171,7 +171,7 @@ IMAGE = "image"
 class AsColumns:
     """A transform to a dict of the values of ``names``: columns, and "image", the encoded bytes.
 
-    ``rows`` are the arrays of the columns of which all values have one size; workers write them to rows of a
+    ``rows`` are the arrays of the columns whose values all have one size; workers write them to rows of a
     batch. ``json`` are the columns of JSON. Picklable and thread-safe.
     """
 
@@ -181,7 +181,7 @@ class AsColumns:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """The names of the columns of which the values have different sizes."""
+        """The names of the columns with values of different sizes."""
         written = {spec.name for spec in self.rows}
         return tuple(name for name in self.names if name not in written)
 
@@ -233,7 +233,7 @@ class PixelFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether images keep the form in which they are decoded, so that they can be resized in place."""
+        """Whether images stay as they are decoded, so that they can be resized in place."""
         return self._channels_last and self.dtype == "uint8"
 
     @property

@@ -16,7 +16,7 @@ from shardprep.loaders.transforms.decode import EncodedImage
 from shardprep.loaders.transforms.geometry import ShownPart
 from shardprep.loaders.transforms.transforms import TrainTransform
 
-_NO_COLOURS = np.random.default_rng(0)  # of which nothing is drawn
+_NO_COLOURS = np.random.default_rng(0)  # nothing is drawn from it
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Cut:
     def finish(
         self, jpeg: Encoded, crop: npt.ArrayLike, mirrored: bool | np.bool_, *, key: str | None = None
     ) -> Array:
-        """Decode a crop on the CPU: bit for bit what the transform makes of the record.
+        """Decode a crop on the CPU, bit for bit as the transform does with the record.
 
         Args:
             jpeg: The encoded image of a batch.

@@ -1,4 +1,4 @@
-"""Geometry of crops and rotations, and what they leave of boxes and masks. Pure functions."""
+"""Geometry of crops and rotations, and its effect on boxes and masks. Pure functions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.
 
 
 def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: int) -> Kept:
-    """Return what the result shows of the boxes (fractions of the image), in their order.
+    """Return the visible parts of the boxes (fractions of the image), in their order.
 
     A box is left out if the result shows none of its area, or less than the share ``least``. Of more than
     ``most`` boxes those that show the largest areas are kept, the earlier of equal ones.

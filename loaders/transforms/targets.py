@@ -39,7 +39,7 @@ class TargetOptions:
 
     ``masks`` are columns of a number for each pixel: uint8[*,*], or gray or palette PNGs of up to 8 bits, of
     which the stored numbers are taken and not the palette's colours. A mask has the size of the image. Each
-    gives uint8 [height, width]: the mask's pixel in which the centre of the result's pixel lies.
+    gives uint8 [height, width]: each pixel is that of the mask at the pixel's centre.
 
     ``boxes`` is a column float32[*,4] of x_min, y_min, x_max, y_max as fractions of the image, as in
     ``boxes.npy``. It gives float32 [``max_boxes``, 4] of the result, in fractions or, with

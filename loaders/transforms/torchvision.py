@@ -37,7 +37,7 @@ class Torchvision:
     PIL image. What it returns becomes arrays: tensors over the same memory (those of bfloat16 as uint16 with
     the same bits), PIL images as uint8 [height, width, 3]; see :class:`.Transform` for tuples and dicts. The
     label is delivered beside it, and is not given to ``transform``. ``orientation`` is that of
-    :func:`.decode_rgb`. ``outputs`` may declare what is returned.
+    :func:`.decode_rgb`. ``outputs`` may declare its results.
 
     The global random generators of PyTorch (for CPUs), NumPy and Python are seeded from the record's, and
     restored after the call, so that an epoch repeats for any number of workers. Picklable if ``transform``
@@ -57,7 +57,7 @@ class Torchvision:
         check_wrapper(self.transform, self.orientation, self.outputs)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
-        """Return what the transform makes of the record's image, as arrays."""
+        """Return the results of the transform for the record's image, as arrays."""
         pixels = decode_rgb(record.image, orientation=self.orientation, key=record.key)
         image: Any
         if self.image == "pil":

@@ -44,7 +44,7 @@ METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTE
 
 
 class Choice(NamedTuple):
-    """What a transform makes of one image, chosen before anything is decoded.
+    """The choices of a transform for one image, made before anything is decoded.
 
     ``crop`` is the rectangle that was drawn, and ``part`` that to decode, at 1 / ``reduction`` of its size;
     both in pixels of the image. ``across`` and ``down`` are where the result lies on the image's sides;
