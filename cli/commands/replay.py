@@ -378,4 +378,5 @@ def prove(
     if as_json:
         print_json(found.to_json())
     else:
-        say(found.statement)
+        for line in found.statement.splitlines():
+            say(line)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
-from shardprep.formats.runtime.files import OPEN_FLAGS, flush_file, naming, user_path
+from shardprep.formats.runtime.files import OPEN_FLAGS, flush_file, user_path
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -81,20 +81,22 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
 
 
 def _write(path: Path, data: bytes, *, mode: int) -> None:
-    """Write a complete file, which never has another mode."""
+    """Write a complete file, which never has another mode. Raises OSError."""
     built = path.with_name(f".{path.name}.tmp")
     built.unlink(missing_ok=True)
-    with naming(path):
+    try:
         number = os.open(built, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            built.replace(path)
-        finally:
-            built.unlink(missing_ok=True)
-        flush_file(path.parent)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        built.replace(path)
+    except OSError as error:
+        error.filename, error.filename2 = os.fspath(path), None  # not the unfinished file
+        raise
+    finally:
+        built.unlink(missing_ok=True)
+    flush_file(path.parent)
 
 
 @dataclass(frozen=True)

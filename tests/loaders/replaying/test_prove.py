@@ -293,7 +293,7 @@ def test_the_commands_sign_and_check(lmdb_shards: Path, signed: Path, tmp_path: 
 
 
 def test_the_command_says_what_is_proven(lmdb_shards: Path, tmp_path: Path) -> None:
-    train(lmdb_shards, tmp_path / "log", epochs=2)
+    train(lmdb_shards, tmp_path / "log", epochs=2, drop_last=True)
 
     said = prep_here("prove", lmdb_shards, tmp_path / "log")
     told = json.loads(prep_here("prove", lmdb_shards, tmp_path / "log", "--json").stdout)
@@ -301,6 +301,7 @@ def test_the_command_says_what_is_proven(lmdb_shards: Path, tmp_path: Path) -> N
     refused = prep_here("prove", lmdb_shards, tmp_path / "log")
 
     assert said.stdout == told["statement"] + "\n"
+    assert said.stdout.count("\n") == 3
     assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1]
     assert refused.returncode == 1
     assert "line 1 was changed" in refused.stderr
