@@ -31,8 +31,8 @@ from shardprep.loaders.measuring.disk_files import (
     Cursor,
     Forward,
     OpenFiles,
+    RandomPasses,
     ReadPlan,
-    Scattered,
     drop,
     read,
 )
@@ -81,7 +81,7 @@ def by_package(path: Path, case: Case) -> float:
 def plan_of(files: OpenFiles, case: Case) -> ReadPlan:
     """The whole file forward, or record-sized blocks of it."""
     if case.random:
-        return Scattered(files.sizes, case.block, depth=case.depth).next()
+        return RandomPasses(files.sizes, case.block, depth=case.depth).next()
     return Forward(files.sizes, case.block, Cursor()).next()
 
 

@@ -188,19 +188,19 @@ def sentence(profile: DiskProfile) -> str:
     return f"At {which} mean record size ({mean}) this disk feeds {' and '.join(feeds)}{compared}."
 
 
-class Swept(NamedTuple):
+class SweptOption(NamedTuple):
     """A loader's parameter, and the values to try."""
 
     option: str
     values: tuple[int, ...]
 
 
-def _swept(text: str) -> Swept:
+def _swept(text: str) -> SweptOption:
     option, _, numbers = text.partition("=")
     words = numbers.split(",")
     if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
         raise ValueError(f"{text!r} is none of {', '.join(SWEPT)} with numbers, such as workers=1,2,4")
-    return Swept(option.replace("-", "_"), tuple(map(int, words)))
+    return SweptOption(option.replace("-", "_"), tuple(map(int, words)))
 
 
 @click.command(
@@ -270,7 +270,7 @@ def bench_loader(
     seconds: float,
     workers: int | None,
     explain: bool,
-    swept: Swept | None,
+    swept: SweptOption | None,
     trace: Path | None,
     html: Path | None,
     disk: Path | None,
@@ -303,7 +303,7 @@ def bench_loader(
         has_images = "image" in names
     made = transform_of(transform, pixels) if has_images else None
 
-    def measured(place: Path | str) -> Benched:
+    def measured(place: Path | str) -> BenchResult:
         make = partial(
             Loader,
             place,
@@ -334,7 +334,7 @@ def bench_loader(
             disk_json = profile.to_json() if profile else None
             spans = json_of(trace) if trace else None
             save_page(run_page(found.to_json(), name=str(place), disk=disk_json, trace=spans), html)
-        return Benched(place, found)
+        return BenchResult(place, found)
 
     work = DatasetWork(
         measured,
@@ -346,7 +346,7 @@ def bench_loader(
     ctx.exit(work.run(dataset, as_json=as_json))
 
 
-class Benched(NamedTuple):
+class BenchResult(NamedTuple):
     """The speed of a dataset's loader."""
 
     dataset: Path | str
@@ -358,7 +358,7 @@ def _has_images(place: Path | str, cached: Mapping[str, Any]) -> bool:
         return all(part.manifest.has_images for part in dataset.parts)
 
 
-def summary_of(results: Mapping[str, Benched]) -> str:
+def summary_of(results: Mapping[str, BenchResult]) -> str:
     """Return one line about the splits of a folder."""
     rates = {name: done.bench.speed.images_per_second for name, done in results.items()}
     return ", ".join(f"{name} {rate:,.0f} images/s" for name, rate in rates.items())

@@ -86,12 +86,12 @@ def inspect(
         raise click.UsageError(f"{dataset} is a collection; run --html for its parts, one at a time")
     has_splits = isinstance(dataset, Path) and html is not None and bool(splits_of(dataset))
 
-    def inspected(place: Path | str) -> Inspected:
+    def inspected(place: Path | str) -> InspectResult:
         page = file_of(html, place, has_splits) if html and isinstance(place, Path) else None
         if page:
             report_dataset(place, page)
         with open_dataset(place, **cached) as opened:
-            return Inspected(inspect_dataset(opened), class_counts(opened) if classes else None, page)
+            return InspectResult(inspect_dataset(opened), class_counts(opened) if classes else None, page)
 
     work = DatasetWork(
         inspected, print_inspected, inspected_json, summary_of_inspected, collections="by part"
@@ -99,7 +99,7 @@ def inspect(
     ctx.exit(work.run(dataset, as_json=as_json))
 
 
-class Inspected(NamedTuple):
+class InspectResult(NamedTuple):
     """The summary of a dataset, and its classes and the file of its page if they were asked for."""
 
     summary: Summary
@@ -107,13 +107,13 @@ class Inspected(NamedTuple):
     page: Path | None
 
 
-def inspected_json(found: Inspected) -> dict[str, Any]:
+def inspected_json(found: InspectResult) -> dict[str, Any]:
     """Return the summary, and what else was asked for, as a JSON object."""
     listed = {} if found.classes is None else {"class_counts": [asdict(each) for each in found.classes]}
     return found.summary.to_json() | listed | ({"page": str(found.page)} if found.page else {})
 
 
-def summary_of_inspected(results: Mapping[str, Inspected]) -> str:
+def summary_of_inspected(results: Mapping[str, InspectResult]) -> str:
     """Return one line about the splits of a folder."""
     images = count_of(sum(found.summary.records for found in results.values()), "image")
     total = size(sum(found.summary.disk_bytes for found in results.values()))
@@ -126,7 +126,7 @@ def _range_of(ends: tuple[int, int], noun: str) -> str:
     return count_of(high, noun) if low == high else f"{low:,} to {count_of(high, noun)}"
 
 
-def print_inspected(found: Inspected) -> None:
+def print_inspected(found: InspectResult) -> None:
     """Print the summary, and what else was asked for."""
     summary = found.summary
     is_labelled = summary.classes_present > 0

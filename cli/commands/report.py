@@ -122,13 +122,13 @@ def report(
     if record is not None and has_splits:
         raise click.UsageError(f"{dataset} is a folder of splits; --record needs one of them")
 
-    def examined(place: Path) -> Examined:
+    def examined(place: Path) -> ReportResult:
         page = file_of(output, place, has_splits)
         found = report_dataset(place, page, record=record, progress=progress_in(form), **chosen)
         findings = file_of(save_findings, place, has_splits) if save_findings else None
         if findings:
             found.save_findings(findings)
-        return Examined(page, findings, found.to_json())
+        return ReportResult(page, findings, found.to_json())
 
     work = DatasetWork(
         examined,
@@ -144,7 +144,7 @@ def file_of(file: Path, dataset: Path, has_splits: bool) -> Path:
     return file.with_name(f"{file.stem}-{dataset.name}{file.suffix}") if has_splits else file
 
 
-class Examined(NamedTuple):
+class ReportResult(NamedTuple):
     """Findings about a dataset, as JSON values, and the files that were written."""
 
     page: Path
@@ -152,7 +152,7 @@ class Examined(NamedTuple):
     found: dict[str, Any]
 
 
-def print_examined(done: Examined) -> None:
+def print_examined(done: ReportResult) -> None:
     """Print how much was examined, the observations, and the files."""
     looked = done.found["looked_at"]
     if looked["pixels"] == "none":

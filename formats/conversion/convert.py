@@ -14,7 +14,7 @@ from shardprep.formats.conversion.finish import SkippedImages, finish, sum_up, v
 from shardprep.formats.conversion.plan import PlanOptions, versions_for
 from shardprep.formats.conversion.prepare import (
     ConvertOptions,
-    Prepared,
+    PreparedSplit,
     Request,
     check_output,
     note_untrained,
@@ -132,9 +132,9 @@ class _Conversion:
     options: ConvertOptions
     runner: JobRunner
     of_split: bool
-    begun: list[Prepared] = field(default_factory=list)
+    begun: list[PreparedSplit] = field(default_factory=list)
 
-    def convert(self, prepared: Prepared) -> Converted:
+    def convert(self, prepared: PreparedSplit) -> Converted:
         if not prepared.is_finished:
             with WorkFolder(prepared.output) as work_folder:
                 if not prepared.is_finished:  # another run may have finished it since
@@ -145,7 +145,7 @@ class _Conversion:
         """Return how many of the shards of each split that was begun are done; empty if none is."""
         return kept_of(self.begun, of_split=self.of_split)
 
-    def _converted(self, prepared: Prepared, work_folder: WorkFolder) -> Converted:
+    def _converted(self, prepared: PreparedSplit, work_folder: WorkFolder) -> Converted:
         if self.options.restart:
             work_folder.discard(OUTPUT_FILES)
         planned, listing = prepared.planned, prepared.listing
@@ -167,7 +167,7 @@ class _Conversion:
         )
 
 
-def notes_of(prepared: Prepared, built: Iterable[BuiltShard]) -> tuple[str, ...]:
+def notes_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> tuple[str, ...]:
     """Return the notes for the user about a split: of its listing, and of images of other sizes."""
     found = []
     of_column = zip(*(shard.columns for shard in built), strict=True)
@@ -182,7 +182,7 @@ def notes_of(prepared: Prepared, built: Iterable[BuiltShard]) -> tuple[str, ...]
 
 
 def build_shards(
-    prepared: Prepared,
+    prepared: PreparedSplit,
     work_folder: WorkFolder,
     runner: JobRunner,
     as_job: Callable[[ShardJob], Job[BuiltShard]] = lambda job: job,
@@ -213,13 +213,13 @@ def _keep_listing(listing: Listing, work_folder: WorkFolder) -> None:
             stored.write(listing.entries, work_folder.run)
 
 
-def shards_done(prepared: Prepared) -> set[str]:
+def shards_done(prepared: PreparedSplit) -> set[str]:
     """Return the names of those shards of a split that are to be built, and are."""
     names = {shard.name for shard in prepared.shards}
     return names if prepared.is_finished else names & finished_shards(prepared.output)
 
 
-def kept_of(begun: Iterable[Prepared], *, of_split: bool) -> str:
+def kept_of(begun: Iterable[PreparedSplit], *, of_split: bool) -> str:
     """Return how many of the shards of each split are done, named with ``of_split``; empty if none is."""
     parts = [
         f"{done} of {len(one.shards)} shards" + (f" of {one.planned.split}" if of_split else "")
@@ -229,7 +229,7 @@ def kept_of(begun: Iterable[Prepared], *, of_split: bool) -> str:
     return f"{', '.join(parts)} are done" if parts else ""
 
 
-def _already_there(prepared: Prepared, progress: Progress) -> Converted:
+def _already_there(prepared: PreparedSplit, progress: Progress) -> Converted:
     """Verify a finished output. Raises PlanMismatch if it has another plan, DataError if it is damaged."""
     output = prepared.output
     manifest = prepared.finished_manifest()
@@ -250,7 +250,7 @@ def _already_there(prepared: Prepared, progress: Progress) -> Converted:
     )
 
 
-def _skipped_in(output: Path, manifest: Manifest, prepared: Prepared) -> SkippedImages:
+def _skipped_in(output: Path, manifest: Manifest, prepared: PreparedSplit) -> SkippedImages:
     skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
     return sum_up(skipped, prepared.planned.entries, manifest.labels)
 
@@ -337,12 +337,12 @@ def convert_part(
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
     prepared = _prepared(recognised, request, progress)
-    building = _Building(request, JobRunner(workers, progress=progress))
+    building = _PartBuilder(request, JobRunner(workers, progress=progress))
     with noting_kept(partial(kept_of, prepared, of_split=len(prepared) > 1)):
         return [building.built(one) for one in prepared]
 
 
-def _prepared(source: Source, request: Request, progress: Progress) -> list[Prepared]:
+def _prepared(source: Source, request: Request, progress: Progress) -> list[PreparedSplit]:
     request.check_outputs(source)
     problems = Problems()
     for split, output in request.outputs(source).items():
@@ -375,13 +375,13 @@ def _share_listing(source: Source, split: str, output: Path, request: Request, p
 
 
 @dataclass(frozen=True)
-class _Building:
+class _PartBuilder:
     """The building of one part's shards in every split."""
 
     request: Request
     runner: JobRunner
 
-    def built(self, prepared: Prepared) -> ConvertedPart:
+    def built(self, prepared: PreparedSplit) -> ConvertedPart:
         if not prepared.is_finished:
             with WorkFolder(prepared.output, shared=True) as work_folder:
                 if not prepared.is_finished:  # the conversion may have been finished since
@@ -393,7 +393,7 @@ class _Building:
         self.runner.progress.note(f"{prepared.output} is complete already")
         return self._complete(prepared)
 
-    def _part(self, prepared: Prepared, built: list[BuiltShard]) -> ConvertedPart:
+    def _part(self, prepared: PreparedSplit, built: list[BuiltShard]) -> ConvertedPart:
         planned = prepared.planned
         skipped = [image for shard in built for image in shard.skipped]
         done = finished_shards(prepared.output)
@@ -412,7 +412,7 @@ class _Building:
             has_labels=planned.has_labels,
         )
 
-    def _complete(self, prepared: Prepared) -> ConvertedPart:
+    def _complete(self, prepared: PreparedSplit) -> ConvertedPart:
         """Return the part of a finished dataset. Raises PlanMismatch if it has another plan, DataError."""
         names = {shard.name for shard in prepared.shards}
         shards = [entry for entry in prepared.finished_manifest().shards if entry.name in names]

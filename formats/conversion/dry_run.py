@@ -19,7 +19,7 @@ import numpy as np
 from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
 from shardprep.formats.conversion.prepare import (
     ConvertOptions,
-    Prepared,
+    PreparedSplit,
     Request,
     most_bytes,
     note_untrained,
@@ -174,7 +174,7 @@ def plan_conversion(
 
 
 @dataclass
-class _Checked:
+class _ShardFindings:
     """The findings about the images of one shard, and the seconds that it took."""
 
     problems: Problems = field(default_factory=Problems)
@@ -184,7 +184,7 @@ class _Checked:
     hashed: float = 0.0
     hashed_bytes: int = 0
 
-    def add(self, other: _Checked) -> None:
+    def add(self, other: _ShardFindings) -> None:
         self.problems.merge(other.problems)
         self.bad.merge(other.bad)
         self.bad_images += other.bad_images
@@ -201,18 +201,18 @@ class _Check:
         self._workers = workers
         self._progress = progress
         self._skipped = Problems()
-        self._total = _Checked()
+        self._total = _ShardFindings()
         self._bytes = 0
         self._shards = 0
 
-    def result(self, source: str, prepared: Iterable[Prepared]) -> DryRun:
+    def result(self, source: str, prepared: Iterable[PreparedSplit]) -> DryRun:
         splits = tuple(self._split(one) for one in prepared)
         seconds, rate = self._estimate()
         return DryRun(source, splits, self._problems, self._skipped, self._workers, seconds, rate)
 
-    def _split(self, one: Prepared) -> PlannedSplit:
+    def _split(self, one: PreparedSplit) -> PlannedSplit:
         planned, is_finished = one.planned, one.is_finished
-        found = _Checked() if is_finished else self._images(one)
+        found = _ShardFindings() if is_finished else self._images(one)
         is_skipping = planned.options.on_bad_image == "skip"
         self._problems.merge(found.problems)
         (self._skipped if is_skipping else self._problems).merge(found.bad)
@@ -238,11 +238,11 @@ class _Check:
             has_labels=planned.has_labels,
         )
 
-    def _images(self, one: Prepared) -> _Checked:
+    def _images(self, one: PreparedSplit) -> _ShardFindings:
         """Check the images of the shards that are still to be built."""
         shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
         records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
-        found, done = _Checked(), np.zeros(2, np.int64)
+        found, done = _ShardFindings(), np.zeros(2, np.int64)
         with self._progress.task(f"check {one.planned.split}", records=records, size=size):
             for shard, checked in zip(shards, self._checked(one, shards), strict=True):
                 found.add(checked)
@@ -253,14 +253,14 @@ class _Check:
         self._total.add(found)
         return found
 
-    def _checked(self, one: Prepared, shards: Iterable[PlannedShard]) -> Iterator[_Checked]:
+    def _checked(self, one: PreparedSplit, shards: Iterable[PlannedShard]) -> Iterator[_ShardFindings]:
         entries = map(one.planned.entries_of, shards)
         jobs = ((some, one.listing.reader.only(some), one.planned.has_images) for some in entries)
         if not self._workers:
             yield from (check_images(*job) for job in jobs)
             return
         with WorkerPool(self._workers) as pool:
-            waiting: deque[Future[_Checked]] = deque()
+            waiting: deque[Future[_ShardFindings]] = deque()
             for job in jobs:
                 waiting.append(pool.submit(check_images, *job))
                 if len(waiting) > self._workers:
@@ -277,9 +277,9 @@ class _Check:
         return (total.read + hashing) / at_once, self._bytes * at_once / total.read
 
 
-def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _Checked:
+def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _ShardFindings:
     """Read the images and columns of one shard, check the images' headers, and hash some of them."""
-    found = _Checked()
+    found = _ShardFindings()
     with found.problems.collected(), copy(reader) as opened:  # an open reader is of one process
         opened.expect(entries)
         for number, entry in enumerate(entries):
@@ -290,7 +290,7 @@ def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) 
 
 
 def _check_image(
-    found: _Checked, entry: np.void, reader: ByteReader, *, has_images: bool, is_sample: bool
+    found: _ShardFindings, entry: np.void, reader: ByteReader, *, has_images: bool, is_sample: bool
 ) -> None:
     start, image = perf_counter(), b""
     try:

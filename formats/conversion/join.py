@@ -211,7 +211,7 @@ def join(
             "has its images in an archive; make shards of it with prep convert, and join to those", path=path
         )
     keys = checked_index(path, manifest)["key"]
-    asked = _Asked(path, manifest, requested(columns, manifest, keys))
+    asked = _RequestedColumns(path, manifest, requested(columns, manifest, keys))
     if not asked.to_build and not (path / WORK_FOLDER_NAME).exists():
         return Joined(path, manifest, (), ())
     check_room({path: asked.bytes_to_write(len(keys))})
@@ -228,7 +228,7 @@ def _kept(path: Path, manifest: Manifest) -> str:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _RequestedColumns:
     """Columns of a join, and those that exist already."""
 
     path: Path
@@ -291,7 +291,7 @@ class _Asked:
 class _Join:
     """The join in one work folder."""
 
-    asked: _Asked
+    asked: _RequestedColumns
     keys: Keys
     work_folder: WorkFolder
 

@@ -234,7 +234,7 @@ class Request:
             return {self.split: self.output}
         return {split: self.output / split for split in source.splits}
 
-    def kept(self, prepared: Prepared) -> Iterable[PlannedShard]:
+    def kept(self, prepared: PreparedSplit) -> Iterable[PlannedShard]:
         """Return shards that take as much room as those of a split that lie in the output at a time."""
         if self.kept_shards is None:
             return prepared.shards
@@ -256,7 +256,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSplit:
     """One split, listed and planned; ``output`` is the folder of its dataset.
 
     ``shards`` are those of the plan that are to be built: all, or the share of one part.
@@ -327,7 +327,7 @@ class Prepared:
         return ", ".join(f"{name} {value}" for name, value in used.items())
 
 
-def prepare(source: Source, request: Request, problems: Problems) -> list[Prepared]:
+def prepare(source: Source, request: Request, problems: Problems) -> list[PreparedSplit]:
     """Return the splits that can be planned; write nothing.
 
     A problem with one split or output is added to ``problems``, and the others are prepared all the same.
@@ -345,7 +345,7 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
             _check_in_place(listing, request.plan_options)
             boxes = gathered_boxes(source, listing.split, listing)
             planned = plan(listing, request.plan_options)
-            prepared.append(Prepared(outputs[listing.split], listing, planned, boxes, planned.shards))
+            prepared.append(PreparedSplit(outputs[listing.split], listing, planned, boxes, planned.shards))
     if request.part:
         shares = request.part.shares(one.planned for one in prepared)
         prepared = [replace(one, shards=share) for one, share in zip(prepared, shares, strict=True)]
@@ -359,7 +359,7 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
     return prepared
 
 
-def note_untrained(prepared: Iterable[Prepared], progress: Progress) -> None:
+def note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> None:
     """Show the classes of val that train has no image of: a folder's name may be misspelt."""
     of_split = {one.planned.split: one for one in prepared}
     if not {"train", "val"} <= of_split.keys():
@@ -385,7 +385,7 @@ def _listings(
     return listings
 
 
-def _check_output(one: Prepared, source: Source, options: ConvertOptions, problems: Problems) -> None:
+def _check_output(one: PreparedSplit, source: Source, options: ConvertOptions, problems: Problems) -> None:
     if one.is_finished:
         with problems.collected():
             one.finished_manifest()

@@ -15,7 +15,7 @@ import numpy as np
 from shardprep.formats.conversion.finish import finish, verify_finished
 from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, plan
 from shardprep.formats.conversion.prepare import (
-    Prepared,
+    PreparedSplit,
     check_output,
     check_space,
     refuse_network,
@@ -258,7 +258,7 @@ def write_dataset(
         if workers is None and _is_soon_done(items, len(items.numbered)):
             workers = 0
         building = NumberedShards(items.numbered, items.coder, prepared.planned, workers, progress)
-    return _Writing(prepared, building, progress, restart=restart).manifest()
+    return _Saver(prepared, building, progress, restart=restart).manifest()
 
 
 def _is_soon_done(items: OpenedItems, count: int) -> bool:
@@ -268,7 +268,7 @@ def _is_soon_done(items: OpenedItems, count: int) -> bool:
     return seconds * (1 - 1 / usable_cpus()) < START_S
 
 
-def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions) -> Prepared:
+def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions) -> PreparedSplit:
     """Return the plan: of all items with numbers, else of the first ones, which stand for all."""
     if items.numbered is None:
         entries = entries_of(items.first, range(len(items.first)))
@@ -285,7 +285,7 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
         has_images=items.coder.has_images,
     )
     planned = plan(listing, options)
-    return Prepared(output, listing, planned, None, planned.shards)
+    return PreparedSplit(output, listing, planned, None, planned.shards)
 
 
 def _entries(count: int, items: OpenedItems) -> Entries:
@@ -299,10 +299,10 @@ def _entries(count: int, items: OpenedItems) -> Entries:
 
 
 @dataclass(frozen=True)
-class _Writing:
+class _Saver:
     """One call: its preparation, and the building of its shards."""
 
-    prepared: Prepared
+    prepared: PreparedSplit
     building: ShardBuilding
     progress: Progress
     restart: bool

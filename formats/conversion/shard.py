@@ -36,7 +36,7 @@ from shardprep.formats.runtime.json_record import canonical_json, parse_canonica
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
-from shardprep.formats.shards.container import Extent, ShardWriter, Stored
+from shardprep.formats.shards.container import Extent, ShardWriter, StoredRecord
 from shardprep.formats.shards.files import FileEntry, Rows, write_table
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, hash_region
 from shardprep.formats.shards.read import IN_PLACE, container
@@ -126,7 +126,7 @@ class ColumnOfShard:
     def __init__(self, field: Field, shard: str) -> None:
         self.field = field
         self._rows_name = f"{shard}.{field.name}.rows"
-        self._stored: list[Stored] = []
+        self._stored: list[StoredRecord] = []
         self._others: list[bytes] = []
         self._offsets: npt.NDArray[np.uint64] | None = None
 
@@ -136,7 +136,7 @@ class ColumnOfShard:
             own = read_image_header(value)
             if (own.width, own.height) != (image.width, image.height):
                 self._others.append(key)
-        self._stored.append(Stored(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
+        self._stored.append(StoredRecord(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
 
     def file_name(self, number: int, kind: str) -> str:
         """Return the name of the column's shard of that number; empty for values in a table."""
@@ -247,7 +247,7 @@ class BuiltShard:
 class CheckedSample(NamedTuple):
     """A record to store, the properties of its image, and the encoded values of its columns."""
 
-    stored: Stored
+    stored: StoredRecord
     info: ImageInfo
     values: tuple[bytes, ...]
 
@@ -267,7 +267,7 @@ def checked_sample(
     """
     image, info = _image(reader.read(entry), options) if has_images else (b"", NO_IMAGE)
     key, label = entry["key"].item(), int(entry["label"])
-    stored = Stored(key, label, record_crc(key, label, image), image, int(entry["offset"]))
+    stored = StoredRecord(key, label, record_crc(key, label, image), image, int(entry["offset"]))
     return CheckedSample(stored, info, reader.values(entry))
 
 
@@ -287,7 +287,7 @@ def _image(image: bytes, options: PlanOptions) -> tuple[bytes, ImageInfo]:
 class DiscardingWriter(ShardWriter):
     """Writes nothing."""
 
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: StoredRecord) -> None:
         pass
 
     def __exit__(self, *exc: object) -> None:

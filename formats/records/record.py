@@ -34,13 +34,13 @@ class RecordBatch(NamedTuple):
     label: Any
 
 
-class _Stored(NamedTuple):
+class _RecordFields(NamedTuple):
     key: str
     label: int
     image: bytes
 
 
-class Record(_Stored):
+class Record(_RecordFields):
     """One image: its ``key``, its ``label`` (-1 for none) and ``image``, its encoded bytes unchanged.
 
     Notebooks show the picture; the ``repr`` has the image's size and not its bytes. A batch of records that

@@ -281,7 +281,7 @@ def report(
     with ExitStack() as stack:
         paths = [dataset] if against is None else [dataset, against]
         opened = [stack.enter_context(Dataset(path)) for path in paths]
-        examining = _Examining(opened, pixels, tuple(classes), record, seed)
+        examining = _Examiner(opened, pixels, tuple(classes), record, seed)
         count = max(1, usable_cpus() if workers is None else workers)
         pool = stack.enter_context(WorkerPool(count))
         found = examining.result(ImageReading(pool, count, shown(progress)))
@@ -290,7 +290,7 @@ def report(
     return found
 
 
-class _Examining:
+class _Examiner:
     """One examination of opened datasets. Wrong usage is an error before anything is read."""
 
     def __init__(

@@ -259,7 +259,7 @@ class Thumbnails(dict[int, bytes]):
         self.update(other)
 
 
-class Looked(Protocol):
+class ImageFindings(Protocol):
     """Findings of some images, which merge with those of others."""
 
     def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None: ...
@@ -269,7 +269,7 @@ class Looked(Protocol):
     def merge(self, other: Self, /) -> None: ...
 
 
-T = TypeVar("T", bound=Looked)
+T = TypeVar("T", bound=ImageFindings)
 Numbers = npt.NDArray[np.int64]
 
 

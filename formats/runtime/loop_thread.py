@@ -83,14 +83,14 @@ async def _all_ended() -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-class Running(Protocol):
+class RunnableWork(Protocol):
     """What :func:`run_all` runs."""
 
     async def run(self) -> None:
         """Do the work."""
 
 
-async def run_all(works: Sequence[Running], at_once: int) -> None:
+async def run_all(works: Sequence[RunnableWork], at_once: int) -> None:
     """Run the works, ``at_once`` at the same time. The first failure cancels the others, and is raised."""
     waiting = iter(works)
     failure: BaseException
@@ -104,7 +104,7 @@ async def run_all(works: Sequence[Running], at_once: int) -> None:
     raise failure
 
 
-async def _each(waiting: Iterator[Running]) -> None:
+async def _each(waiting: Iterator[RunnableWork]) -> None:
     for work in waiting:
         await work.run()
 

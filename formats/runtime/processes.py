@@ -474,7 +474,7 @@ def packed(value: object) -> bytes | None:
     None for one that takes more than MOST_BYTES, cannot be pickled, or has classes or functions of the main
     module, which workers do not import.
     """
-    file = _Bounded()
+    file = _BoundedBuffer()
     try:
         _Packer(file).dump(value)
     except Exception:  # whatever its classes raise: it stays in this process
@@ -487,7 +487,7 @@ def unpacked(data: bytes) -> Any:
     return ForkingPickler.loads(data)
 
 
-class _Bounded(io.BytesIO):
+class _BoundedBuffer(io.BytesIO):
     def write(self, data: Any, /) -> int:
         if self.tell() + memoryview(data).nbytes > MOST_BYTES:
             raise _TooLarge

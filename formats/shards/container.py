@@ -31,7 +31,7 @@ class Extent:
     key_bytes: int
 
 
-class Stored(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record as stored in a shard, not yet checked against its checksum.
 
     ``offset`` is the image's place in the shard's file, or in the archive that it stays in.
@@ -60,7 +60,7 @@ class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
     """
 
     @abstractmethod
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: StoredRecord) -> None:
         """Store the next record. Raises OSError if the disk fails."""
 
 
@@ -106,7 +106,7 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
         except (OSError, MemoryError) as error:
             raise unread(self._file.path, ordinal, error) from error
 
-    def stored(self, ordinal: int) -> Stored:
+    def stored(self, ordinal: int) -> StoredRecord:
         """Return the record at an ordinal, unchecked."""
         key, label, crc32c, offset, length = self.address(ordinal)
         try:
@@ -115,9 +115,9 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
             raise unread(self._file.path, ordinal, error) from error
         if len(image) != length:
             raise self._short(ordinal)
-        return Stored(key, label, crc32c, image, offset)
+        return StoredRecord(key, label, crc32c, image, offset)
 
-    def checked(self, ordinal: int) -> Stored:
+    def checked(self, ordinal: int) -> StoredRecord:
         """Return the record at an ordinal, checked against its checksum."""
         stored = self.stored(ordinal)
         if record_crc(stored.key, stored.label, stored.image) != stored.crc32c:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.container import Address, Container, ShardReader, ShardWriter, Stored
+from shardprep.formats.shards.container import Address, Container, ShardReader, ShardWriter, StoredRecord
 from shardprep.formats.shards.files import ShardFile
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Hdf5ShardWriter(ShardWriter):
         self._offsets = [0]
         self._rows: list[tuple[bytes, int, int]] = []
 
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: StoredRecord) -> None:
         with naming(self._path):
             self._file.write(stored.image)
         self._offsets.append(self._offsets[-1] + len(stored.image))

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
-from shardprep.formats.shards.container import Address, Container, ShardReader, ShardWriter, Stored
+from shardprep.formats.shards.container import Address, Container, ShardReader, ShardWriter, StoredRecord
 from shardprep.formats.shards.files import FileEntry, ShardFile, table_header, write_table
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class TarTableWriter(ShardWriter):
         self._rows = np.zeros(extent.records, place_dtype(extent.key_bytes))
         self._count = 0
 
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: StoredRecord) -> None:
         key, label, crc32c, image, offset = stored
         self._rows[self._count] = (offset, len(image), label, crc32c, key)
         self._count += 1

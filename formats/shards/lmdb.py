@@ -16,7 +16,7 @@ import lmdb
 
 from shardprep.formats.errors import NoSpace, ShardDamaged
 from shardprep.formats.runtime.files import no_space
-from shardprep.formats.shards.container import Container, ShardWriter, Stored
+from shardprep.formats.shards.container import Container, ShardWriter, StoredRecord
 from shardprep.formats.shards.lmdb_reader import VALUE_HEADER, VALUE_VERSION, LmdbShardReader
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ RECORDS_PER_COMMIT = 256
 _ERRNO_OF = {os.strerror(number): number for number in errno.errorcode}
 
 
-def value_of(stored: Stored) -> bytes:
+def value_of(stored: StoredRecord) -> bytes:
     """Return a record's value in LMDB."""
     head = VALUE_HEADER.pack(VALUE_VERSION, 0, len(stored.key), stored.label, stored.crc32c)
     return b"".join((head, stored.key, stored.image))
@@ -83,7 +83,7 @@ class LmdbShardWriter(ShardWriter):
             raise self._explained(error) from error
         self._transaction: Any = None
 
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: StoredRecord) -> None:
         key = self._count.to_bytes(8, "big")
         try:
             if self._transaction is None:

@@ -16,7 +16,7 @@ from shardprep.formats.records.codecs import MAX_VALUE_BYTES
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.shards.columns import BOX_COLUMNS, BoxTable, ColumnEntry
-from shardprep.formats.shards.container import Stored
+from shardprep.formats.shards.container import StoredRecord
 from shardprep.formats.shards.files import Rows, ShardFile, read_table, table_header
 from shardprep.formats.shards.manifest import Manifest
 
@@ -71,7 +71,7 @@ def index_row_of(width: int, *, offsets: bool) -> np.dtype[np.void] | None:
     return index_dtype(key_bytes, offsets=offsets) if 1 <= key_bytes <= MAX_KEY_BYTES else None
 
 
-def index_row(stored: Stored, info: ImageInfo, shard: int, ordinal: int) -> tuple[object, ...]:
+def index_row(stored: StoredRecord, info: ImageInfo, shard: int, ordinal: int) -> tuple[object, ...]:
     """Return a record's row of the index."""
     return (
         stored.key,

@@ -41,8 +41,8 @@ from shardprep.formats.sources.record_files import (
     RecordClasses,
     RecordSource,
     RecordTable,
-    Scanned,
     SplitFiles,
+    SplitScan,
     chosen,
     column_name,
     encoded,
@@ -96,7 +96,7 @@ class ParquetRows(RecordSource):
 
     LAYOUT: ClassVar[str] = "parquet"
 
-    def scan(self, split: str) -> Scanned:
+    def scan(self, split: str) -> SplitScan:
         problems, names = Problems(), self.files.of_split[split]
         layout = self._layout(split, problems)
         contents = RowContents(self.files, layout)
@@ -109,7 +109,7 @@ class ParquetRows(RecordSource):
                 contents.read(name)
         with naming_source(self.files.top):
             schema = Schema(layout.fields.values())
-        return Scanned(
+        return SplitScan(
             entries=contents.table.finish(may_number=True),
             reader=RowReader(self.files.top, schema, layout),
             problems=contents.problems,

@@ -350,7 +350,7 @@ class _Search:
 
 
 @dataclass(frozen=True)
-class Scanned:
+class SplitScan:
     """What is in the files of one split; ``boxes`` have the numbers of their entries, None for no boxes."""
 
     entries: Entries
@@ -372,7 +372,7 @@ class RecordSource(Source):
     source_options: SourceOptions
 
     @abstractmethod
-    def scan(self, split: str) -> Scanned:
+    def scan(self, split: str) -> SplitScan:
         """Return what is in a split's files, with the problems of what cannot be listed."""
 
     @property
@@ -418,14 +418,14 @@ class RecordSource(Source):
             has_images=found.has_images,
         )
 
-    def scanned(self, split: str) -> Scanned:
+    def scanned(self, split: str) -> SplitScan:
         """Return what is in a split's files. Raises UsageError for a split that is not there."""
         if split not in self._scanned:
             raise no_such_split(split, self.splits)
         return self._scanned[split]
 
     @cached_property
-    def _scanned(self) -> dict[str, Scanned]:
+    def _scanned(self) -> dict[str, SplitScan]:
         return {split: self.scan(split) for split in self.splits}
 
     @property

@@ -22,8 +22,8 @@ from shardprep.formats.sources.record_files import (
     RecordClasses,
     RecordSource,
     RecordTable,
-    Scanned,
     SplitFiles,
+    SplitScan,
     chosen,
     column_name,
     encoded,
@@ -123,7 +123,7 @@ class TfRecord(RecordSource):
         counted_from = self.dialect.first_label
         return super().description + (", labels from 1 stored from 0" if counted_from else "")
 
-    def scan(self, split: str) -> Scanned:
+    def scan(self, split: str) -> SplitScan:
         contents = ExampleContents(self.files, self.dialect)
         path = self.files.top / f"{self.dialect.label.replace('/', '-')}.labels.txt"
         if path.is_file():  # as TensorFlow Datasets writes it beside the files
@@ -134,7 +134,7 @@ class TfRecord(RecordSource):
             with contents.problems.collected():
                 contents.read(name)
         schema = contents.schema()
-        return Scanned(
+        return SplitScan(
             entries=contents.table.finish(may_number=True),
             reader=ExampleReader(self.files.top, schema, self.dialect.image),
             problems=contents.problems,

@@ -21,8 +21,8 @@ from shardprep.formats.sources.record_files import (
     RecordClasses,
     RecordSource,
     RecordTable,
-    Scanned,
     SplitFiles,
+    SplitScan,
     chosen,
     column_name,
     encoded,
@@ -129,13 +129,13 @@ class WebDataset(RecordSource):
 
     parts: SampleParts = field(default_factory=SampleParts)
 
-    def scan(self, split: str) -> Scanned:
+    def scan(self, split: str) -> SplitScan:
         contents = ShardContents(self.files, self.parts)
         for name in self.files.of_split[split]:
             with contents.problems.collected():
                 contents.read(name)
         schema, has_images = contents.columns()
-        return Scanned(
+        return SplitScan(
             entries=contents.table.finish(may_number=False),
             reader=SampleReader(self.files.top, schema, self.parts),
             problems=contents.problems,

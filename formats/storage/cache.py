@@ -35,7 +35,7 @@ from shardprep.formats.storage.downloads import (
     CacheTooSmall,
     Downloads,
     Evict,
-    Held,
+    FileHold,
     NoRoom,
     room_on_disk,
     take_room,
@@ -91,7 +91,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self.place = place
         self._patience_s = patience_s
         self._lock = threading.RLock()
-        self._kept, self._hits, self._waited_s = Held(), 0, 0.0
+        self._kept, self._hits, self._waited_s = FileHold(), 0, 0.0
         self._downloads = Downloads(self.folder, place, policy)
         with naming_full_disk(self.folder.path):
             self.folder.make()
@@ -124,7 +124,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         for entry in entries:
             self._fitting([entry])
 
-    def hold(self, entries: Iterable[FileEntry]) -> Held:
+    def hold(self, entries: Iterable[FileEntry]) -> FileHold:
         """Download the missing ones of some files, and hold all of them; waits until there is room.
 
         While it waits for room, it holds none of them, so that two readers never wait for each other with
@@ -148,7 +148,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             found = self._held(wanted)
         return self._waited(found, began)
 
-    def hold_now(self, entries: Iterable[FileEntry]) -> Held | None:
+    def hold_now(self, entries: Iterable[FileEntry]) -> FileHold | None:
         """Hold some files as :meth:`hold` does, None if there is no room now."""
         wanted, began = self._fitting(entries), perf_counter()
         found = self._held(wanted)
@@ -179,7 +179,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         found.release()
         return True
 
-    def hold_right(self, entry: FileEntry) -> Held:
+    def hold_right(self, entry: FileEntry) -> FileHold:
         """Hold a file as :meth:`hold` does, after its bytes were hashed: a copy that is wrong is replaced."""
         held = self.hold([entry])
         try:
@@ -227,7 +227,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _waited(self, held: Held, began: float) -> Held:
+    def _waited(self, held: FileHold, began: float) -> FileHold:
         if held.came:
             self._count(waited_s=perf_counter() - began)
         return held
@@ -255,13 +255,13 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         pids = sorted({path.name.partition("-")[0] for path in self.folder.readers.iterdir()})
         return f"room in the cache {self.folder.path}, which the processes {', '.join(pids)} read from"
 
-    def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> Held | NoRoom:
+    def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> FileHold | NoRoom:
         """Hold the files, or none of them if there is no room for all that are missing."""
         with naming_full_disk(self.folder.path):
             return self._taken(wanted, evict)
 
-    def _taken(self, wanted: Sequence[FileEntry], evict: Evict) -> Held | NoRoom:
-        held = Held()
+    def _taken(self, wanted: Sequence[FileEntry], evict: Evict) -> FileHold | NoRoom:
+        held = FileHold()
         try:
             hits = self._pin(held, wanted)
             while missing := held.lacks(wanted):
@@ -278,7 +278,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self._count(hits=hits)
         return held
 
-    def _pin(self, held: Held, entries: Iterable[FileEntry]) -> int:
+    def _pin(self, held: FileHold, entries: Iterable[FileEntry]) -> int:
         """Hold the files that are in the cache; return their number."""
         count = 0
         for entry in entries:
@@ -287,7 +287,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                 count += 1
         return count
 
-    def _await(self, held: Held, coming: Sequence[FileEntry]) -> int:
+    def _await(self, held: FileHold, coming: Sequence[FileEntry]) -> int:
         """Hold the files that others download, when they are there; return how many are."""
         count = self._pin(held, coming)
         left = coming
@@ -350,7 +350,7 @@ class FileSource:
         if self.url is None or self.cache is None:
             yield LOCAL
             return
-        with closing((_HeldElsewhere if held else _LastOpened)(self)) as opened:
+        with closing((_HeldElsewhere if held else _LastOpenedFiles)(self)) as opened:
             yield opened
 
     def opened(self) -> FileCache:
@@ -385,13 +385,13 @@ class _HeldElsewhere(LocalFiles, Owned):
             self._cache.close()
 
 
-class _LastOpened(_HeldElsewhere):
+class _LastOpenedFiles(_HeldElsewhere):
     """Files; each thread holds the one that it opened last."""
 
     def __init__(self, source: FileSource) -> None:
         super().__init__(source)
         self._cache: FileCache = source.opened()
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, FileHold] = {}
 
     def bring(self, entry: FileEntry) -> None:
         self._let_go()

@@ -21,7 +21,7 @@ from shardprep.formats.shards.read import LocalFiles
 from shardprep.formats.shards.tables import INDEX_NAME
 from shardprep.formats.storage.cache import FileCache, saying_published
 from shardprep.formats.storage.cache_folder import CacheFolder, hex_of
-from shardprep.formats.storage.downloads import Held
+from shardprep.formats.storage.downloads import FileHold
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import RemoteDataset, find_datasets
 
@@ -82,7 +82,7 @@ class ShardPins(LocalFiles, Owned):
     def _clear(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._held: OrderedDict[str, Held] = OrderedDict()
+        self._held: OrderedDict[str, FileHold] = OrderedDict()
 
     def _here(self) -> threading.Lock:
         if self._process != os.getpid():
@@ -104,7 +104,7 @@ class ShardPins(LocalFiles, Owned):
         with cache.hold_right(entry), saying_published(cache.place, cache.folder.path, entry):
             yield
 
-    def _brought(self, entry: FileEntry) -> Held:
+    def _brought(self, entry: FileEntry) -> FileHold:
         cache = self._cache()
         while self._held:
             if (held := cache.hold_now([entry])) is not None:

@@ -49,7 +49,7 @@ SPARE_BYTES = 1 << 20  # of the disk, for the cache's notes beside its files
 
 
 @dataclass
-class Taken:
+class DownloadPlan:
     """Missing files and their fate: ``parts`` with their room, and those that are ``coming`` by others."""
 
     parts: list[ReservedPart] = field(default_factory=list)
@@ -77,14 +77,14 @@ class NoRoom:
 
 def take_room(
     folder: CacheFolder, entries: Sequence[FileEntry], limit: int, *, evict: Evict = "any"
-) -> Taken | NoRoom:
+) -> DownloadPlan | NoRoom:
     """Take the room of all the files that are neither there nor on their way, or of none.
 
     ``limit`` is that of the caller; of those of all living readers the smallest holds. Files that are pinned
     stay; ``evict`` says which others go: any, those that are used later than the one entry, or none. Raises
     OSError.
     """
-    taken = Taken()
+    taken = DownloadPlan()
     with folder.turn():
         account = _Account(folder, limit)
         try:
@@ -118,7 +118,7 @@ class _Account:
         self._coming = folder.remove_leftovers()
         self._files = folder.cached()
 
-    def begin(self, taken: Taken, entries: Iterable[FileEntry]) -> None:
+    def begin(self, taken: DownloadPlan, entries: Iterable[FileEntry]) -> None:
         """Make parts for the files that are neither there nor on their way."""
         there = {file.name: file.size for file in self._files}
         for entry in entries:
@@ -130,7 +130,7 @@ class _Account:
             except FileExistsError:
                 taken.coming.append(entry)
 
-    def make_room(self, taken: Taken, entries: Sequence[FileEntry], evict: Evict) -> NoRoom | None:
+    def make_room(self, taken: DownloadPlan, entries: Sequence[FileEntry], evict: Evict) -> NoRoom | None:
         """Evict enough for the parts; if that is impossible, evict nothing, and return why."""
         wanted = sum(part.entry.size for part in taken.parts)
         used = self._coming + sum(file.size for file in self._files)
@@ -196,7 +196,7 @@ def _has_room(part: ReservedPart) -> bool:
     return True
 
 
-class Held(Owned, AbstractContextManager["Held"]):
+class FileHold(Owned, AbstractContextManager["FileHold"]):
     """Files in the cache that are not evicted before :meth:`release`, or the end of this process."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class Held(Owned, AbstractContextManager["Held"]):
         """Return the files that are not held."""
         return [entry for entry in entries if hex_of(entry) not in self._pins]
 
-    def take(self, other: Held) -> None:
+    def take(self, other: FileHold) -> None:
         """Take over the files of the other one, which holds nothing afterwards."""
         replaced = [self._pins[name] for name in other._pins.keys() & self._pins.keys()]
         self._pins |= other._pins
@@ -297,7 +297,7 @@ class Downloads(Owned):
         self.is_closed = False
         self.files = self.bytes = self.received_bytes = 0
 
-    def run(self, taken: Taken, held: Held) -> None:
+    def run(self, taken: DownloadPlan, held: FileHold) -> None:
         """Download the parts, and hold the files that they become. If one fails, all are let go."""
         if not taken.parts:
             return

@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
 from shardprep.formats.runtime.files import OPEN_FLAGS, naming, publish, read_at, write_at
 from shardprep.formats.runtime.json_record import FILE_NAME
-from shardprep.formats.runtime.loop_thread import LoopThread, Running, in_thread, run_all
+from shardprep.formats.runtime.loop_thread import LoopThread, RunnableWork, in_thread, run_all
 from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.runtime.progress import Progress, tell_shards
 from shardprep.formats.shards.dataset import USUAL_ORDER
@@ -325,7 +325,7 @@ async def _manifest_bytes(folder: RemoteFolder) -> bytes:
     return bytes(data)
 
 
-class FileTransfer(Running, Protocol):
+class FileTransfer(RunnableWork, Protocol):
     """A file on its way: ``done`` bytes are there; ``is_done`` once all are, and right."""
 
     entry: FileEntry

@@ -164,7 +164,7 @@ def fetched_copies(
         for copy in copies:
             copy.check()
         check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})
-        work = _Fetching(TransferRun(loop, at_once, progress), progress)
+        work = _FetchOptions(TransferRun(loop, at_once, progress), progress)
         return [work.fetched(copy) for copy in copies]
 
 
@@ -192,7 +192,7 @@ def _check_splits(
 
 
 @dataclass(frozen=True)
-class _Fetching:
+class _FetchOptions:
     """Options shared by all datasets."""
 
     transfers: TransferRun

@@ -442,14 +442,14 @@ def published_datasets(
     """Publish each dataset at its place, as :func:`~.publish.publish` does."""
     with LoopThread(threads=at_once) as loop:
         transfers = TransferRun(loop, at_once, progress)
-        works = [_Publishing(place, policy, *one, transfers) for place, one in local.items()]
+        works = [_Publisher(place, policy, *one, transfers) for place, one in local.items()]
         for work in works:
             work.begin()
         return [work.published() for work in works]
 
 
 @dataclass(frozen=True)
-class _Publishing:
+class _Publisher:
     """The publishing of one dataset in a folder."""
 
     where: Location

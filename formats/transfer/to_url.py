@@ -12,7 +12,13 @@ from pathlib import Path
 from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of
 from shardprep.formats.conversion.finish import SkippedImages, gather, sum_up
 from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
-from shardprep.formats.conversion.prepare import ConvertOptions, Prepared, Request, note_untrained, prepare
+from shardprep.formats.conversion.prepare import (
+    ConvertOptions,
+    PreparedSplit,
+    Request,
+    note_untrained,
+    prepare,
+)
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, committed
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
@@ -104,7 +110,9 @@ def convert_to_url(
         )
     refuse_server(place)
 
-    storing = Storing(request.output, RetryPolicy(retries, timeout_s), request.options, workers, progress)
+    storing = UploadOptions(
+        request.output, RetryPolicy(retries, timeout_s), request.options, workers, progress
+    )
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
     request.check_outputs(recognised)
@@ -200,7 +208,7 @@ TABLES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Storing:
+class UploadOptions:
     """Options shared by every split. ``scratch`` has the folders in which splits are built, or is one."""
 
     scratch: Path
@@ -209,7 +217,7 @@ class Storing:
     workers: int | None
     progress: Progress
 
-    def converted(self, prepared: Prepared, where: Location) -> ConvertedTo:
+    def converted(self, prepared: PreparedSplit, where: Location) -> ConvertedTo:
         """Convert a split, unless it is there already."""
         remote = WritableFolder(where, self.policy)
         claim = Claim(remote, canonical_json({"plan": sha256_of(prepared.guard())}))
@@ -222,8 +230,8 @@ class Storing:
 class _StoredSplit:
     """One split, and the place for it."""
 
-    storing: Storing
-    prepared: Prepared
+    storing: UploadOptions
+    prepared: PreparedSplit
     place: StorePlace
     loop: LoopThread
 

@@ -37,7 +37,7 @@ from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
 from shardprep.formats.runtime.json_record import has_exactly, parse_canonical_json
 from shardprep.formats.shards.columns import column_row
-from shardprep.formats.shards.container import ShardReader, Stored
+from shardprep.formats.shards.container import ShardReader, StoredRecord
 from shardprep.formats.shards.files import Rows, ShardFile, read_small, table_header
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, changed_in, hash_region
 from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest
@@ -48,7 +48,7 @@ NO_MEMORY = "there is not enough memory; use fewer workers"
 
 
 @dataclass
-class Checked:
+class CheckResult:
     """The findings: ``problems`` as (key or None, message), ``notes`` of the decoder, and content digests.
 
     ``unread`` are the system's errors at which the check ended. ``changed`` says that the region of the
@@ -66,7 +66,7 @@ class Checked:
         """Whether all was read, and nothing is wrong or remarkable."""
         return not (self.problems or self.notes or self.unread or self.changed)
 
-    def add(self, other: Checked) -> None:
+    def add(self, other: CheckResult) -> None:
         """Add the findings of another check of the same file."""
         self.problems += other.problems
         self.notes += other.notes
@@ -87,11 +87,11 @@ class Check(ABC):
     decode: bool
 
     @abstractmethod
-    def found(self) -> Checked:
+    def found(self) -> CheckResult:
         """Return the findings of the whole check."""
 
     @abstractmethod
-    def decoded(self, ordinals: range) -> Checked:
+    def decoded(self, ordinals: range) -> CheckResult:
         """Decode the intact records at these ordinals, and check nothing else."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Check(ABC):
 
 
 @contextmanager
-def hashed_file(check: Check, found: Checked) -> Iterator[Path]:
+def hashed_file(check: Check, found: CheckResult) -> Iterator[Path]:
     """Hash the file, and yield a path to the same file, whatever its name becomes.
 
     An error in the context ends it, and is added to ``found``; earlier findings stay.
@@ -123,7 +123,7 @@ def hashed_file(check: Check, found: Checked) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def check_decoding(key: bytes, image: bytes, found: Checked) -> None:
+def check_decoding(key: bytes, image: bytes, found: CheckResult) -> None:
     """Decode a record's image. A crash of the decoder ends the process."""
     with tempfile.TemporaryFile() as said:
         try:
@@ -169,11 +169,11 @@ class ColumnCheck(Check):
     keys: npt.NDArray[np.bytes_] | None
 
     @abstractmethod
-    def _values(self, path: Path, found: Checked, ordinals: range) -> Iterator[Value]:
+    def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
         """Yield the intact values at these ordinals; findings about the others are added to ``found``."""
 
-    def found(self) -> Checked:
-        found, digests = Checked(), []
+    def found(self) -> CheckResult:
+        found, digests = CheckResult(), []
         with hashed_file(self, found) as path:
             for key, value in self._values(path, found, range(self.records)):
                 digests.append(content_digest(key, UNLABELLED, value))
@@ -182,14 +182,14 @@ class ColumnCheck(Check):
         found.digests = b"".join(digests)
         return found
 
-    def decoded(self, ordinals: range) -> Checked:
-        found = Checked()
+    def decoded(self, ordinals: range) -> CheckResult:
+        found = CheckResult()
         with suppress(ShardDamaged):
-            for key, value in self._values(self.path, Checked(), ordinals):
+            for key, value in self._values(self.path, CheckResult(), ordinals):
                 self._decode(key, value, found)
         return found
 
-    def _decode(self, key: bytes, value: bytes, found: Checked) -> None:
+    def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
         if self.field.kind == "image":
             check_decoding(key, value, found)
             return
@@ -210,7 +210,7 @@ class ColumnShardCheck(ColumnCheck):
         with container(self.container).read(self.path) as reader:
             return _text(reader.stored(ordinal).key)
 
-    def _values(self, path: Path, found: Checked, ordinals: range) -> Iterator[Value]:
+    def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
         with container(self.container).read(path) as reader:
             if len(reader) != self.records:
                 found.problems.append((None, f"has {len(reader)} records, not {self.records}"))
@@ -243,7 +243,7 @@ class ColumnTableCheck(ColumnCheck):
     def key_of(self, ordinal: int) -> str:
         return "" if self.keys is None else _text(self.keys[ordinal])
 
-    def _values(self, path: Path, found: Checked, ordinals: range) -> Iterator[Value]:
+    def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
         if self.keys is None:
             return
         rows = self._rows(path, ordinals)
@@ -282,9 +282,9 @@ class ShardCheck(Check):
     has_images: bool = True
     region: Region | None = None
 
-    def found(self) -> Checked:
+    def found(self) -> CheckResult:
         """Hash the file, then read it through the same descriptor, so that both read the same file."""
-        found = Checked()
+        found = CheckResult()
         with hashed_file(self, found) as path:
             archive = self.path.with_name(ARCHIVE_NAME)
             if self.region and hash_region(archive, self.region) != self.region.sha256:
@@ -294,8 +294,8 @@ class ShardCheck(Check):
                 self._check_records(reader, found)
         return found
 
-    def decoded(self, ordinals: range) -> Checked:
-        found = Checked()
+    def decoded(self, ordinals: range) -> CheckResult:
+        found = CheckResult()
         with container(self.container).read(self.path) as reader:
             for ordinal in ordinals:
                 with suppress(CorruptRecord, ShardDamaged):
@@ -307,7 +307,7 @@ class ShardCheck(Check):
         with container(self.container).read(self.path) as reader:
             return _text(reader.stored(ordinal).key)
 
-    def _check_records(self, reader: ShardReader, found: Checked) -> None:
+    def _check_records(self, reader: ShardReader, found: CheckResult) -> None:
         if len(reader) != self.records:
             found.problems.append((None, f"has {len(reader)} records, not {self.records}"))
         digests = []
@@ -327,7 +327,7 @@ class ShardCheck(Check):
                 check_decoding(stored.key, stored.image, found)
         found.digests = b"".join(digests)
 
-    def _compare(self, stored: Stored, row: np.void, ordinal: int, found: Checked) -> None:
+    def _compare(self, stored: StoredRecord, row: np.void, ordinal: int, found: CheckResult) -> None:
         image, key = stored.image, _text(row["key"])
         try:
             info = marked(image, read_image_header(image)) if self.has_images else NO_IMAGE

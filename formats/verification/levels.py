@@ -24,7 +24,13 @@ from shardprep.formats.shards.tables import (
     checked_column,
     checked_index,
 )
-from shardprep.formats.verification.checks import NO_MEMORY, Check, Checked, check_quarantine, false_claims
+from shardprep.formats.verification.checks import (
+    NO_MEMORY,
+    Check,
+    CheckResult,
+    check_quarantine,
+    false_claims,
+)
 from shardprep.formats.verification.report import Finding, Report
 from shardprep.formats.verification.running import (
     CheckRunner,
@@ -272,7 +278,7 @@ def _hash_of(files: DatasetFiles, entry: FileEntry) -> str:
 
 
 def _checked(
-    make: Callable[[Check, float], Checked], files: DatasetFiles, check: Check, entry: FileEntry
-) -> Checked:
+    make: Callable[[Check, float], CheckResult], files: DatasetFiles, check: Check, entry: FileEntry
+) -> CheckResult:
     with files.at_hand(entry) as path:
         return make(replace(check, path=path), SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND)

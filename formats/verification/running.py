@@ -38,7 +38,7 @@ from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.verification.checks import (
     Check,
-    Checked,
+    CheckResult,
     ColumnShardCheck,
     ColumnTableCheck,
     ShardCheck,
@@ -233,7 +233,7 @@ class IsolatedChecks(Owned, AbstractContextManager["IsolatedChecks"]):
         self._idle: list[Child] = []
         self._has_ended = False
 
-    def check(self, check: Check, timeout_s: float) -> Checked:
+    def check(self, check: Check, timeout_s: float) -> CheckResult:
         """Return the findings of a check, with the images that crash the decoder.
 
         Raises ChildDied if reading the records crashes, ChildLost if a process is killed or takes longer,
@@ -260,14 +260,14 @@ class IsolatedChecks(Owned, AbstractContextManager["IsolatedChecks"]):
             for child in self._running:
                 child.kill()
 
-    def _decoded(self, check: Check, ordinals: range, timeout_s: float) -> Checked:
+    def _decoded(self, check: Check, ordinals: range, timeout_s: float) -> CheckResult:
         """Decode these images in one process; if it crashes, each half of them in another one."""
         try:
             return self._isolated(timeout_s, check.decoded, ordinals)
         except ChildDied as error:
             if len(ordinals) == 1:
                 key = self._isolated(timeout_s, check.key_of, ordinals[0])
-                return Checked(problems=[(key, crashes_decoder(error.signal))])
+                return CheckResult(problems=[(key, crashes_decoder(error.signal))])
         half = len(ordinals) // 2
         found = self._decoded(check, ordinals[:half], timeout_s)
         found.add(self._decoded(check, ordinals[half:], timeout_s))
@@ -278,7 +278,7 @@ class IsolatedChecks(Owned, AbstractContextManager["IsolatedChecks"]):
         is_clean = False
         try:
             made = child.call_within(seconds, call, *args, **kwargs)
-            is_clean = isinstance(made, Checked) and made.found_nothing
+            is_clean = isinstance(made, CheckResult) and made.found_nothing
             return made
         finally:
             self._give_back(child, is_clean=is_clean)
@@ -309,7 +309,7 @@ class IsolatedChecks(Owned, AbstractContextManager["IsolatedChecks"]):
         self._idle.clear()
 
 
-def isolated_check(check: Check, timeout_s: float) -> Checked:
+def isolated_check(check: Check, timeout_s: float) -> CheckResult:
     """Return what :meth:`IsolatedChecks.check` does, in processes that end with the call."""
     with IsolatedChecks() as checks:
         return checks.check(check, timeout_s)

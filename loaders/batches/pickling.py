@@ -89,7 +89,7 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-class Recycled:
+class MemoryPool:
     """Function of a size that returns :func:`aligned` memory, reused if a piece of this size is idle.
 
     The system gives new memory of a batch's size page by page, which takes as long as filling it. A piece is
@@ -166,12 +166,12 @@ def dumps_by_value(value: object, beside: Buffers | None = None) -> bytes:
 def dumps_noting_main(value: object) -> tuple[bytes, bool]:
     """Return a pickle, and whether it refers to names that the main module defines."""
     file = io.BytesIO()
-    pickler = _MainNoted(file, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler = _MainNotingPickler(file, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dump(value)
     return file.getvalue(), pickler.noted
 
 
-class _MainNoted(pickle.Pickler):
+class _MainNotingPickler(pickle.Pickler):
     noted = False
 
     def reducer_override(self, value: Any) -> Any:
@@ -192,7 +192,7 @@ _NUMBER = np.dtype("<u8")
 
 
 @dataclass(frozen=True, eq=False)
-class Pickled:
+class PickledValue:
     """A pickled value of ``size`` bytes. Its arrays are copied only by :meth:`write`."""
 
     head: bytes
@@ -201,7 +201,7 @@ class Pickled:
     size: int
 
     @classmethod
-    def of(cls, value: object, *, copied: bool = False) -> Pickled:
+    def of(cls, value: object, *, copied: bool = False) -> PickledValue:
         """Pickle a value; unless its arrays are ``copied`` now, it must not change until it is written.
 
         Raises whatever the value's class raises when it cannot be pickled.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Descriptor, Inheritable
-from shardprep.loaders.batches.pickling import ALIGNMENT, Pickled, aligned, anonymous_file, available
+from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, aligned, anonymous_file, available
 
 Memory = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -170,7 +170,7 @@ class SlotRing(Inheritable):
             return self.slots * self.layout.nbytes
         return os.fstat(self._file.fileno()).st_blocks * 512 if self._map else 0
 
-    def load(self, slot: int, inputs: Iterable[tuple[int, Pickled]]) -> None:
+    def load(self, slot: int, inputs: Iterable[tuple[int, PickledValue]]) -> None:
         """Write the slot's inputs: offsets in its input area, and values."""
         room = self.layout.input_area(self.memory(slot))
         for start, piece in inputs:

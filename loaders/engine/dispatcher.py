@@ -21,7 +21,7 @@ from shardprep.formats.errors import UsageError, WorkerDied, printable
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.formats.runtime.processes import POLL_INTERVAL_S, Channel, SpawnedProcess
 from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
-from shardprep.loaders.batches.pickling import Pickled
+from shardprep.loaders.batches.pickling import PickledValue
 from shardprep.loaders.batches.slots import InputAreaArrays, Memory, SlotRing
 from shardprep.loaders.engine.leases import (
     LEASES_PER_WORKER,
@@ -169,7 +169,7 @@ class BatchRequest:
     """
 
     items: Items
-    inputs: tuple[tuple[int, Pickled], ...] = ()
+    inputs: tuple[tuple[int, PickledValue], ...] = ()
     written: InputAreaArrays | None = None
     filled: Callable[[], object] = _nothing
 
@@ -246,7 +246,7 @@ class FinishedBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class Failed:
+class BatchFailure:
     """A batch that cannot be delivered, and why; its slot is free already."""
 
     batch: LeasedBatch
@@ -262,7 +262,7 @@ class EngineRun:
 
     number: int
     plans: deque[BatchRequest] = field(default_factory=deque)
-    results: SimpleQueue[FinishedBatch | Failed | None] = field(default_factory=SimpleQueue)
+    results: SimpleQueue[FinishedBatch | BatchFailure | None] = field(default_factory=SimpleQueue)
     stopped: bool = False
 
     def stop(self) -> None:
@@ -511,7 +511,7 @@ class Dispatcher(Owned):
                 batch.filled()
             if batch.failure:
                 self._leases.release(batch.slot)
-                self._served.results.put(Failed(batch, batch.failure))
+                self._served.results.put(BatchFailure(batch, batch.failure))
             else:
                 memory = self._ring.lend(batch.slot, self.bell.ring)
                 self._served.results.put(FinishedBatch(batch, memory))

@@ -24,12 +24,12 @@ from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import refuse_in_main_import
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import (
+    BatchFailure,
     BatchPlans,
     BatchRequest,
     CrashPolicy,
     Dispatcher,
     EngineRun,
-    Failed,
     Plan,
     start,
 )
@@ -43,7 +43,7 @@ from shardprep.loaders.engine.messages import (
     fill_batch,
     unpack,
 )
-from shardprep.loaders.engine.trace import KEEP, BatchTaken, Trace
+from shardprep.loaders.engine.trace import KEEP, BatchWait, Trace
 from shardprep.loaders.engine.worker import SentWork
 
 
@@ -447,7 +447,7 @@ class Engine(Owned):
         if result is None:
             raise self._why_ended(dispatcher)
         leased = result.batch
-        if isinstance(result, Failed):
+        if isinstance(result, BatchFailure):
             raise self._error_of(leased, result.failure)
         self.meter.waited(got - began)
         batch = EngineBatch.assemble(
@@ -463,7 +463,7 @@ class Engine(Owned):
         self.meter.handed(len(leased.items), ended - got)
         self.course.add(len(leased.items), ready=run.results.qsize(), waited=got - began)
         if (trace := self._trace) is not None:
-            reception = BatchTaken(run.number, leased.number, len(leased.items), began, got, ended)
+            reception = BatchWait(run.number, leased.number, len(leased.items), began, got, ended)
             trace.received(reception, run.results.qsize())
         return batch
 

@@ -20,7 +20,15 @@ from shardprep.formats.errors import OperationError, ShardprepError, UsageError
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.owned import Descriptor, Inheritable, Owned
 from shardprep.formats.shards.container import Room
-from shardprep.loaders.batches.pickling import ALIGNMENT, Pickled, aligned, dumps, is_usable, loads, unpickled
+from shardprep.loaders.batches.pickling import (
+    ALIGNMENT,
+    PickledValue,
+    aligned,
+    dumps,
+    is_usable,
+    loads,
+    unpickled,
+)
 from shardprep.loaders.batches.slots import (
     Arrays,
     InputAreaArrays,
@@ -37,7 +45,7 @@ Fill = Callable[[Items, Arrays, Room | None], Iterable[object]]
 """Function of (items, arrays, room) that fills one array row per item and yields each row's outcome.
 
 ``arrays`` are views of the items' rows, which must not be kept; INPUTS among them is the slot's input area,
-if its layout has one. An outcome is None (the row is written), :class:`Skipped` (it is not), or a payload
+if its layout has one. An outcome is None (the row is written), :class:`SkippedRow` (it is not), or a payload
 that has no fixed size: bytes or an array, delivered as a memoryview or an aligned array, or any picklable
 object, with aligned arrays. AsObject marks a payload as such an object even if it is bytes; Pickled is an
 object that is pickled already. A payload is copied when it is yielded: its buffer may be used again.
@@ -50,7 +58,7 @@ bytes as they are.
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedRow:
     """The outcome of a row that was left out; the contents of its arrays are undefined."""
 
     reason: str
@@ -142,7 +150,7 @@ class OutcomeWriter:
         self._room = self._spare[self._used : end] if end <= self._spare.size else np.empty(size, np.uint8)
         return self._room
 
-    def _put(self, kind: PayloadKind, form: bytes, body: Memory | Pickled) -> None:
+    def _put(self, kind: PayloadKind, form: bytes, body: Memory | PickledValue) -> None:
         end = self._used + body.size
         if fits := end <= self._spare.size:
             if body is not self._room:
@@ -195,23 +203,23 @@ class LeaseOutcomes:
 def skipped_row(row: int, reason: str) -> LeaseOutcomes:
     """Return the outcome of one row that no worker finished."""
     packer = OutcomeWriter(np.empty(0, np.uint8))
-    packer.add(Skipped(reason))
+    packer.add(SkippedRow(reason))
     return LeaseOutcomes(row, 1, memoryview(b"".join(packer.parts())))
 
 
-def _lay(body: Memory | Pickled, memory: Memory) -> None:
-    if isinstance(body, Pickled):
+def _lay(body: Memory | PickledValue, memory: Memory) -> None:
+    if isinstance(body, PickledValue):
         body.write(memory)
     else:
         memory[:] = body
 
 
-def _encode(outcome: object) -> tuple[PayloadKind, bytes, Memory | Pickled]:
-    if isinstance(outcome, Pickled):
+def _encode(outcome: object) -> tuple[PayloadKind, bytes, Memory | PickledValue]:
+    if isinstance(outcome, PickledValue):
         return PayloadKind.OBJECT, b"", outcome
     if isinstance(outcome, AsObject):
-        return PayloadKind.OBJECT, b"", Pickled.of(outcome.value)
-    if isinstance(outcome, Skipped):
+        return PayloadKind.OBJECT, b"", PickledValue.of(outcome.value)
+    if isinstance(outcome, SkippedRow):
         return PayloadKind.SKIPPED, b"", _bytes_of(outcome.reason.encode())
     if isinstance(outcome, bytes | bytearray | memoryview):
         return PayloadKind.BYTES, b"", _bytes_of(outcome)
@@ -221,13 +229,13 @@ def _encode(outcome: object) -> tuple[PayloadKind, bytes, Memory | Pickled]:
         and len(form := _form(outcome)) <= _ENTRY["form"].itemsize
     ):
         return PayloadKind.ARRAY, form, np.ascontiguousarray(outcome).reshape(-1).view(np.uint8)
-    return PayloadKind.OBJECT, b"", Pickled.of(outcome)
+    return PayloadKind.OBJECT, b"", PickledValue.of(outcome)
 
 
 def _decode(kind: PayloadKind, form: bytes, body: Memory, *, copied: bool) -> object:
     match kind:
         case PayloadKind.SKIPPED:
-            return Skipped(body.tobytes().decode())
+            return SkippedRow(body.tobytes().decode())
         case PayloadKind.BYTES:
             return memoryview(body.tobytes()) if copied else body.data
         case PayloadKind.ARRAY:
@@ -340,7 +348,7 @@ class WrittenRows(NamedTuple):
     """The form of a batch's rows as an input ``at`` an offset of the input area, and the rows' arrays."""
 
     at: int
-    form: Pickled
+    form: PickledValue
     arrays: InputAreaArrays
 
 
@@ -349,7 +357,7 @@ def written_rows(form: RowForm, items: Items, *, at: int, room: int) -> WrittenR
 
     They lie from ``at`` on in an input area of ``room`` bytes; None if they do not fit.
     """
-    piece = Pickled.of(form)
+    piece = PickledValue.of(form)
     arrays = _rows_behind(form, at + piece.size, len(items))
     if arrays.at + arrays.layout.nbytes > room:
         return None
@@ -490,7 +498,7 @@ class EngineBatch:
             for row, outcome in part.unpack(
                 layout.spare_bytes(memory, part.first, part.count), copied=copied
             ):
-                if isinstance(outcome, Skipped):
+                if isinstance(outcome, SkippedRow):
                     skipped[row] = outcome.reason
                 else:
                     payloads[row] = outcome
@@ -515,7 +523,7 @@ def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, whe
             if isinstance(outcome, bytes):
                 payloads[done] = memoryview(outcome)
                 size += len(outcome)
-            elif isinstance(outcome, Skipped):
+            elif isinstance(outcome, SkippedRow):
                 skipped[done] = outcome.reason
             elif outcome is not None:
                 kind, form, body = _encode(outcome)

@@ -37,7 +37,7 @@ class LeaseSpan(NamedTuple):
     stages: tuple[float, ...]
 
 
-class BatchTaken(NamedTuple):
+class BatchWait(NamedTuple):
     """A batch that the consumer asked for at ``began``, received at ``got`` and could use at ``ended``."""
 
     run: int
@@ -71,7 +71,7 @@ class Trace:
     def __init__(self, clock: Clock, stages: tuple[str, ...], *, keep: int = KEEP) -> None:
         self.stages = stages
         self.leases: deque[LeaseSpan] = deque(maxlen=keep)
-        self.receptions: deque[BatchTaken] = deque(maxlen=keep)
+        self.receptions: deque[BatchWait] = deque(maxlen=keep)
         self.ready: deque[Ready] = deque(maxlen=keep)
         self.began = perf_counter()
         self._clock = clock
@@ -99,9 +99,9 @@ class Trace:
         """Note that the consumer's thread has filled the batch."""
         now = perf_counter()
         self.leases.append(LeaseSpan(0, run, batch, 0, rows, began, now, self._spent(0)))
-        self.receptions.append(BatchTaken(run, batch, rows, began, now, now))
+        self.receptions.append(BatchWait(run, batch, rows, began, now, now))
 
-    def received(self, reception: BatchTaken, ready: int) -> None:
+    def received(self, reception: BatchWait, ready: int) -> None:
         """Note that the consumer has the batch, and how many more are ready."""
         self.receptions.append(reception)
         self.ready.append(Ready(reception.got, ready))

@@ -22,7 +22,7 @@ from shardprep.formats.shards.container import Room
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.slots import Arrays, SlotLayout
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.messages import Clock, EngineBatch, Fill, Items, Skipped
+from shardprep.loaders.engine.messages import Clock, EngineBatch, Fill, Items, SkippedRow
 from shardprep.loaders.flow.node import Node, Step, checked_int, described
 from shardprep.loaders.flow.passes import GroupMeter, PassContext, PassResources
 from shardprep.loaders.flow.process_map import (
@@ -96,7 +96,7 @@ class _Thread(Owned):
     """The consumer's side. The thread has no reference to it, so that a dropped pass is collected."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]], items: int, meter: GroupMeter) -> None:
-        self._drawing = _Drawing(begin, items, meter)
+        self._drawing = _Drawer(begin, items, meter)
         thread = threading.Thread(target=self._drawing.run, name="shardprep-prefetch", daemon=True)
         self.close = weakref.finalize(self, _end, self._drawing, thread)
         with starting_thread():
@@ -115,7 +115,7 @@ class _Thread(Owned):
         return found
 
 
-class _Drawing:
+class _Drawer:
     """The thread's work: draw an item for each of ``tokens``, and put it in a list into ``found``.
 
     The consumer empties the lists, so that no other reference to an item is left. An empty list is the end.
@@ -160,7 +160,7 @@ class _Drawing:
             del error  # its traceback refers to this frame, which would be a cycle
 
 
-def _end(drawing: _Drawing, thread: threading.Thread) -> None:
+def _end(drawing: _Drawer, thread: threading.Thread) -> None:
     drawing.is_left = True
     drawing.tokens.put(False)
     # a garbage collection may call this in the thread itself
@@ -170,7 +170,7 @@ def _end(drawing: _Drawing, thread: threading.Thread) -> None:
 
 ITEM = np.dtype([("pass", "<u8"), ("run", "<u8"), ("number", "<u8")])
 
-ENDED = Skipped("the pass has no more items")
+ENDED = SkippedRow("the pass has no more items")
 
 SLOTS = 4
 

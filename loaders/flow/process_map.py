@@ -17,7 +17,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.container import Room
 from shardprep.loaders.batches.passes import end
-from shardprep.loaders.batches.pickling import ALIGNMENT, Pickled, unpickled
+from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, unpickled
 from shardprep.loaders.batches.slots import INPUTS, Arrays, Memory, RowForm, SlotField, SlotLayout
 from shardprep.loaders.batches.stack import stack
 from shardprep.loaders.engine.dispatcher import BatchRequest
@@ -30,7 +30,7 @@ from shardprep.loaders.engine.messages import (
     Fill,
     Items,
     RowWriter,
-    Skipped,
+    SkippedRow,
     pack,
     unpack,
     written_rows,
@@ -191,14 +191,14 @@ class ItemGroups:
 class _Group:
     def __init__(self, pass_number: int, max_bytes: int) -> None:
         self.items: list[tuple[int, int, int, int]] = []
-        self._inputs: list[tuple[int, Pickled]] = []
+        self._inputs: list[tuple[int, PickledValue]] = []
         self._pass = pass_number
         self._max_bytes = max_bytes
         self._end = 0
 
     def add(self, number: int, item: object, *, copied: bool) -> None:
         try:
-            piece = Pickled.of(item, copied=copied)
+            piece = PickledValue.of(item, copied=copied)
         except Exception as error:
             raise UsageError(
                 f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it in "
@@ -234,7 +234,7 @@ def received(inputs: Memory, at: int, size: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Raised:
+class PackedError:
     """A packed exception in the place of a result, so that the results before it come first."""
 
     packed: bytes
@@ -245,7 +245,7 @@ def outcome_of(result: Any) -> object:
     if type(result) is bytes or (type(result) is np.ndarray and not result.dtype.hasobject):
         return result
     try:
-        return Pickled.of(result)
+        return PickledValue.of(result)
     except Exception as error:
         raise UsageError(
             f"a result, a {type(result).__name__}, cannot be sent from another process: {error}. Return what can "
@@ -255,12 +255,12 @@ def outcome_of(result: Any) -> object:
 
 def raised(error: BaseException) -> AsObject:
     """The outcome for an exception."""
-    return AsObject(Raised(pack(error)))
+    return AsObject(PackedError(pack(error)))
 
 
 def restored(payload: object, where: Callable[[], str]) -> Any:
     """Return the worker's result, or raise the worker's exception with ``where()`` as a note."""
-    if isinstance(payload, Raised):
+    if isinstance(payload, PackedError):
         raise _continued(unpack(payload.packed, where()))
     return bytes(payload) if isinstance(payload, memoryview) else payload
 
@@ -364,10 +364,10 @@ class _Rows:
         return None if self._written.write(result, row_of_batch) else outcome_of(result)
 
 
-def _dropped(drop_none: bool) -> Skipped:
+def _dropped(drop_none: bool) -> SkippedRow:
     if not drop_none:
         raise UsageError("the function returned None; with drop_none=True such items are left out")
-    return Skipped("None")
+    return SkippedRow("None")
 
 
 def _write(result: Any, outputs: tuple[ArraySpec, ...], rows: list[Any]) -> None:

@@ -22,7 +22,7 @@ from shardprep.loaders.frameworks.tensors import (
 )
 from shardprep.loaders.frameworks.tf_feeding import original_errors
 from shardprep.loaders.frameworks.tf_graph import Status, batch_or_end, end_epoch, raw_session, shaped, weak
-from shardprep.loaders.frameworks.tf_inputs import FedInput, Input, fed_queue
+from shardprep.loaders.frameworks.tf_inputs import FeederInput, Input, fed_queue
 from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.frames import FrameReceiver
@@ -237,7 +237,7 @@ def _spec_of(make: Callable[[], Any]) -> Any:
         return tf.nest.map_structure(tf.TensorSpec.from_tensor, make())
 
 
-class ZMQInput(FedInput):
+class ZMQInput(FeederInput):
     """A ``tf.queue.FIFOQueue`` of the batches that :func:`.frames.send_batches` sends to ``endpoint``.
 
     An epoch is over when each sender has sent its own epoch. It is used as :class:`QueueInput` is, in eager

@@ -216,7 +216,7 @@ class SourceInput(Input):
         return self._passes.steady_length
 
 
-class FedInput(SourceInput):
+class FeederInput(SourceInput):
     """An input over a sink and the feeder that fills it; in a v1 graph :meth:`start` starts the feeder.
 
     ``state_dict`` is the source's state as of the last batch that this input delivered, for any number of
@@ -395,7 +395,7 @@ def _placeholders_for(specs: list[Any]) -> list[Any]:
     return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
 
 
-class QueueInput(FedInput):
+class QueueInput(FeederInput):
     """A ``tf.queue.FIFOQueue`` that a thread fills from ``source``, so that steps do not wait for Python.
 
     Made in eager mode, an input can be iterated, and dequeued from in eager code and in ``tf.function``. The
@@ -462,7 +462,7 @@ def fed_queue(
     return queue, Feeder(passes, queue, made_of, on_close=on_close)
 
 
-class StagingInput(FedInput):
+class StagingInput(FeederInput):
     """A staging area of ``depth`` batches on each device, which a thread fills from ``source``.
 
     With ``strategy``, each batch is the global batch: every replica gets its part of the rows, on its own

@@ -22,7 +22,7 @@ from shardprep.formats.runtime.owned import CollectedEnd, Owned, starting_thread
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cached_dataset import CachedDataset
-from shardprep.formats.storage.downloads import CacheTooSmall, Held
+from shardprep.formats.storage.downloads import CacheTooSmall, FileHold
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.shard_uses import ShardUses, Steps, shard_uses
@@ -31,7 +31,7 @@ from shardprep.loaders.order.shard_uses import ShardUses, Steps, shard_uses
 class HeldShards:
     """``shards`` that several batches have; released when the last of them has given them back."""
 
-    def __init__(self, shards: frozenset[int], held: Held) -> None:
+    def __init__(self, shards: frozenset[int], held: FileHold) -> None:
         self.shards = shards
         self._held = held
         self._batches = 0
@@ -59,9 +59,9 @@ class HoldThreads(Owned):
     def __init__(self) -> None:
         self._running: list[threading.Thread] = []
 
-    def begin(self, hold: Callable[[], Held]) -> Future[Held]:
+    def begin(self, hold: Callable[[], FileHold]) -> Future[FileHold]:
         """Call ``hold``, which may wait for a download, in a thread."""
-        found: Future[Held] = Future()
+        found: Future[FileHold] = Future()
 
         def run() -> None:
             try:
@@ -85,12 +85,12 @@ class HoldThreads(Owned):
                 thread.join(timeout_s)
 
 
-def abandon(pending: Future[Held]) -> None:
+def abandon(pending: Future[FileHold]) -> None:
     """Release the shards that are held, or will be, without being used."""
     pending.add_done_callback(_release)
 
 
-def _release(pending: Future[Held]) -> None:
+def _release(pending: Future[FileHold]) -> None:
     if pending.exception() is None:
         pending.result().release()
 
@@ -110,14 +110,14 @@ class EpochFeed(Owned):
         self,
         uses: ShardUses,
         *,
-        hold: Callable[[Iterable[int]], Future[Held]],
+        hold: Callable[[Iterable[int]], Future[FileHold]],
         waited: Callable[[float, bool], None],
         over: Callable[[int], None],
     ) -> None:
         self._uses = uses
         self._hold, self._waited, self._over = hold, waited, over
         self._last: HeldShards | None = None
-        self._pending: Future[Held] | None = None
+        self._pending: Future[FileHold] | None = None
         self._in_flight: deque[HeldShards] = deque()
 
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
@@ -135,7 +135,7 @@ class EpochFeed(Owned):
         self._in_flight.append(held)
         yield replace(request, filled=partial(self._filled, step))
 
-    def _wait(self, pending: Future[Held]) -> None:
+    def _wait(self, pending: Future[FileHold]) -> None:
         self._refuse_copied()
         began = perf_counter()
         wait([pending])
@@ -483,7 +483,7 @@ class ShardFeed(LocalShards, Owned):
         self._prefetcher.follow(self._files.of(begins.tolist()))
 
     @contextmanager
-    def held(self, shards: Iterable[int]) -> Iterator[Held]:
+    def held(self, shards: Iterable[int]) -> Iterator[FileHold]:
         """Download the missing ones of these shards, and hold all.
 
         After :meth:`close` it opens the cache again, and closes it at the end.
@@ -495,7 +495,7 @@ class ShardFeed(LocalShards, Owned):
             if self._end.is_over:
                 self._dataset.close()
 
-    def _hold(self, shards: Iterable[int]) -> Future[Held]:
+    def _hold(self, shards: Iterable[int]) -> Future[FileHold]:
         return self._threads.begin(partial(self._cache.hold, self._files.of(shards)))
 
     def _waited(self, seconds: float, is_first: bool) -> None:

@@ -31,7 +31,7 @@ from shardprep.loaders.engine.messages import (
     Fill,
     Items,
     RowWriter,
-    Skipped,
+    SkippedRow,
     written_rows,
 )
 from shardprep.loaders.order.parts import Records
@@ -234,7 +234,7 @@ class _ShardWorkspace:
         except (CorruptRecord, ShardDamaged) as damage:
             if not self._work.skip_bad:
                 raise
-            return Skipped(str(damage))
+            return SkippedRow(str(damage))
 
     def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
         for row, item in enumerate(map(Item._make, items.tolist())):
@@ -244,7 +244,7 @@ class _ShardWorkspace:
             except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
-                outcome = Skipped(str(error))
+                outcome = SkippedRow(str(error))
             yield outcome
 
     def _outcome(self, shard: Shard | None, item: Item, arrays: Arrays, row: int) -> object:

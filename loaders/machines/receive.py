@@ -20,7 +20,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import byte_count
 from shardprep.loaders.batches.passes import FrameworkHint
-from shardprep.loaders.batches.pickling import Recycled
+from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.engine.messages import reported
 from shardprep.loaders.machines.codec import (
     DEFAULT_LIMIT,
@@ -166,7 +166,7 @@ class Reception(Owned):
         self._auth = auth
         self._limit = limit
         self._ledger: Ledger[Delivery] = Ledger(ahead=ahead, lease_seconds=lease_seconds)
-        self._memory = Recycled()
+        self._memory = MemoryPool()
         self._session = secrets.randbits(63)
         self._batches = self._rejected = self._repeated = self._stale = self._logged = 0
         self._waited = 0.0  # the clock of leases, which do not expire while the training process is busy

@@ -248,7 +248,7 @@ MAX_IN_FLIGHT = 4  # batches; fewer leave the wire idle at times, more exceed th
 
 
 @dataclass(frozen=True)
-class Ended:
+class PassEnd:
     """The pass has no more than ``total`` steps."""
 
     total: int
@@ -256,10 +256,10 @@ class Ended:
 
 PASSED_OVER = None  # an item before the step that is asked for: the sender looks for messages, and draws on
 
-Made = Delivery | Ended | None
+Made = Delivery | PassEnd | None
 
 
-class Served(Owned, ABC):
+class ServedSource(Owned, ABC):
     """Makes any step of any pass. Equal ``terms`` mean equal batches. Not thread-safe.
 
     ``max_in_flight`` batches may still be being sent while the next one is made.
@@ -280,7 +280,7 @@ class Served(Owned, ABC):
         """End the work under way; the source itself stays open."""
 
 
-def served(source: EpochLoader | Flow, identity: str | None) -> Served:
+def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
     """Return the source as Served. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
@@ -296,7 +296,7 @@ def served(source: EpochLoader | Flow, identity: str | None) -> Served:
     )
 
 
-class ServedLoader(Served):
+class ServedLoader(ServedSource):
     """The batches of a Loader; its receipts count its records."""
 
     def __init__(self, loader: EpochLoader, identity: str | None) -> None:
@@ -318,7 +318,7 @@ def _delivery(loaded: LoadedStep) -> Delivery:
     return Delivery(loaded.batch, loaded.delivered, loaded.skipped, loaded.left_out, loaded.omitted)
 
 
-class ServedFlow(Served):
+class ServedFlow(ServedSource):
     """The items of a Flow, each a batch; its receipts count them."""
 
     def __init__(self, flow: Flow, identity: str | None) -> None:
@@ -350,7 +350,7 @@ class ServedFlow(Served):
                     break
                 yield PASSED_OVER
             if not held:
-                yield Ended(self._position)
+                yield PassEnd(self._position)
                 return
             yield _item(held.pop(), step)
 
@@ -360,7 +360,7 @@ class ServedFlow(Served):
         end(items)
 
 
-class ServedParts(Served):
+class ServedParts(ServedSource):
     """The items of a flow in parts: item i of part p is step i * parts + p. Parts stay open during a pass."""
 
     def __init__(self, flow: Flow, identity: str | None) -> None:
@@ -383,7 +383,7 @@ class ServedParts(Served):
                     break
                 yield PASSED_OVER
             if not held:
-                yield Ended(opened.due * self._flow.parts + part)
+                yield PassEnd(opened.due * self._flow.parts + part)
                 return
             yield _item(held.pop(), step)
 
@@ -430,7 +430,7 @@ def _noted(steps: Iterable[int], drawn: deque[int]) -> Iterator[int]:
 
 
 RECEIVER_TIMEOUT_S = 600.0  # for which a sender waits for a receiver
-NO_MORE = Ended(-1)  # of the leased steps
+NO_MORE = PassEnd(-1)  # of the leased steps
 LINK_FAILED = (ReceiverAway, ConnectionDamaged, Refused, NotAdmitted, WrongReceiver)
 
 
@@ -495,7 +495,7 @@ class _Sender:
 
     def __init__(
         self,
-        work: Served,
+        work: ServedSource,
         hello: Hello,
         receiver_timeout_s: float,
         report: Callable[[SenderStats], None] | None,
@@ -549,7 +549,7 @@ class _Sender:
         """Make an item, and send it if it was asked for; return whether there was one. Reports what fails."""
         try:
             made = next(batches, NO_MORE)
-            if isinstance(made, Ended):
+            if isinstance(made, PassEnd):
                 if made is not NO_MORE:
                     link.end(made.total)
                 return False

@@ -424,7 +424,7 @@ def probe(
     ``make`` must make the loader that was measured, with ``transform``, and another one if it is given
     options. The consumer does nothing in any of them. Raises the errors of a loader.
     """
-    found = _Measured(speed)
+    found = _BaseMeasurement(speed)
     with make(workers=0) as loader:
         layout = loader.engine.layout
     rate = hand_over_rate(layout, workers=speed.stats.workers, slots=DEFAULT_SLOTS, seconds=seconds)
@@ -448,7 +448,7 @@ def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _BaseMeasurement:
     """The measurement with which the runs are compared."""
 
     speed: LoaderSpeed

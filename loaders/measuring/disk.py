@@ -26,8 +26,8 @@ from shardprep.loaders.measuring.disk_files import (
     Forward,
     OpenFiles,
     Piece,
+    RandomPasses,
     ReadPlan,
-    Scattered,
     buffer,
     cold_way,
     drop,
@@ -129,12 +129,12 @@ def measure_disk(
         ]
         depths = [
             ColdAndWarm(
-                files, way, Scattered(sizes, target.record_bytes, depth=depth), f"random, {depth} at once"
+                files, way, RandomPasses(sizes, target.record_bytes, depth=depth), f"random, {depth} at once"
             )
             for depth in DEPTHS
         ]
         small_files = stack.enter_context(SmallFiles(target.place, target.record_bytes, way))
-        writing = Writing(target.place)
+        writing = WriteMeasurement(target.place)
         run([stream, *blocks, *depths, small_files, writing], clock, report)
         reads = stream.reads
         return DiskProfile(
@@ -227,7 +227,9 @@ class ColdAndWarm:
 
     weight = 2
 
-    def __init__(self, files: OpenFiles, way: ColdWay, plans: Forward | Scattered, title: str = "") -> None:
+    def __init__(
+        self, files: OpenFiles, way: ColdWay, plans: Forward | RandomPasses, title: str = ""
+    ) -> None:
         self.title = title
         self.block = plans.block
         self._files = files
@@ -290,7 +292,7 @@ def cold_method(method: str | None) -> str:
     return ", O_DIRECT" if method == DIRECT else ", pages dropped by posix_fadvise, checked by mincore"
 
 
-class _WritingStep:
+class _WriteStep:
     """A step that writes to ``place``. ``missing`` is why there is no rate; None while there may be one."""
 
     def __init__(self, place: Path | None) -> None:
@@ -317,7 +319,7 @@ SHARD_BLOCK = 1 << 20
 HOW = "open, preadv and close of each in random order"
 
 
-class SmallFiles(_WritingStep, Owned, AbstractContextManager["SmallFiles"]):
+class SmallFiles(_WriteStep, Owned, AbstractContextManager["SmallFiles"]):
     """The step that measures small files; the first round makes them, leaving the context removes them.
 
     Files and shard are read in each round, each cold and warm, for at most its seconds each. Not thread-safe.
@@ -412,7 +414,7 @@ FIRST_BYTES = 4 << 20
 MAX_WRITTEN_BYTES = 256 << 20
 
 
-class Writing(_WritingStep):
+class WriteMeasurement(_WriteStep):
     """The step that measures writing, flushing included.
 
     The amount written depends on the rate of the round before: the page cache takes at once what the disk

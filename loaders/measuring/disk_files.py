@@ -274,7 +274,7 @@ class Forward:
         self._cursor.share = (self._cursor.share + read / self._total) % 1.0
 
 
-class Scattered:
+class RandomPasses:
     """Random passes: blocks of one size, each at most once, anywhere in the files, in a new order."""
 
     def __init__(self, sizes: Sequence[int], record_bytes: int, *, depth: int) -> None:

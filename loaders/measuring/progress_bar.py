@@ -16,7 +16,7 @@ from shardprep.loaders.measuring.status import (
     WINDOW_S,
     StatusBar,
     StatusLines,
-    Waiting,
+    WaitWatch,
     Watchable,
 )
 
@@ -54,7 +54,7 @@ class LoaderBar(Owned):
     ) -> None:
         self._loader = loader
         self._status = _status_of(loader, total=total, title=title) if shown else None
-        self._waiting = Waiting(self._measure) if self._status and self._status.may_move_alone else None
+        self._waiting = WaitWatch(self._measure) if self._status and self._status.may_move_alone else None
         self._next = perf_counter() + WINDOW_S
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:

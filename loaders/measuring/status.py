@@ -395,7 +395,7 @@ class StatusBar(Owned):
 T = TypeVar("T")
 
 
-class Waiting(Owned):
+class WaitWatch(Owned):
     """A thread that calls ``again`` every ``every_s`` seconds as long as the next item is waited for.
 
     While the program is at its own work the thread does nothing, so that a fork there copies no lock that it
@@ -413,7 +413,7 @@ class Waiting(Owned):
 
     def over(self, items: Iterator[T]) -> Iterator[T]:
         """Return an iterator of the items, in which the thread sees the waits; it holds no item."""
-        return _Awaited(items, self._note)
+        return _WatchedIterator(items, self._note)
 
     def _note(self, since: float | None) -> None:
         """Note since when an item is waited for; None: it is not. Then the thread is within no call."""
@@ -437,7 +437,7 @@ class Waiting(Owned):
         self._thread.join()
 
 
-class _Awaited(Iterator[T]):
+class _WatchedIterator(Iterator[T]):
     """The items of an iterator, with a note before and after the wait for each."""
 
     def __init__(self, items: Iterator[T], note: Callable[[float | None], None]) -> None:

@@ -34,11 +34,11 @@ REDUCED = {
 }
 
 
-class _Spent(threading.local):
+class _SpentTime(threading.local):
     seconds = 0.0
 
 
-_spent = _Spent()
+_spent = _SpentTime()
 
 
 def decoding_seconds() -> float:

@@ -59,7 +59,7 @@ class Span(NamedTuple):
 BEYOND = 0.01  # of a side: annotations are often rounded to whole pixels
 
 
-class Kept(NamedTuple):
+class KeptBoxes(NamedTuple):
     """The boxes that are left: in pixels of the result, float64 [n, 4], and their ``numbers`` before."""
 
     boxes: Places
@@ -96,7 +96,7 @@ def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.
     return value.astype(np.int64)
 
 
-def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: int) -> Kept:
+def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: int) -> KeptBoxes:
     """Return the visible parts of the boxes (fractions of the image), in their order.
 
     A box is left out if the result shows none of its area, or less than the share ``least``. Of more than
@@ -109,7 +109,7 @@ def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: i
     if len(numbers) > most:
         numbers = np.sort(numbers[np.argsort(-seen[numbers], kind="stable")[:most]])
     (left, right), (top, bottom) = across.moved(*seen_x), down.moved(*seen_y)
-    return Kept(np.stack([left, top, right, bottom], axis=1)[numbers], numbers)
+    return KeptBoxes(np.stack([left, top, right, bottom], axis=1)[numbers], numbers)
 
 
 def _seen(low: Places, high: Places, span: Span) -> tuple[Places, Places]:

@@ -16,7 +16,7 @@ from shardprep.loaders.transforms.contract import (
     is_number,
 )
 from shardprep.loaders.transforms.geometry import (
-    Kept,
+    KeptBoxes,
     Span,
     Turn,
     boxes_of,
@@ -104,7 +104,12 @@ class TargetOptions:
             self._write_boxes(record, len(boxes), kept, (across.size, down.size), arrays[masks:])
 
     def _write_boxes(
-        self, record: TransformInput, boxes: int, kept: Kept, size: tuple[int, int], arrays: Sequence[Array]
+        self,
+        record: TransformInput,
+        boxes: int,
+        kept: KeptBoxes,
+        size: tuple[int, int],
+        arrays: Sequence[Array],
     ) -> None:
         out, *labels, count = arrays
         many = len(kept.numbers)

@@ -663,7 +663,8 @@ groups = [
     ),
     st.tuples(st.just(Mapped(As("dict"))), st.builds(Select, st.sampled_from([("x",), ("n", "x")]))),
     st.tuples(
-        st.sampled_from(["point", "list", "pair"]).map(lambda kind: Mapped(As(kind))), st.just(MappedPart(-1))
+        st.sampled_from(["point", "list", "pair"]).map(lambda kind: Mapped(As(kind))),
+        st.just(MappedPart(-1)),
     ),
     st.tuples(st.just(Mapped(As("shaped"))), st.builds(BatchByShape, st.integers(1, 4), st.just("keep"))),
 ]

@@ -16,7 +16,7 @@ import numpy as np
 from shardprep.formats.shards.container import Room
 from shardprep.loaders.batches.pickling import unpickled
 from shardprep.loaders.batches.slots import INPUTS, Arrays, SlotField, SlotLayout
-from shardprep.loaders.engine.messages import AsObject, Clock, Fill, Items, Skipped
+from shardprep.loaders.engine.messages import AsObject, Clock, Fill, Items, SkippedRow
 
 Action = Callable[[int], object]
 INT64 = np.dtype(np.int64)
@@ -111,7 +111,7 @@ def refuse_strangely(item: int) -> None:
 
 
 def skip(item: int) -> object:
-    return Skipped(f"{item} is not wanted")
+    return SkippedRow(f"{item} is not wanted")
 
 
 def text(item: int) -> object:

@@ -15,7 +15,7 @@ import numpy as np
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import record_crc
-from shardprep.formats.shards.container import Address, Extent, Stored
+from shardprep.formats.shards.container import Address, Extent, StoredRecord
 from shardprep.formats.shards.files import FileEntry, Rows
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.read import Shard, container
@@ -24,19 +24,19 @@ from shardprep.formats.shards.tables import index_dtype, index_row
 HEADER = struct.Struct("<BBHiI")  # of a value in LMDB, according to its documentation
 
 
-def stored(key: str, label: int, image: bytes) -> Stored:
-    return Stored(key.encode(), label, record_crc(key.encode(), label, image), image)
+def stored(key: str, label: int, image: bytes) -> StoredRecord:
+    return StoredRecord(key.encode(), label, record_crc(key.encode(), label, image), image)
 
 
 THREE = [stored("n1/a", 0, b"one"), stored("é", -1, bytes(range(60))), stored("n2/c", 999, b"\xff\xd8")]
 
 
-def extent(records: Sequence[Stored]) -> Extent:
+def extent(records: Sequence[StoredRecord]) -> Extent:
     payload = sum(len(r.image) for r in records)
     return Extent(len(records), payload, max((len(r.key) for r in records), default=1))
 
 
-def write(path: Path, kind: str, records: Sequence[Stored]) -> Path:
+def write(path: Path, kind: str, records: Sequence[StoredRecord]) -> Path:
     places = archived(path, records) if kind == "tar" else [0] * len(records)
     with container(kind).write(path, extent(records)) as writer:
         for record, place in zip(records, places, strict=True):
@@ -44,7 +44,7 @@ def write(path: Path, kind: str, records: Sequence[Stored]) -> Path:
     return path
 
 
-def archived(path: Path, records: Sequence[Stored]) -> list[int]:
+def archived(path: Path, records: Sequence[StoredRecord]) -> list[int]:
     """Put the images into the archive beside a table; return where they begin."""
     with tarfile.open(path.with_name(ARCHIVE_NAME), "w") as archive:
         for number, record in enumerate(records):
@@ -59,12 +59,12 @@ def opened(path: Path, kind: str, records: int, size: int | None = None) -> Shar
     return Shard(path, kind, FileEntry(path.name, path.stat().st_size if size is None else size, "", records))
 
 
-def address(record: Stored) -> Address:
+def address(record: StoredRecord) -> Address:
     """The record's address, without an offset as in format 1.0 unless the record has one."""
     return record.key, record.label, record.crc32c, record.offset, len(record.image)
 
 
-def read(path: Path, kind: str, records: int) -> list[Stored]:
+def read(path: Path, kind: str, records: int) -> list[StoredRecord]:
     """What the shard says of its records; each is read by its address, too, and without its offset."""
     found = []
     with container(kind).read(path) as reader, closing(opened(path, kind, records)) as shard:
@@ -76,7 +76,7 @@ def read(path: Path, kind: str, records: int) -> list[Stored]:
     return found
 
 
-def index_rows(records: Sequence[Stored]) -> Rows:
+def index_rows(records: Sequence[StoredRecord]) -> Rows:
     """The rows of the index for these records of shard 0."""
     rows = np.zeros(len(records), index_dtype(extent(records).key_bytes))
     for ordinal, record in enumerate(records):
@@ -84,7 +84,7 @@ def index_rows(records: Sequence[Stored]) -> Rows:
     return rows
 
 
-def columns(records: Sequence[Stored]) -> dict[str, np.ndarray]:
+def columns(records: Sequence[StoredRecord]) -> dict[str, np.ndarray]:
     """The records of an HDF5 shard."""
     ends = np.cumsum([0, *(len(r.image) for r in records)])
     return {
@@ -96,7 +96,7 @@ def columns(records: Sequence[Stored]) -> dict[str, np.ndarray]:
     }
 
 
-def values(records: Iterable[Stored]) -> dict[bytes, bytes]:
+def values(records: Iterable[StoredRecord]) -> dict[bytes, bytes]:
     """The records of an LMDB shard."""
     return {
         ordinal.to_bytes(8, "big"): HEADER.pack(1, 0, len(r.key), r.label, r.crc32c) + r.key + r.image
@@ -104,7 +104,7 @@ def values(records: Iterable[Stored]) -> dict[bytes, bytes]:
     }
 
 
-def write_around(path: Path, kind: str, records: Sequence[Stored]) -> Path:
+def write_around(path: Path, kind: str, records: Sequence[StoredRecord]) -> Path:
     """Write a shard with plain calls of its library."""
     if kind == "lmdb":
         return write_lmdb(path, values(records))
@@ -118,7 +118,7 @@ def write_around(path: Path, kind: str, records: Sequence[Stored]) -> Path:
     return path
 
 
-def places(records: Sequence[Stored], offsets: Iterable[int]) -> Rows:
+def places(records: Sequence[StoredRecord], offsets: Iterable[int]) -> Rows:
     """The rows of a table, according to its documentation."""
     columns = {"offset": "<u8", "length": "<u4", "label": "<i4", "crc32c": "<u4"}
     columns["key"] = f"S{extent(records).key_bytes}"
@@ -134,7 +134,7 @@ def write_lmdb(path: Path, pairs: dict[bytes, bytes]) -> Path:
     return path
 
 
-def read_around(path: Path, kind: str) -> list[Stored]:
+def read_around(path: Path, kind: str) -> list[StoredRecord]:
     if kind == "lmdb":
         environment = lmdb.open(os.fspath(path), subdir=False, lock=False, readonly=True)
         with environment, environment.begin() as transaction:
@@ -144,19 +144,21 @@ def read_around(path: Path, kind: str) -> list[Stored]:
     if kind == "tar":
         archive = path.with_name(ARCHIVE_NAME).read_bytes()
         rows = [row.item() for row in np.load(path)]
-        return [Stored(key, label, crc, archive[at : at + size]) for at, size, label, crc, key in rows]
+        return [StoredRecord(key, label, crc, archive[at : at + size]) for at, size, label, crc, key in rows]
     with h5py.File(path, "r") as file:
         data, offsets, labels, keys, crcs = (file[name][()] for name in columns([]))
     return [
-        Stored(bytes(keys[i]), int(labels[i]), int(crcs[i]), data[offsets[i] : offsets[i + 1]].tobytes())
+        StoredRecord(
+            bytes(keys[i]), int(labels[i]), int(crcs[i]), data[offsets[i] : offsets[i + 1]].tobytes()
+        )
         for i in range(len(labels))
     ]
 
 
-def _parsed(value: bytes) -> Stored:
+def _parsed(value: bytes) -> StoredRecord:
     _, _, key_bytes, label, crc32c = HEADER.unpack_from(value)
     image = HEADER.size + key_bytes
-    return Stored(value[HEADER.size : image], label, crc32c, value[image:])
+    return StoredRecord(value[HEADER.size : image], label, crc32c, value[image:])
 
 
 def try_flips(path: Path, kind: str, todo: list[tuple[int, int]], tried: Path, unseen: Path) -> None:

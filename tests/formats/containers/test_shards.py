@@ -18,11 +18,11 @@ from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, record_crc
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.workers import isolated
-from shardprep.formats.shards.container import Memory, ShardReader, Stored
+from shardprep.formats.shards.container import Memory, ShardReader, StoredRecord
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
 from shardprep.formats.shards.read import ALL_CONTAINERS, container
-from shardprep.formats.verification.checks import Checked, ShardCheck
+from shardprep.formats.verification.checks import CheckResult, ShardCheck
 from support.image_files import png
 from support.sampling import torture_except
 from support.shard_files import (
@@ -71,7 +71,7 @@ def reader(shard: Path, kind: str) -> Iterator[ShardReader]:
 
 
 @pytest.fixture
-def records(reader: ShardReader) -> list[Stored]:
+def records(reader: ShardReader) -> list[StoredRecord]:
     """THREE, with their offsets in the shard."""
     return [record._replace(offset=reader.address(n)[3]) for n, record in enumerate(THREE)]
 
@@ -83,7 +83,9 @@ def records(reader: ShardReader) -> list[Stored]:
 @example(records=LONG)
 @example(records=MANY)
 @example(records=DEEP)
-def test_what_is_written_is_read_by_this_reader_and_by_the_library(kind: str, records: list[Stored]) -> None:
+def test_what_is_written_is_read_by_this_reader_and_by_the_library(
+    kind: str, records: list[StoredRecord]
+) -> None:
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / "shard", kind, records)
 
@@ -128,7 +130,7 @@ def test_no_flipped_bit_changes_a_record_unseen(shard: Path, kind: str, tmp_path
 PICTURES = [stored(f"n{n}", n, png(n + 3, 2, 2)) for n in range(3)]
 
 
-def checked_against(records: list[Stored], path: Path, kind: str) -> Checked:
+def checked_against(records: list[StoredRecord], path: Path, kind: str) -> CheckResult:
     rows = index_rows(records)
     return ShardCheck(path, len(records), hash_file(path), False, 0, kind, rows).found()
 
@@ -146,7 +148,7 @@ def fresh(size: int) -> Memory:
 @pytest.mark.parametrize("has_offset", [True, False])
 @pytest.mark.parametrize("part", ["key", "label", "image", "crc32c"])
 def test_a_record_that_differs_from_its_address_is_corrupt(
-    shard: Path, kind: str, records: list[Stored], part: str, has_offset: bool
+    shard: Path, kind: str, records: list[StoredRecord], part: str, has_offset: bool
 ) -> None:
     wrong = records[0]._replace(**{part: getattr(THREE[1], part)})
     there = address(wrong if has_offset else wrong._replace(offset=0))
@@ -156,7 +158,9 @@ def test_a_record_that_differs_from_its_address_is_corrupt(
                 read(0, there)
 
 
-def test_a_file_that_was_cut_short_since_is_damage(shard: Path, kind: str, records: list[Stored]) -> None:
+def test_a_file_that_was_cut_short_since_is_damage(
+    shard: Path, kind: str, records: list[StoredRecord]
+) -> None:
     file = shard.with_name(ARCHIVE_NAME) if kind == "tar" else shard
     with closing(opened(shard, kind, 3)) as found:
         os.truncate(file, records[1].offset + 3)

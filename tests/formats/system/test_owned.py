@@ -25,7 +25,10 @@ GoOn = Callable[[], object]
 
 @contextmanager
 def engine(path: Path, folder: Path) -> Iterator[tuple[object, GoOn]]:
-    with Engine(Writing(), layout(4), workers=1) as made, closing(made.run([np.arange(4)] * 20)) as batches:  # type: ignore[type-var]
+    with (
+        Engine(Writing(), layout(4), workers=1) as made,
+        closing(made.run([np.arange(4)] * 20)) as batches,
+    ):  # type: ignore[type-var]
         next(batches)
         yield made, lambda: sum(1 for _ in batches) == 19
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, Recycled
+from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, MemoryPool
 
 
 def address(array: Any) -> int:
@@ -12,7 +12,7 @@ def address(array: Any) -> int:
 
 
 def test_memory_comes_back_when_it_is_dropped() -> None:
-    recycled = Recycled()
+    recycled = MemoryPool()
     first = recycled(MIN_RECYCLED_BYTES)
     where = address(first)
     assert where % ALIGNMENT == 0

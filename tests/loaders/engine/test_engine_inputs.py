@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.loaders.batches.pickling import Pickled
+from shardprep.loaders.batches.pickling import PickledValue
 from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.engine.dispatcher import BatchRequest
 from shardprep.loaders.engine.engine import Engine
@@ -22,7 +22,7 @@ MIB = 1 << 20
 def shipment(*values: object) -> BatchRequest:
     places, inputs, at = [], [], 0
     for value in values:
-        piece = Pickled.of(value)
+        piece = PickledValue.of(value)
         places.append((at, piece.size))
         inputs.append((at, piece))
         at += -(-piece.size // 64) * 64

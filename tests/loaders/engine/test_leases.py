@@ -13,7 +13,7 @@ from shardprep.loaders.engine.leases import (
     Leases,
     RowFailure,
 )
-from shardprep.loaders.engine.messages import Skipped
+from shardprep.loaders.engine.messages import SkippedRow
 
 NOTHING = memoryview(bytes(4))
 
@@ -176,5 +176,5 @@ def test_a_row_that_only_crashes_workers_may_be_left_out_of_its_batch(row: int) 
     assert rows_of(batch) == list(range(10))
     (skipped,) = (part for part in batch.outcomes if part.message != NOTHING)
     assert list(skipped.unpack(np.empty(0, np.uint8))) == [
-        (poison.first + row, Skipped("crashed by SIGSEGV"))
+        (poison.first + row, SkippedRow("crashed by SIGSEGV"))
     ]

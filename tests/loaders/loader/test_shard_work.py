@@ -15,7 +15,7 @@ from shardprep.formats import Dataset, open_dataset
 from shardprep.formats.errors import CorruptRecord, UsageError
 from shardprep.formats.shards import read as shard_cache
 from shardprep.loaders.batches.slots import Arrays, Memory
-from shardprep.loaders.engine.messages import Items, Skipped
+from shardprep.loaders.engine.messages import Items, SkippedRow
 from shardprep.loaders.loader.work import STAGES, ShardWork, items_of
 from shardprep.loaders.transforms.contract import Transform
 from support import loader_workers
@@ -112,7 +112,7 @@ def test_a_flipped_bit_is_skipped_on_request_with_its_reason(dataset: Dataset, t
     outcomes, _ = outcomes_of(work_on(copy, skip_bad=True), all_items(copy))
 
     skipped = outcomes.pop(20)
-    assert isinstance(skipped, Skipped)
+    assert isinstance(skipped, SkippedRow)
     assert dataset[20].key in skipped.reason
     assert images(outcomes) == [record.image for number, record in enumerate(dataset) if number != 20]
 

@@ -28,8 +28,8 @@ from shardprep.loaders.measuring.disk_files import (
     Cursor,
     Forward,
     OpenFiles,
+    RandomPasses,
     ReadPlan,
-    Scattered,
     cold_way,
     read,
     temporary_folder,
@@ -88,7 +88,7 @@ def test_mapped_pages_are_not_called_cold(files: OpenFiles, tmp_path: Path) -> N
 def test_o_direct_takes_the_place_of_dropping(files: OpenFiles) -> None:
     if not files.open_direct():
         pytest.skip("no O_DIRECT here")
-    for plans in (Forward(SIZES, 65536, Cursor()), Scattered(SIZES, 5000, depth=3)):
+    for plans in (Forward(SIZES, 65536, Cursor()), RandomPasses(SIZES, 5000, depth=3)):
         rates = ColdAndWarm(files, ColdWay(DIRECT), plans)
         rates.round(1)
         assert rates.reads.cold is not None

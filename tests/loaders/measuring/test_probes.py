@@ -12,7 +12,7 @@ from shardprep.loaders import Loader
 from shardprep.loaders.measuring.bench import (
     AgainstDisk,
     LoaderSpeed,
-    _Measured,
+    _BaseMeasurement,
     measure,
     probe,
 )
@@ -53,7 +53,7 @@ def test_without_a_transform_there_is_less_to_leave_out(lmdb_shards: Path) -> No
 def test_a_core_that_decodes_tells_whether_the_workers_do(
     stages: dict[str, float], rate: float, confirms: bool
 ) -> None:
-    found = _Measured(speed_of(stages)).one_core(rate)
+    found = _BaseMeasurement(speed_of(stages)).one_core(rate)
 
     assert found.confirms is confirms
     assert f"2 could make {2 * rate:,.0f}" in found.sentence
@@ -74,7 +74,7 @@ def test_the_page_cache_tells_what_the_second_reading_was(
     first, second = (speed_of(READING, cached=share) for share in (before, then))
     faster = LoaderSpeed(**{**vars(second), "images_per_second": 300.0})
 
-    assert says in _Measured(first).again(first, faster).sentence
+    assert says in _BaseMeasurement(first).again(first, faster).sentence
 
 
 @pytest.mark.parametrize(
