@@ -393,9 +393,7 @@ class CocoReader(ImagesAndFile):
         return replace(self, places=self.places.only(entries["offset"]))
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        if self._file is None:
-            raise ValueError("the reader is closed")
-        objects, offset = JsonObjects(self._file, ()), int(entry["offset"])
+        objects, offset = JsonObjects(self.opened[1], ()), int(entry["offset"])
         with foreign_file(self.path, "start again", place=lambda: f"byte {offset}: "):
             image = objects.at(offset)
             annotations = [objects.at(place) for place in self.places.of(offset)]

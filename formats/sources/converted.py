@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +21,9 @@ from shardprep.formats.shards.tables import checked_boxes, checked_column, check
 from shardprep.formats.sources.source import (
     Archive,
     Box,
-    ByteReader,
     Entries,
     Listing,
+    OpeningReader,
     Source,
     entry_dtype,
     no_such_split,
@@ -124,42 +125,25 @@ def _boxes(rows: Entries, keys: Entries, manifest: Manifest) -> Iterator[Box]:
         yield Box(keys[record].decode(), name, *sides)
 
 
-class RecordReader(ByteReader):
+@dataclass
+class RecordReader(OpeningReader[Dataset]):
     """Reader of the images and columns of a dataset, each checked against its checksum."""
 
-    def __init__(self, folder: Path, root: str) -> None:
-        self._folder = folder
-        self._root = root
-        self._dataset: Dataset | None = None
+    folder: Path
+    root: str
 
-    def __enter__(self) -> RecordReader:
-        self._dataset = open_unreplaced(self._folder, self._root)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        dataset, self._dataset = self._dataset, None
-        if dataset is not None:
-            dataset.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self._dataset is not None
+    def opening(self) -> AbstractContextManager[Dataset]:
+        return closing(open_unreplaced(self.folder, self.root))
 
     def read(self, entry: np.void) -> bytes:
-        return self._opened[int(entry["offset"])].image
+        return self.opened[int(entry["offset"])].image
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        dataset, number = self._opened, int(entry["offset"])
+        dataset, number = self.opened, int(entry["offset"])
         return tuple(dataset.columns[name].data(dataset.place(number)) for name in dataset.schema.names)
 
-    @property
-    def _opened(self) -> Dataset:
-        if self._dataset is None:
-            raise ValueError("the reader is closed")
-        return self._dataset
-
     def where(self, entry: np.void) -> str:
-        return f"{self._folder}, record {int(entry['offset'])}"
+        return f"{self.folder}, record {int(entry['offset'])}"
 
 
 _OTHER_STREAM = 1 << 64  # the stored order is drawn by the seed alone

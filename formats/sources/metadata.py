@@ -388,10 +388,8 @@ class MetadataReader(ImagesAndFile):
     cells: tuple[int, ...]
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        if self._file is None:
-            raise ValueError("the reader is closed")
         length, offset = int(entry["row_length"]), int(entry["offset"])
-        data = self._file.read_at(length, offset)
+        data = self.opened[1].read_at(length, offset)
         if len(data) < length:
             raise SourceDamaged("ends before its last row does; start again", path=self.path)
         with foreign_file(self.path, "start again", place=lambda: f"the row at byte {offset}: "):

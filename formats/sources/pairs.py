@@ -9,8 +9,8 @@ import unicodedata
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from shardprep.formats.sources.source import (
     SPLITS,
     ByteReader,
     Listing,
+    OpeningReader,
     Problems,
     Source,
     SourceOptions,
@@ -375,37 +376,23 @@ def pair_columns(number: int) -> tuple[str, str, str]:
 
 
 @dataclass
-class PairedReader(ByteReader):
+class PairedReader(OpeningReader[tuple[ByteReader, ...]]):
     """Reader of images, and of the partner of each in every folder of ``partners``."""
 
     images: TreeReader
     partners: tuple[TreeReader, ...]
-    _opened: ExitStack | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> PairedReader:
+    @contextmanager
+    def opening(self) -> Iterator[tuple[ByteReader, ...]]:
         with ExitStack() as stack:  # a copy of this reader shares its parts, so that it opens others
-            self.images = replace(self.images)
-            self.partners = tuple(map(replace, self.partners))
-            for one in (self.images, *self.partners):
-                stack.enter_context(one)
-            self._opened = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self._opened is not None
+            yield tuple(stack.enter_context(replace(one)) for one in (self.images, *self.partners))
 
     def read(self, entry: np.void) -> bytes:
-        return self.images.read(entry)
+        return self.opened[0].read(entry)
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         images = []
-        for partner in self.partners:
+        for partner in self.opened[1:]:
             try:
                 images.append(PLAIN["image"].encode(partner.read(entry)))
             except BadValue as error:

@@ -9,18 +9,24 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.runtime.files import ReadAt
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.sources.source import Archive, ByteReader, Entries
-from shardprep.formats.sources.tar import BLOCK, Header, parse_header, verified_by_md5, verified_by_size
+from shardprep.formats.sources.source import Archive, Entries
+from shardprep.formats.sources.tar import (
+    BLOCK,
+    ArchiveReader,
+    Header,
+    parse_header,
+    verified_by_md5,
+    verified_by_size,
+)
 from shardprep.formats.storage.archive import HEADERS_AT_ONCE, RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, RemoteFolder, StoredFile
 
@@ -160,39 +166,16 @@ def _remove(folder: Path, maker: int) -> None:
 
 
 @dataclass
-class RemoteTarReader(ByteReader):
-    """Reader of entries of one uncompressed archive, which must be unchanged since it was listed."""
+class RemoteTarReader(ArchiveReader[RemoteArchive]):
+    """Reader of an archive in object storage."""
 
     file: RemoteFile
-    _archive: RemoteArchive | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> RemoteTarReader:
-        self._archive = RemoteArchive(self.file).__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._archive is not None:
-            archive, self._archive = self._archive, None
-            archive.__exit__(kind)
-
-    @property
-    def is_open(self) -> bool:
-        return self._archive is not None
+    def opening(self) -> RemoteArchive:
+        return RemoteArchive(self.file)
 
     def expect(self, entries: Entries) -> None:
-        self._opened().expect(zip(entries["length"].tolist(), entries["offset"].tolist(), strict=True))
-
-    def read(self, entry: np.void) -> bytes:
-        length = int(entry["length"])
-        data = self._opened().read_at(length, int(entry["offset"]))
-        if len(data) < length:
-            raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
-        return data
-
-    def _opened(self) -> RemoteArchive:
-        if self._archive is None:
-            raise ValueError("the reader is closed")
-        return self._archive
+        self.opened.expect(zip(entries["length"].tolist(), entries["offset"].tolist(), strict=True))
 
     def where(self, entry: np.void) -> str:
         return f"{self.file.url}, byte {entry['offset']}"

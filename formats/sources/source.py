@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -226,6 +226,41 @@ class ByteReader(AbstractContextManager["ByteReader"]):
     @abstractmethod
     def where(self, entry: np.void) -> str:
         """Return the entry's place for messages: a path, or an archive and a byte offset."""
+
+
+Opened = TypeVar("Opened")
+
+
+class OpeningReader(ByteReader, Generic[Opened]):
+    """A reader from something that is open, in this process alone, while the reader is."""
+
+    _context: AbstractContextManager[Opened] | None = None
+    _opened: Opened | None = None
+
+    @abstractmethod
+    def opening(self) -> AbstractContextManager[Opened]:
+        """Return the context in which it is open."""
+
+    def __enter__(self) -> Self:
+        context = self.opening()
+        self._opened, self._context = context.__enter__(), context
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        context, self._context, self._opened = self._context, None, None
+        if context is not None:
+            context.__exit__(*error)
+
+    @property
+    def is_open(self) -> bool:
+        return self._context is not None
+
+    @property
+    def opened(self) -> Opened:
+        """What is open. Raises ValueError if nothing is."""
+        if self._opened is None:
+            raise ValueError("the reader is closed")
+        return self._opened
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
 from shardprep.formats.runtime.files import ArchiveFile, Identity, open_folder, open_folder_below
 from shardprep.formats.runtime.owned import Descriptor, Owned
-from shardprep.formats.sources.source import ByteReader
+from shardprep.formats.sources.source import OpeningReader
 from shardprep.formats.sources.trees import TreeReader, refuse_links
 
 MAX_CLASSES = 100_000
@@ -124,7 +124,7 @@ class FileStatus(Owned, AbstractContextManager["FileStatus"]):
 
 
 @dataclass
-class ImagesAndFile(ByteReader):
+class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
     """Reader of images below a folder, and of what the file at ``path`` says of each, read in its place.
 
     ``identity`` is that of the file when it was listed.
@@ -133,26 +133,15 @@ class ImagesAndFile(ByteReader):
     images: TreeReader
     path: Path
     identity: Identity
-    _file: ArchiveFile | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> Self:
-        self._file = ArchiveFile(self.path, self.identity).__enter__()
-        self.images = replace(self.images)  # a copy of this reader shares its part, so that it opens another
-        self.images.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.images.__exit__(kind, *rest)
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.__exit__(kind)
-
-    @property
-    def is_open(self) -> bool:
-        return self._file is not None
+    @contextmanager
+    def opening(self) -> Iterator[tuple[TreeReader, ArchiveFile]]:
+        images = replace(self.images)  # a copy of this reader shares its part, so that it opens another
+        with ArchiveFile(self.path, self.identity) as file, images:
+            yield images, file
 
     def read(self, entry: np.void) -> bytes:
-        return self.images.read(entry)
+        return self.opened[0].read(entry)
 
     def where(self, entry: np.void) -> str:
         return self.images.where(entry)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 from zlib import adler32
 
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.runtime.files import ArchiveFile, Identity, ReadAt, foreign_file, naming
-from shardprep.formats.sources.source import Archive, ByteReader, WholeArchive
+from shardprep.formats.sources.source import Archive, OpeningReader, WholeArchive
 
 BLOCK = 512
 USTAR, GNU = b"ustar\x0000", b"ustar  \x00"
@@ -100,39 +100,40 @@ def plain_name(raw: bytes) -> str:
     return name
 
 
-@dataclass
-class TarReader(ByteReader):
+class OpenArchive(Protocol):
+    """An archive that is open: a file on a disk or in object storage."""
+
+    def read_at(self, length: int, offset: int) -> bytes:
+        """Read like :data:`.ReadAt`."""
+
+
+Opened = TypeVar("Opened", bound=OpenArchive)
+
+
+class ArchiveReader(OpeningReader[Opened]):
     """Reader of entries of one uncompressed archive, which must be unchanged since it was listed."""
+
+    def read(self, entry: np.void) -> bytes:
+        length = int(entry["length"])
+        data = self.opened.read_at(length, int(entry["offset"]))
+        if len(data) < length:
+            raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
+        return data
+
+
+@dataclass
+class TarReader(ArchiveReader[ArchiveFile]):
+    """Reader of an archive on a disk."""
 
     path: Path
     identity: Identity
-    _file: ArchiveFile | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> TarReader:
-        self._file = ArchiveFile(self.path, self.identity).__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.__exit__(kind)
+    def opening(self) -> ArchiveFile:
+        return ArchiveFile(self.path, self.identity)
 
     @property
     def archive(self) -> WholeArchive:
         return WholeArchive(self.path, self.identity.size)
-
-    @property
-    def is_open(self) -> bool:
-        return self._file is not None
-
-    def read(self, entry: np.void) -> bytes:
-        if self._file is None:
-            raise ValueError("the reader is closed")
-        length = int(entry["length"])
-        data = self._file.read_at(length, int(entry["offset"]))
-        if len(data) < length:
-            raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
-        return data
 
     def where(self, entry: np.void) -> str:
         return f"{self.path}, byte {entry['offset']}"

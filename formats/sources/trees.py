@@ -6,7 +6,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
 from shardprep.formats.runtime.files import OPEN_FLAGS, open_below, open_folder, open_folder_below
 from shardprep.formats.runtime.owned import Descriptor
-from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Problems
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
 IGNORED_NAMES = ("Thumbs.db", "desktop.ini", ".DS_Store", "__MACOSX")
 OTHER_HIDDEN = "other hidden"
@@ -271,7 +271,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 @dataclass
-class TreeReader(ByteReader):
+class TreeReader(OpeningReader[Descriptor]):
     """Reader of the entries' files below ``root``, which must be unchanged since they were listed.
 
     With ``follow_symlinks``, a link in the path of a file is followed; without it, that file has changed.
@@ -281,39 +281,27 @@ class TreeReader(ByteReader):
     root: Path
     follow_symlinks: bool = False
     columns: tuple[str, str, str] = ("path", "length", "mtime_ns")
-    _fd: Descriptor | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> TreeReader:
-        self._fd = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            self._fd.close()
-            self._fd = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._fd is not None
+    def opening(self) -> AbstractContextManager[Descriptor]:
+        return closing(Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
 
     def read(self, entry: np.void) -> bytes:
-        if self._fd is None:
-            raise ValueError("the reader is closed")
+        folder, place = self.opened.fileno(), entry[self.columns[0]].item()
+        fd = -1
         try:
-            fd = self._opened(self._fd.fileno(), entry[self.columns[0]].item())
-        except OSError as error:
-            raise self._failed(error, entry) from error
-        try:
+            fd = (
+                os.open(place, OPEN_FLAGS, dir_fd=folder)
+                if self.follow_symlinks
+                else open_below(folder, place)
+            )
             return self._read(fd, entry)
         except OSError as error:
-            raise self._failed(error, entry) from error
+            if error.errno in _GONE:
+                raise self._changed(entry) from error
+            raise OSError(error.errno, error.strerror, self.where(entry)) from error
         finally:
-            os.close(fd)
-
-    def _opened(self, folder: int, place: bytes) -> int:
-        return (
-            os.open(place, OPEN_FLAGS, dir_fd=folder) if self.follow_symlinks else open_below(folder, place)
-        )
+            if fd >= 0:
+                os.close(fd)
 
     def where(self, entry: np.void) -> str:
         return str(self.root / os.fsdecode(entry[self.columns[0]].item()))
@@ -340,8 +328,3 @@ class TreeReader(ByteReader):
             "changed while it was read; stop other programs from writing to it, and start again",
             path=self.where(entry),
         )
-
-    def _failed(self, error: OSError, entry: np.void) -> Exception:
-        if error.errno in _GONE:
-            return self._changed(entry)
-        return OSError(error.errno, error.strerror, self.where(entry))
