@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from shardprep.formats.runtime.files import ArchiveFile, ReadAt
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.annotations import AnnotationFiles
 from shardprep.formats.sources.devkit import FORMS
-from shardprep.formats.sources.ilsvrc_base import Found, IlsvrcSource
+from shardprep.formats.sources.ilsvrc_base import IlsvrcSource
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.remote_tar import CopiedFiles, RemoteTarReader, files_in, headers_ahead
 from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems
@@ -147,27 +147,34 @@ class OfficialTars(IlsvrcSource):
         listing = super().survey(split)
         return replace(listing, kept_by=self.known_by(split)) if self.url else listing
 
-    def find(self, split: str, problems: Problems) -> Found:
-        path = self.paths[split]
-        with _opened(path) as archive:
+    def archives(self, split: str) -> tuple[Path | RemoteFile, ...]:
+        return (self.paths[split],)
+
+    def find(self, split: str, problems: Problems) -> Listing:
+        with _opened(self.paths[split]) as archive:
             entries = self.known.get(split)
             if entries is None:
                 entries = self._listed(archive, split, problems)
-        return Found(entries, _reader(path, archive), (path,))
+        reader: ByteReader
+        if isinstance(archive, ArchiveFile):
+            reader = TarReader(archive.path, archive.identity)
+        else:
+            reader = RemoteTarReader(archive.file)
+        return Listing(split, self.layout, entries, self.labels, reader, problems=problems)
 
     def _listed(self, archive: Archive, split: str, problems: Problems) -> Entries:
         table = EntryTable(archive.path, problems)
         if split == "train":
-            self._list_classes(archive, table)
+            for wnid, images in archive.mapped(partial(_images_of, archive), self._class_tars(archive)):
+                for image in images:
+                    key = record_key(wnid, f"{wnid}/{image.name}")
+                    table.append(key, self.labels.label_of[wnid], length=image.size, offset=image.offset)
         else:
-            _list_images(archive, split, table, self._label_of(split))
+            truth = self.ground_truth(flat=True) if split == "val" else None
+            for key, image in _members(archive, split):
+                label = truth.label_of(key) if truth else UNLABELLED
+                table.append(key, label, length=image.size, offset=image.offset)
         return table.finish()
-
-    def _list_classes(self, archive: Archive, table: EntryTable) -> None:
-        for wnid, images in archive.mapped(partial(_images_of, archive), self._class_tars(archive)):
-            for image in images:
-                key = record_key(wnid, f"{wnid}/{image.name}")
-                table.append(key, self.labels.label_of[wnid], length=image.size, offset=image.offset)
 
     def _class_tars(self, archive: Archive) -> Iterator[tuple[str, Member]]:
         for wnid, member in _members(archive, "train"):
@@ -178,18 +185,9 @@ class OfficialTars(IlsvrcSource):
                 )
             yield wnid, member
 
-    def _label_of(self, split: str) -> Callable[[str], int]:
-        return self.ground_truth(flat=True).label_of if split == "val" else lambda image: UNLABELLED
-
 
 def _opened(path: Path | RemoteFile) -> Archive:
     return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path)
-
-
-def _reader(path: Path | RemoteFile, archive: Archive) -> ByteReader:
-    if isinstance(archive, ArchiveFile):
-        return TarReader(archive.path, archive.identity)
-    return RemoteTarReader(archive.file)
 
 
 def _known_by(path: Path | RemoteFile) -> dict[str, Any]:
@@ -215,27 +213,18 @@ def _images_of(archive: Archive, class_tar: tuple[str, Member]) -> tuple[str, li
     return wnid, images
 
 
-def _list_images(archive: Archive, split: str, table: EntryTable, label_of: Callable[[str], int]) -> None:
-    for key, image in _members(archive, split):
-        table.append(key, label_of(key), length=image.size, offset=image.offset)
-
-
 def _members(archive: Archive, split: str) -> Iterator[tuple[str, Member]]:
     """Yield the members, each with the wnid or image in its name."""
-    for member in walk(_header_reads(archive, split), archive=str(archive.path), end=archive.end):
+    read_at: ReadAt = archive.read_at
+    if isinstance(archive, ArchiveFile):
+        archive.expect_random_reads()
+    elif split != "train":  # the tars in that of train are read at once
+        read_at = headers_ahead(archive)
+    for member in walk(read_at, archive=str(archive.path), end=archive.end):
         match = _MEMBERS[split].fullmatch(member.name)
         if match is None:
             raise _unexpected(member, str(archive.path))
         yield match[1], member
-
-
-def _header_reads(archive: Archive, split: str) -> ReadAt:
-    """Return what reads headers fast: of train, the tars in the archive are read at once."""
-    if isinstance(archive, ArchiveFile):
-        archive.expect_random_reads()
-    elif split != "train":
-        return headers_ahead(archive)
-    return archive.read_at
 
 
 def _unexpected(member: Member, place: str) -> SourceDamaged:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from shardprep.formats.sources.remote_tar import remote_archive_of
 from shardprep.formats.sources.source import (
     Archive,
     Box,
-    ByteReader,
     Entries,
     Listing,
     Problems,
@@ -37,58 +35,6 @@ from shardprep.formats.sources.tar import archive_of, check_md5
 from shardprep.formats.storage.archive import RemoteFile
 
 _MAX_NAMED = 3
-
-
-def expected_images(
-    split: str, space: LabelSpace, annotation_files: AnnotationFiles, *, official_packing: bool
-) -> int | None:
-    """Return the official number for the official classes and for official archives without a devkit.
-
-    For other classes it is the number in the annotation files, None if these do not state it.
-    """
-    if space.is_official or (official_packing and annotation_files.devkit is None):
-        return OFFICIAL_IMAGES[split]
-    return annotation_files.images(split, space)
-
-
-def shortfall(
-    split: str, entries: Entries, space: LabelSpace, annotation_files: AnnotationFiles, expected: int | None
-) -> str:
-    """Return a phrase that names missing or extra images; empty if there are none or it is unknown."""
-    if expected in (None, len(entries)):
-        return ""
-    if split == "train":
-        return _differing_classes(entries, space, annotation_files.train_images)
-    named = annotation_files.val_images(space) if split == "val" else []
-    official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
-    return _first_missing(entries, named if len(named) == expected else official)
-
-
-def _differing_classes(entries: Entries, space: LabelSpace, per_class: Mapping[str, int]) -> str:
-    found = np.bincount(entries["label"], minlength=len(space)).tolist()
-    pairs = [(c.name, have, per_class.get(c.name)) for c, have in zip(space.classes, found, strict=True)]
-    wrong = [
-        f"{name} has {have}" if want is None else f"{name} has {have} of {want}"
-        for name, have, want in pairs
-        if (not have if want is None else have != want)
-    ]
-    more = [f"{len(wrong) - _MAX_NAMED} more classes differ"] if len(wrong) > _MAX_NAMED else []
-    return ", ".join(wrong[:_MAX_NAMED] + more)
-
-
-def _first_missing(entries: Entries, wanted: Iterable[str]) -> str:
-    there = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
-    missing = next((image for image in wanted if image not in there), None)
-    return f"{missing} is missing" if missing else ""
-
-
-class Found(NamedTuple):
-    """The entries, the reader and the archives of one split, and what was left out of it."""
-
-    entries: Entries
-    reader: ByteReader
-    archives: tuple[Path | RemoteFile, ...] = ()
-    ignored: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +57,15 @@ class IlsvrcSource(Source):
         """The label space of all splits."""
 
     @abstractmethod
-    def find(self, split: str, problems: Problems) -> Found:
-        """Return the entries of an existing split; those that cannot be used are added to ``problems``."""
+    def find(self, split: str, problems: Problems) -> Listing:
+        """Return the entries, the reader and the archives of an existing split, and what was left out of it.
+
+        Entries that cannot be used are added to ``problems``. :meth:`survey` adds what all sources have.
+        """
+
+    @abstractmethod
+    def archives(self, split: str) -> tuple[Path | RemoteFile, ...]:
+        """Return the archives of a split."""
 
     @property
     def place(self) -> Path | str | None:
@@ -137,31 +90,57 @@ class IlsvrcSource(Source):
     def survey(self, split: str) -> Listing:
         if split not in self.splits:
             raise no_such_split(split, self.splits)
-        problems = Problems()
-        found = self.find(split, problems)
+        found = self.find(split, Problems())
         if split == "val":
             check_entries(found.entries, self.labels)
         expected = self.expected(split)
-        return Listing(
-            split=split,
-            layout=self.layout,
-            entries=found.entries,
-            labels=self.labels,
-            reader=found.reader,
-            archives=self._archives(found.archives),
+        differs = expected is not None and expected != len(found.entries)
+        devkit = self.annotation_files.devkit_path
+        archives = (*self.archives(split), *([devkit] if devkit and devkit.is_file() else []))
+        return replace(
+            found,
+            archives=tuple(self._archive(path) for path in archives),
             expected=expected,
-            shortfall=shortfall(split, found.entries, self.labels, self.annotation_files, expected),
-            problems=problems,
-            ignored=dict(found.ignored),
+            shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
             notes=self.notes,
             options=self.options,
         )
 
     def expected(self, split: str) -> int | None:
-        """Return the number of images that there should be, None if it is unknown."""
-        return expected_images(
-            split, self.labels, self.annotation_files, official_packing=self.official_packing
-        )
+        """Return the number of images that there should be, None if it is unknown.
+
+        It is the official number for the official classes and for official archives without a devkit, and
+        that in the annotation files for others.
+        """
+        if self.labels.is_official or (self.official_packing and self.annotation_files.devkit is None):
+            return OFFICIAL_IMAGES[split]
+        return self.annotation_files.images(split, self.labels)
+
+    def _shortfall(self, split: str, entries: Entries, expected: int) -> str:
+        """Return a phrase that names missing or extra images; empty if it is unknown which."""
+        if split == "train":
+            return self._differing_classes(entries)
+        named = self.annotation_files.val_images(self.labels) if split == "val" else []
+        official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
+        there = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
+        wanted = named if len(named) == expected else official
+        missing = next((image for image in wanted if image not in there), None)
+        return f"{missing} is missing" if missing else ""
+
+    def _differing_classes(self, entries: Entries) -> str:
+        per_class, wrong = self.annotation_files.train_images, []
+        found = np.bincount(entries["label"], minlength=len(self.labels)).tolist()
+        for one, have in zip(self.labels.classes, found, strict=True):
+            want = per_class.get(one.name)
+            if not have if want is None else have != want:
+                wrong.append(f"{one.name} has {have}" + ("" if want is None else f" of {want}"))
+        more = [f"{len(wrong) - _MAX_NAMED} more classes differ"] if len(wrong) > _MAX_NAMED else []
+        return ", ".join(wrong[:_MAX_NAMED] + more)
+
+    def _archive(self, path: Path | RemoteFile) -> Archive:
+        if isinstance(path, RemoteFile):
+            return remote_archive_of(path, check_md5=self.check_md5)
+        return check_md5(path) if self.check_md5 else archive_of(path)
 
     def boxes(self, split: str) -> Iterator[Box] | None:
         path = find_boxes(self.beside, split)
@@ -177,14 +156,3 @@ class IlsvrcSource(Source):
                 path=self.place,
             )
         return truth
-
-    def _archives(self, paths: tuple[Path | RemoteFile, ...]) -> tuple[Archive, ...]:
-        devkit = self.annotation_files.devkit_path
-        files = (*paths, devkit) if devkit and devkit.is_file() else paths
-        return tuple(_archive(path, check=self.check_md5) for path in files)
-
-
-def _archive(path: Path | RemoteFile, *, check: bool) -> Archive:
-    if isinstance(path, RemoteFile):
-        return remote_archive_of(path, check_md5=check)
-    return check_md5(path) if check else archive_of(path)

@@ -66,7 +66,9 @@ LAYOUT = "image-list"
 def is_list(path: Path, options: SourceOptions) -> bool:
     """Whether a file of this name is a list. With options that only lists have, any text file is one."""
     suffix = path.suffix.lower()
-    return suffix in (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES) or bool(options.for_lists)
+    return suffix in (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES) or bool(
+        options.given("root", "path_column", "label_column")
+    )
 
 
 def labelled_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:

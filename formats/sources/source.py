@@ -469,23 +469,9 @@ class SourceOptions:
                 raise UsageError(f"expected NAME=FOLDER, not {text!r}")
         return choices
 
-    @property
-    def for_lists(self) -> dict[str, str]:
-        """The options in use that only lists have, by name."""
-        return self._given("root", "path_column", "label_column")
-
-    @property
-    def for_records(self) -> dict[str, str]:
-        """The options in use that files of records have, by name."""
-        return self._given("image_column", "label_column")
-
-    @property
-    def for_columns(self) -> dict[str, str]:
-        """The options in use that only sources with columns have, by name."""
-        return self._given("columns", "pairs", "coco")
-
-    def _given(self, *names: str) -> dict[str, str]:
-        return {name: str(value) for name in names if (value := getattr(self, name)) not in (None, ())}
+    def given(self, *names: str) -> list[str]:
+        """Return those of the named options that are in use."""
+        return [name for name in names if getattr(self, name) not in (None, ())]
 
     @property
     def in_use(self) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class _Contents:
 
         Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
         """
-        if not self._options.for_records:
+        if not self._options.given("image_column", "label_column"):
             try:
                 read_datapoint(first, decode)
                 return None

@@ -9,11 +9,11 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.sources import annotations as boxes_module
 from shardprep.formats.sources.annotations import (
     MAX_XML_BYTES,
-    BoxedObject,
     parse_box_xml,
     read_boxes,
 )
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import Box
 from shardprep.formats.sources.trees import FoundFile, files_below
 from support.source_builders import tar_of, write
 
@@ -31,8 +31,8 @@ def xml(*objects: str, width: object = 100, height: object = 50) -> bytes:
     return f"<annotation><filename>%s</filename>{size}{''.join(objects)}</annotation>".encode()
 
 
-def parsed(*objects: str, own_class: str | None = WNID, **size: object) -> list[BoxedObject]:
-    return list(parse_box_xml(xml(*objects, **size), own_class))
+def parsed(*objects: str, **size: object) -> list[Box]:
+    return list(parse_box_xml(xml(*objects, **size), f"{WNID}/{WNID}_1"))
 
 
 ends = st.floats(-500, 500)
