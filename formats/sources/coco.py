@@ -253,7 +253,8 @@ class CocoInstances:
 
         Raises SourceDamaged, with the place, where the file is not what COCO's are.
         """
-        with ArchiveFile(self._path) as file, FileStatus(self._images, follow_symlinks=self._follow) as files:
+        files = FileStatus(self._images, follow_symlinks=self._follow)
+        with ArchiveFile(self._path) as file:
             objects = JsonObjects(file, PARTS)
             with self._at(objects):
                 for one in objects:

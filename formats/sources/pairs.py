@@ -24,7 +24,7 @@ from shardprep.formats.records.schema import PLAIN, RESERVED, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.coco import has_instances
 from shardprep.formats.sources.listing import EntryTable, record_key
-from shardprep.formats.sources.metadata import ImageLabels
+from shardprep.formats.sources.rows import ImageLabels
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
     SPLIT_NAMES,

@@ -99,7 +99,7 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "a label that is true": (
         "list.jsonl",
         b'{"path": "x", "label": true}',
-        r"line 1: has no text or whole num",
+        r"line 1: has a label that is neither text nor a whole",
     ),
     "twice": (
         "list.txt",
