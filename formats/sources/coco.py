@@ -121,14 +121,23 @@ class CocoFolder(Source):
         one, options = self.of_split[split], self.source_options
         found = CocoInstances(one.instances, one.images, follow_symlinks=options.follow_symlinks)
         ignored = found.read()
-        self._refuse_others(split, found.categories)
+        for other, categories in self._categories.items():
+            if categories != found.categories:
+                raise LabelConflict(
+                    f"has different categories from {self.of_split[other].instances.name} of {other}, so a "
+                    "number would mean another class; give all files the same categories",
+                    path=one.instances,
+                )
+        self._categories[split] = found.categories
         images = TreeReader(one.images, options.follow_symlinks, ("path", IMAGE_LENGTH, "mtime_ns"))
         return Listing(
             split=split,
             layout=LAYOUT,
             entries=found.entries,
             labels=LabelSpace.of(()),
-            reader=CocoReader(images, one.instances, found.identity, tuple(found.categories), found.places),
+            reader=CocoReader(
+                images, one.instances, found.identity, tuple(found.categories), found.images, found.offsets
+            ),
             archives=(archive_of(one.instances),),
             problems=found.problems,
             ignored=dict(ignored),
@@ -137,19 +146,8 @@ class CocoFolder(Source):
             schema=coco_schema(found.categories.values()),
         )
 
-    def _refuse_others(self, split: str, categories: Mapping[int, str]) -> None:
-        """Raise LabelConflict for other categories than those of a split that was read before."""
-        self._read[split] = categories
-        for other, known in self._read.items():
-            if known != categories:
-                raise LabelConflict(
-                    f"has different categories from {self.of_split[other].instances.name} of {other}, so a "
-                    "number would mean another class; give all files the same categories",
-                    path=self.of_split[split].instances,
-                )
-
     @cached_property
-    def _read(self) -> dict[str, Mapping[int, str]]:
+    def _categories(self) -> dict[str, Mapping[int, str]]:
         """The categories of the splits that were read."""
         return {}
 
@@ -230,19 +228,21 @@ class CocoInstances:
     """The images and annotations in the file ``path``, of images below ``images``.
 
     After :meth:`read`, ``categories`` has the names by their ids, in ascending order of these, ``entries`` a
-    row per image, with the offset of its object, and ``places`` those of the annotations.
+    row per image, with the offset of its object; ``offsets`` are those of the annotations, and ``images`` the
+    offset of the image of each, ascending.
     """
 
     entries: Entries
     identity: Identity
-    places: AnnotationPlaces
+    images: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
 
     def __init__(self, path: Path, images: Path, *, follow_symlinks: bool) -> None:
         self.problems = Problems()
         self.categories: dict[int, str] = {}
         self._heads: set[int] = set()  # may stand for a group of others, and have the name of one
         self._path = path
-        self._images = images
+        self._folder = images
         self._follow = follow_symlinks
         self._table = EntryTable(path, self.problems, [(IMAGE_LENGTH, "<i8")])
         self._ids = array("q")
@@ -253,7 +253,7 @@ class CocoInstances:
 
         Raises SourceDamaged, with the place, where the file is not what COCO's are.
         """
-        files = FileStatus(self._images, follow_symlinks=self._follow)
+        files = FileStatus(self._folder, follow_symlinks=self._follow)
         with ArchiveFile(self._path) as file:
             objects = JsonObjects(file, PARTS)
             with self._at(objects):
@@ -270,7 +270,7 @@ class CocoInstances:
         self._place_annotations()
         advice = f"is in no object of {self._path.name}; remove it, or add one"
         listed = self.entries["path"]
-        return add_unlisted(self._images, "", listed, self.problems, advice, follow_symlinks=self._follow)
+        return add_unlisted(self._folder, "", listed, self.problems, advice, follow_symlinks=self._follow)
 
     def _at(self, objects: JsonObjects) -> AbstractContextManager[None]:
         return foreign_file(self._path, "copy it again", place=lambda: f"before byte {objects.offset}: ")
@@ -282,7 +282,7 @@ class CocoInstances:
             name = one.value.get("file_name")
             if not isinstance(name, str):
                 raise ValueError(f"the image {number} has no file_name")
-            self._add_image(place_below(name, [self._images]), number, one.offset, files)
+            self._add_image(place_below(name, [self._folder]), number, one.offset, files)
         elif one.part == "annotations":
             box_in(one.value)
             image, category = _id_in(one.value, "image_id"), _id_in(one.value, "category_id")
@@ -299,7 +299,7 @@ class CocoInstances:
     def _add_image(self, place: str, number: int, offset: int, files: FileStatus) -> None:
         status = files.of(place)
         if status is None:
-            raise SourceIncomplete("is missing; add it", path=self._images / place)
+            raise SourceIncomplete("is missing; add it", path=self._folder / place)
         taken = self._table.append(
             record_key("", place),
             UNLABELLED,
@@ -321,21 +321,20 @@ class CocoInstances:
             self.problems.add(SourceDamaged("two images have one id; copy it again", path=self._path))
         at = np.minimum(np.searchsorted(ids[by_id], images), max(len(ids) - 1, 0))
         known = ids[by_id][at] == images if len(ids) else np.zeros(len(images), np.bool_)
-        if not self.problems:
-            self._refuse_unknown(offsets, ~known, "an image")
-            self._refuse_unknown(offsets, ~np.isin(categories, [*self.categories]), "a category")
+        known_categories = np.isin(categories, [*self.categories])
+        for is_known, what in (
+            () if self.problems else ((known, "an image"), (known_categories, "a category"))
+        ):
+            for offset in offsets[~is_known].tolist():
+                unknown = (
+                    f"the annotation at byte {offset} refers to {what} that does not exist; copy it again"
+                )
+                self.problems.add(SourceDamaged(unknown, path=self._path), what)
         record = by_id[at[known]]
         self.entries["length"] += np.bincount(record, sizes[known], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]
         order = np.argsort(of_image, kind="stable")
-        self.places = AnnotationPlaces(of_image[order], offsets[known][order])
-
-    def _refuse_unknown(
-        self, offsets: npt.NDArray[np.int64], unknown: npt.NDArray[np.bool_], what: str
-    ) -> None:
-        for offset in offsets[unknown].tolist():
-            message = f"the annotation at byte {offset} refers to {what} that does not exist; copy it again"
-            self.problems.add(SourceDamaged(message, path=self._path), what)
+        self.images, self.offsets = of_image[order], offsets[known][order]
 
 
 def _id_in(value: dict[str, Any], name: str) -> int:
@@ -363,54 +362,38 @@ def coco_schema(categories: Iterable[str]) -> Schema:
     )
 
 
-class AnnotationPlaces(NamedTuple):
-    """The ``offsets`` of annotations in the file, and of which image (``images``, ascending) each is."""
-
-    images: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-
-    def of(self, image: int) -> list[int]:
-        """Return the offsets of the annotations of the image at that offset, in the order of the file."""
-        first, last = np.searchsorted(self.images, [image, image + 1])
-        return sorted(map(int, self.offsets[first:last]))
-
-    def only(self, images: npt.NDArray[np.int64]) -> AnnotationPlaces:
-        """Return the places of these images' annotations alone."""
-        wanted = np.isin(self.images, images)
-        return AnnotationPlaces(self.images[wanted], self.offsets[wanted])
-
-
 @dataclass
 class CocoReader(ImagesAndFile):
     """Reader of images below a folder, and of their annotations in the file at ``path``, each in its place.
 
-    ``categories`` are the ids, in the order of the classes. An entry's offset is that of its image's object.
+    ``categories`` are the ids, in the order of the classes. ``annotations`` are the offsets of annotations,
+    and ``image_of`` those of the image of each, ascending; an entry's offset is that of its image's object.
     """
 
     categories: tuple[int, ...]
-    places: AnnotationPlaces
+    image_of: npt.NDArray[np.int64]
+    annotations: npt.NDArray[np.int64]
 
     def only(self, entries: Entries) -> CocoReader:
-        return replace(self, places=self.places.only(entries["offset"]))
+        wanted = np.isin(self.image_of, entries["offset"])
+        return replace(self, image_of=self.image_of[wanted], annotations=self.annotations[wanted])
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         objects, offset = JsonObjects(self.opened[1], ()), int(entry["offset"])
+        first, last = np.searchsorted(self.image_of, [offset, offset + 1])
         with foreign_file(self.path, "start again", place=lambda: f"byte {offset}: "):
             image = objects.at(offset)
-            annotations = [objects.at(place) for place in self.places.of(offset)]
-            values = self._values(image, annotations)
+            found = [objects.at(place) for place in sorted(self.annotations[first:last].tolist())]
+            labels = [self.categories.index(one["category_id"]) for one in found]
+            values = (
+                _fractions([box_in(one) for one in found], *sides_in(image)),
+                np.array(labels, np.int32),
+                np.array([bool(one.get("iscrowd")) for one in found], np.bool_),
+                [one.get("segmentation") for one in found],
+                sorted(set(labels)),
+            )
         fields = coco_schema(map(str, self.categories))
         return tuple(field.codec.encode(value) for field, value in zip(fields, values, strict=True))
-
-    def _values(self, image: dict[str, Any], annotations: list[dict[str, Any]]) -> tuple[Any, ...]:
-        labels = [self.categories.index(one["category_id"]) for one in annotations]
-        return (
-            _fractions([box_in(one) for one in annotations], *sides_in(image)),
-            np.array(labels, np.int32),
-            np.array([bool(one.get("iscrowd")) for one in annotations], np.bool_),
-            [one.get("segmentation") for one in annotations],
-            sorted(set(labels)),
-        )
 
 
 def _fractions(

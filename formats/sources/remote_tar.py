@@ -166,7 +166,7 @@ def _remove(folder: Path, maker: int) -> None:
 
 
 @dataclass
-class RemoteTarReader(ArchiveReader[RemoteArchive]):
+class RemoteTarReader(ArchiveReader):
     """Reader of an archive in object storage."""
 
     file: RemoteFile

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 from zlib import adler32
 
 import numpy as np
@@ -100,29 +100,22 @@ def plain_name(raw: bytes) -> str:
     return name
 
 
-class OpenArchive(Protocol):
-    """An archive that is open: a file on a disk or in object storage."""
+class ArchiveReader(OpeningReader[Any]):
+    """Reader of entries of one uncompressed archive, which must be unchanged since it was listed.
 
-    def read_at(self, length: int, offset: int) -> bytes:
-        """Read like :data:`.ReadAt`."""
-
-
-Opened = TypeVar("Opened", bound=OpenArchive)
-
-
-class ArchiveReader(OpeningReader[Opened]):
-    """Reader of entries of one uncompressed archive, which must be unchanged since it was listed."""
+    What is open has a ``read_at`` like :data:`.ReadAt`.
+    """
 
     def read(self, entry: np.void) -> bytes:
         length = int(entry["length"])
-        data = self.opened.read_at(length, int(entry["offset"]))
+        data: bytes = self.opened.read_at(length, int(entry["offset"]))
         if len(data) < length:
             raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
         return data
 
 
 @dataclass
-class TarReader(ArchiveReader[ArchiveFile]):
+class TarReader(ArchiveReader):
     """Reader of an archive on a disk."""
 
     path: Path
@@ -177,20 +170,22 @@ class _Walk:
     def __init__(self, read_at: ReadAt, archive: str, start: int, end: int) -> None:
         self._read_at, self._archive, self._at, self._end = read_at, archive, start, end
         self._seen: set[str] = set()
-        self._name: bytes | None = None
-        self._size: int | None = None
-        self._last: bytes | None = None
-        self._is_behind = False
+        self._given: dict[str, Any] = {}  # the name and the size of the next member in its extensions
+        self._last = ""  # how an error names the header that was read last
 
     def members(self) -> Iterator[Member]:
         with foreign_file(self._archive, "copy or download the archive again", place=self._place):
             while (header := self._header()) is not None:
-                self._last, self._is_behind = header.name, False
+                name = f"member {header.name.decode(errors='backslashreplace')!r}: "
+                self._last = f", {name}"
                 if (member := self._member(header)) is not None:
                     yield member
-                self._is_behind = True  # a later error is in a header without a known name
-            self._last = None
+                self._last = f", behind {name}"  # a later error is in a header without a known name
+            self._last = ""
             self._check_end()
+
+    def _place(self) -> str:
+        return f"at byte {self._at}{self._last or ': '}"
 
     def _header(self) -> Header | None:
         """Return the next header, with its extensions applied; None at a block of zeros."""
@@ -200,11 +195,9 @@ class _Walk:
         if block == _ZEROS:
             return None
         header = parse_header(block)
-        if header.kind in _EXTENSIONS or (self._name is None and self._size is None):
-            return header
-        name, size = self._name or header.name, header.size if self._size is None else self._size
-        self._name = self._size = None
-        return Header(name, size, header.kind)
+        if self._given and header.kind not in _EXTENSIONS:
+            header, self._given = header._replace(**self._given), {}
+        return header
 
     def _member(self, header: Header) -> Member | None:
         body = self._at + BLOCK
@@ -213,57 +206,46 @@ class _Walk:
             raise ValueError(f"its {header.size} bytes do not fit into the archive")
         member = None
         if header.kind in _FILE:
-            member = Member(self._unseen(plain_name(header.name)), body, header.size)
+            member = Member(plain_name(header.name), body, header.size)
+            if member.name in self._seen:
+                raise ValueError("its name occurs twice")
+            self._seen.add(member.name)
         elif header.kind in _EXTENSIONS:
-            self._extend(header, self._extension(header, body))
-        elif header.kind == _FOLDER:
-            _check_folder(header)
-        else:
+            self._extend(header, body)
+        elif header.kind != _FOLDER:
             raise ValueError(f"it is {_REFUSED.get(header.kind, f'of the unknown type {header.kind!r}')}")
+        elif header.size:
+            raise ValueError("it is a folder with bytes of its own")
+        elif header.name.startswith(b"/") or header.name.rstrip(b"/") != b".":
+            plain_name(header.name.rstrip(b"/"))
         self._at = body + padded
         return member
 
-    def _unseen(self, name: str) -> str:
-        if name in self._seen:
-            raise ValueError("its name occurs twice")
-        self._seen.add(name)
-        return name
-
-    def _extension(self, header: Header, body: int) -> bytes:
+    def _extend(self, header: Header, body: int) -> None:
+        """Note the name and the size that an extended header gives the next member."""
         if header.size > MAX_EXTENSION_BYTES:
             raise ValueError(f"it is an extended header of {header.size} bytes")
         data = self._read_at(header.size, body)
         if len(data) < header.size:
             raise ValueError("the archive is cut off within an extended header")
-        return data
-
-    def _extend(self, header: Header, data: bytes) -> None:
-        if header.kind == b"L":
-            self._rename(data.rstrip(b"\0"))
-            return
-        records = parse_pax(data)
+        records = {b"path": data.rstrip(b"\0")} if header.kind == b"L" else parse_pax(data)
         if any(keyword.startswith(b"GNU.sparse.") for keyword in records):
             raise ValueError("it is a sparse file")
         if header.kind == b"g" and not records.keys().isdisjoint({b"path", b"size"}):
             raise ValueError("it is a global header that gives all members one path or size")
-        if b"path" in records:
-            self._rename(records[b"path"])
-        if b"size" in records:
-            self._resize(records[b"size"])
-
-    def _rename(self, name: bytes) -> None:
-        if self._name is not None or not name:
-            raise ValueError("extended headers give the member no name, or two")
-        self._name = name
-
-    def _resize(self, digits: bytes) -> None:
-        if self._size is not None or not digits.isdigit() or len(digits) > 19:
-            raise ValueError("extended headers give the member no sound size, or two")
-        self._size = int(digits)
+        name, digits = records.get(b"path"), records.get(b"size")
+        if name is not None:
+            if "name" in self._given or not name:
+                raise ValueError("extended headers give the member no name, or two")
+            self._given["name"] = name
+        if digits is not None:
+            if "size" in self._given or not digits.isdigit() or len(digits) > 19:
+                raise ValueError("extended headers give the member no sound size, or two")
+            self._given["size"] = int(digits)
 
     def _check_end(self) -> None:
         """Check that only zeros follow a block of zeros, and at least one block of them."""
-        if self._name is not None or self._size is not None:
+        if self._given:
             raise ValueError("an extended header has no member")
         self._at += BLOCK
         mark = self._at + BLOCK
@@ -273,21 +255,6 @@ class _Walk:
             self._at += len(piece)
         if self._at < mark:
             raise ValueError("the archive is cut off: half of its end mark is missing")
-
-    def _place(self) -> str:
-        """Return the place of the walk, for an error."""
-        if self._last is None:
-            return f"at byte {self._at}: "
-        name = self._last.decode(errors="backslashreplace")
-        return f"at byte {self._at}, {'behind ' if self._is_behind else ''}member {name!r}: "
-
-
-def _check_folder(header: Header) -> None:
-    if header.size:
-        raise ValueError("it is a folder with bytes of its own")
-    name = header.name.rstrip(b"/")
-    if header.name.startswith(b"/") or name != b".":
-        plain_name(name)
 
 
 class OfficialFile(NamedTuple):
