@@ -13,7 +13,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.runtime.files import foreign_file
 from shardprep.formats.sources.annotations import AnnotationFiles
-from shardprep.formats.sources.ilsvrc_base import IlsvrcSource
+from shardprep.formats.sources.ilsvrc import IlsvrcSource
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import SPLITS, Listing, Problems, SourceOptions, split_folders

@@ -208,20 +208,20 @@ class PairedFolders(Source):
         if split not in self.splits:
             raise no_such_split(split, self.splits)
         labels, problems, matched = self._found
-        folders, follow = self.of_split[split], self.source_options.follow_symlinks
-        images = TreeReader(folders.images, follow, ("path", IMAGE_LENGTH, "mtime_ns"))
+        one, follow = matched[split], self.source_options.follow_symlinks
+        images = TreeReader(one.folders.images, follow, ("path", IMAGE_LENGTH, "mtime_ns"))
         partners = tuple(
             TreeReader(folder, follow, pair_columns(number))
-            for number, folder in enumerate(folders.partners.values())
+            for number, folder in enumerate(one.folders.partners.values())
         )
         return Listing(
             split=split,
             layout=LAYOUT,
-            entries=matched[split].entries,
+            entries=one.entries,
             labels=labels,
             reader=PairedReader(images, partners),
             problems=problems,
-            ignored=dict(matched[split].ignored),
+            ignored=dict(one.ignored),
             notes=other_folders_note(other_folders(self.root, self.folders)),
             options=self.source_options.kept("follow_symlinks", "pairs"),
             schema=Schema(Field(choice.name, "image") for choice in self.source_options.pair_choices),
@@ -290,9 +290,18 @@ class _Matched:
             stem = _stem(file.path)
             found = {name: files.pop(stem, None) for name, files in left.items()}
             partners = [partner for partner in found.values() if partner is not None]
-            if len(partners) == len(found):
-                self._append(file, partners)
             missing += [(name, stem, file) for name, partner in found.items() if partner is None]
+            if len(partners) == len(found):
+                more = (part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))
+                self._table.append(
+                    record_key(file.path.partition("/")[0], file.path),
+                    self._labels.of_folder(file.path),
+                    length=file.size + sum(partner.size for partner in partners),
+                    path=file.path.encode(),
+                    mtime_ns=file.mtime_ns,
+                    image_bytes=file.size,
+                    more=(file.size, *more),
+                )
         if missing:
             self._refuse_alone(missing, left)
         for name, files in left.items():
@@ -337,17 +346,6 @@ class _Matched:
             advice = f"there is {meant.path}; rename one of them" if meant else "add it, or remove this image"
             lacking = f"has no {name} in {self.folders.partners[name]}; {advice}"
             self.refuse(self.folders.images / file.path, lacking, f"no {name}")
-
-    def _append(self, file: FoundFile, partners: Sequence[FoundFile]) -> None:
-        self._table.append(
-            record_key(file.path.partition("/")[0], file.path),
-            self._labels.of_folder(file.path),
-            length=file.size + sum(partner.size for partner in partners),
-            path=file.path.encode(),
-            mtime_ns=file.mtime_ns,
-            image_bytes=file.size,
-            more=(file.size, *(part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))),
-        )
 
 
 def _inside(images: Path, partners: Iterable[Path]) -> tuple[str, ...]:

@@ -14,10 +14,8 @@ from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES, WANTED_FOR
 from shardprep.formats.sources.coco import CocoFolder, coco_folder
 from shardprep.formats.sources.converted import converted_dataset, held_out
 from shardprep.formats.sources.folders import Tree, class_folders, extracted_tree, kaggle_tree
-from shardprep.formats.sources.ilsvrc import official_tars, remote_tars, single_tar
-from shardprep.formats.sources.ilsvrc_base import IlsvrcSource
-from shardprep.formats.sources.lists import LabelledList, labelled_list
-from shardprep.formats.sources.metadata import MetadataFolder, metadata_folder
+from shardprep.formats.sources.ilsvrc import IlsvrcSource, official_tars, remote_tars, single_tar
+from shardprep.formats.sources.lists import LabelledList, MetadataFolder, labelled_list, metadata_folder
 from shardprep.formats.sources.pairs import PairedFolders, paired_folders
 from shardprep.formats.sources.parquet import ParquetRows, parquet
 from shardprep.formats.sources.record_files import RecordSource
