@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +29,15 @@ from shardprep.formats.sources.source import (
 )
 
 LAYOUT = "dataset"
+_CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # kept of the one it is made from
 
 
 def converted_dataset(path: Path) -> ConvertedDataset | None:
     """Return the source of a dataset, or of a folder of splits; None for anything else. Raises DataError."""
     folders = {"": path} if (path / MANIFEST_NAME).is_file() else splits_of(path)
-    found = {manifest.split: (folder, manifest) for folder, manifest in _manifests(folders)}
+    manifests = [(folder, read_manifest(folder)) for folder in folders.values()]
+    found = {manifest.split: (folder, manifest) for folder, manifest in manifests}
     return ConvertedDataset(found) if found else None
-
-
-def _manifests(folders: Mapping[str, Path]) -> Iterator[tuple[Path, Manifest]]:
-    return ((folder, read_manifest(folder)) for folder in folders.values())
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class ConvertedDataset(Source):
             labels=manifest.labels,
             reader=RecordReader(folder, manifest.root),
             archives=tuple(Archive(shard.name, shard.size, 0) for shard in manifest.shards),
-            options={"dataset": _custody(manifest)},
+            options={"dataset": {name: getattr(manifest, name) for name in _CUSTODY}},
             schema=manifest.schema,
             has_images=manifest.has_images,
         )
@@ -85,24 +82,17 @@ class ConvertedDataset(Source):
         if rows is None:
             return None
         keys = checked_index(folder, manifest)["key"]
-        return _boxes(rows[np.argsort(keys[rows["record"]], kind="stable")], keys, manifest)
+        names = [each.name for each in manifest.labels.classes]
+        ordered = rows[np.argsort(keys[rows["record"]], kind="stable")].tolist()
+        return (
+            Box(keys[record].decode(), "" if label == UNLABELLED else names[label], *sides)
+            for record, label, *sides in ordered
+        )
 
     def _member(self, split: str) -> tuple[Path, Manifest]:
         if split not in self.members:
             raise no_such_split(split, self.splits)
         return self.members[split]
-
-
-def _custody(manifest: Manifest) -> dict[str, Any]:
-    """Return what a dataset keeps of the one that it was made from."""
-    return {
-        "root": manifest.root,
-        "content_root": manifest.content_root,
-        "partial": manifest.partial,
-        "skipped": manifest.skipped,
-        "plan": manifest.plan,
-        "source": manifest.source,
-    }
 
 
 def _entries(folder: Path, manifest: Manifest) -> Entries:
@@ -116,13 +106,6 @@ def _entries(folder: Path, manifest: Manifest) -> Entries:
         lengths = checked_column(folder, manifest, each)
         entries["length"] += each.field.codec.size or 0 if lengths is None else lengths["length"]
     return entries
-
-
-def _boxes(rows: Entries, keys: Entries, manifest: Manifest) -> Iterator[Box]:
-    names = [each.name for each in manifest.labels.classes]
-    for record, label, *sides in rows.tolist():
-        name = "" if label == UNLABELLED else names[label]
-        yield Box(keys[record].decode(), name, *sides)
 
 
 @dataclass

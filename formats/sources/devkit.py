@@ -173,25 +173,28 @@ class Devkit:
 def read_devkit(path: Path) -> Devkit:
     """Read the devkit from its archive, gunzipped or not, or its folder. Raises SourceDamaged, OSError."""
     with foreign_file(path, f"download {FORMS[0]} again"):
-        files = _files_of_folder(path) if path.is_dir() else _files_of_archive(path)
+        files = (
+            _files_of_archive(path)
+            if not path.is_dir()
+            else {
+                name: read_small_file(path / name, MAX_DEVKIT_BYTES)
+                for name in (META, GROUND_TRUTH)
+                if (path / name).exists()
+            }
+        )
         for name in (META, GROUND_TRUTH):
             if name not in files:
                 raise ValueError(f"holds no {name}")
         leaves = _leaves(files[META])
         truth = _ground_truth(files[GROUND_TRUTH], len(leaves))
-        wnids = [_text(leaf, "WNID") for leaf in leaves]
+        of_wnid = {_text(leaf, "WNID"): leaf for leaf in leaves}
         classes = LabelSpace.of(
-            wnids,
-            words={wnid: _text(leaf, "words") for wnid, leaf in zip(wnids, leaves, strict=True)},
-            ids={wnid: _integer(leaf, "ILSVRC2012_ID") for wnid, leaf in zip(wnids, leaves, strict=True)},
+            of_wnid,
+            words={wnid: _text(leaf, "words") for wnid, leaf in of_wnid.items()},
+            ids={wnid: _integer(leaf, "ILSVRC2012_ID") for wnid, leaf in of_wnid.items()},
         )
-        images = [_integer(leaf, "num_train_images") for leaf in leaves]
-    return Devkit(classes, dict(zip(wnids, images, strict=True)), truth)
-
-
-def _files_of_folder(path: Path) -> dict[str, bytes]:
-    present = (name for name in (META, GROUND_TRUTH) if (path / name).exists())
-    return {name: read_small_file(path / name, MAX_DEVKIT_BYTES) for name in present}
+        images = {wnid: _integer(leaf, "num_train_images") for wnid, leaf in of_wnid.items()}
+    return Devkit(classes, images, truth)
 
 
 def _files_of_archive(path: Path) -> dict[str, bytes]:

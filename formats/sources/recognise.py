@@ -179,10 +179,11 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
     if is_folder:
         source = converted_dataset(path) or image_columns(path, split, options)
     if source is None:
-        _refuse_compressed(path)
+        if _first_block(path).startswith((_GZIP, _ZIP)):
+            raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
         source = _of_records(path, split, options)
     if source is None:
-        official = _of_folder(path, options, check_md5) if is_folder else _of_file(path, check_md5)
+        official = _official(path, options, check_md5)
         source = merged(official) if official else tensorpack_lmdb(path, split or "train", options)
     if source is None and is_folder:
         source = class_folders(path, split or "train", options)
@@ -224,7 +225,11 @@ def _of_records(path: Path, split: str | None, options: SourceOptions) -> Source
     return found[0] if found else None
 
 
-def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[IlsvrcSource]:
+def _official(path: Path, options: SourceOptions, check_md5: bool) -> list[IlsvrcSource]:
+    """Return the sources of ILSVRC12, or of folders of splits, at a path."""
+    if not path.is_dir():
+        tar = single_tar(path, check_md5=check_md5) if b"ustar" in _first_block(path) else None
+        return [tar] if tar else []
     every = (
         official_tars(path, check_md5=check_md5),
         kaggle_tree(path, options, check_md5=check_md5),
@@ -234,16 +239,6 @@ def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[Ilsv
     if len(found) == 1 and isinstance(found[0], Tree):
         found[0].refuse_others()
     return found
-
-
-def _refuse_compressed(path: Path) -> None:
-    if _first_block(path).startswith((_GZIP, _ZIP)):
-        raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
-
-
-def _of_file(path: Path, check_md5: bool) -> list[IlsvrcSource]:
-    source = single_tar(path, check_md5=check_md5) if b"ustar" in _first_block(path) else None
-    return [source] if source else []
 
 
 def _first_block(path: Path) -> bytes:

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -74,19 +74,11 @@ def _chain(archive: RemoteArchive, start: int, stop: int) -> dict[int, bytes]:
 def _first_header(archive: RemoteArchive, start: int, stop: int) -> int:
     for at in range(start, stop, WINDOW_BYTES):
         window = archive.read_at(min(WINDOW_BYTES, stop - at), at)
-        found = next((place for place in _marked(window) if _header(window[place : place + BLOCK])), None)
-        if found is not None:
-            return at + found
+        for place in range(0, len(window) - BLOCK + 1, BLOCK):
+            is_marked = window.startswith(_MAGIC, place + _MAGIC_AT)
+            if is_marked and _header(window[place : place + BLOCK]):
+                return at + place
     return stop
-
-
-def _marked(window: bytes) -> Iterator[int]:
-    """Yield the places of the blocks that have the magic of a header."""
-    return (
-        place
-        for place in range(0, len(window) - BLOCK + 1, BLOCK)
-        if window.startswith(_MAGIC, place + _MAGIC_AT)
-    )
 
 
 def _header(block: bytes) -> Header | None:
@@ -106,16 +98,12 @@ def remote_archive_of(file: RemoteFile, *, check_md5: bool) -> Archive:
     size, e_tag = file.stored.size, file.stored.e_tag
     if not check_md5:
         return Archive(file.name, size, 0, verified=verified_by_size(file.name, size), e_tag=e_tag)
-    md5 = _md5(file)
-    return Archive(file.name, size, 0, md5, verified_by_md5(file.name, md5, file.url), e_tag)
-
-
-def _md5(file: RemoteFile) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     with RemoteArchive(file) as archive:
         for piece in archive.pieces():
             digest.update(piece)
-    return digest.hexdigest()
+    md5 = digest.hexdigest()
+    return Archive(file.name, size, 0, md5, verified_by_md5(file.name, md5, file.url), e_tag)
 
 
 def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
@@ -131,15 +119,15 @@ def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
 async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:
     if folder.place.scheme not in ("http", "https"):
         return await folder.files()
-    every = await asyncio.gather(*(_asked(folder, name) for name in names))
+
+    async def asked(name: str) -> StoredFile | None:
+        try:
+            return await folder.about(name)
+        except RemoteDenied:  # which a public bucket without listing says of what is not there
+            return None
+
+    every = await asyncio.gather(*map(asked, names))
     return {name: found for name, found in zip(names, every, strict=True) if found is not None}
-
-
-async def _asked(folder: RemoteFolder, name: str) -> StoredFile | None:
-    try:
-        return await folder.about(name)
-    except RemoteDenied:  # which a public bucket without listing says of what is not there
-        return None
 
 
 class CopiedFiles(Owned):
@@ -150,14 +138,11 @@ class CopiedFiles(Owned):
         self.folder = Path(tempfile.mkdtemp(prefix="shardprep-"))
         weakref.finalize(self, _remove, self.folder, os.getpid())
         for file in files:
-            self._copy(file)
-
-    def _copy(self, file: RemoteFile) -> None:
-        path = self.folder / file.name
-        with RemoteArchive(file) as archive, path.open("wb") as copy:
-            for piece in archive.pieces():
-                copy.write(piece)
-        os.utime(path, (0, 0))  # a time of this copy would make each run another conversion
+            path = self.folder / file.name
+            with RemoteArchive(file) as archive, path.open("wb") as copy:
+                for piece in archive.pieces():
+                    copy.write(piece)
+            os.utime(path, (0, 0))  # a time of this copy would make each run another conversion
 
 
 def _remove(folder: Path, maker: int) -> None:
