@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -178,15 +178,19 @@ class AnnotationFiles:
     image_sets: Path | None = None
 
     @classmethod
-    def beside(cls, *folders: Path) -> AnnotationFiles:
-        """Return the files in these folders; earlier folders come first."""
-        caffe = _first(folders, "val.txt")
+    def beside(cls, folder: Path) -> AnnotationFiles:
+        """Return the files in this folder."""
+
+        def first(*names: str) -> Path | None:
+            return next((folder / name for name in names if (folder / name).exists()), None)
+
+        caffe = first("val.txt")
         return cls(
-            devkit_path=_first(folders, *FORMS),
-            synset_mapping=_first(folders, "LOC_synset_mapping.txt"),
-            val_solution=_first(folders, "LOC_val_solution.csv"),
+            devkit_path=first(*FORMS),
+            synset_mapping=first("LOC_synset_mapping.txt"),
+            val_solution=first("LOC_val_solution.csv"),
             caffe_val=caffe if caffe and is_caffe_list(caffe) else None,
-            image_sets=_first(folders, "ILSVRC/ImageSets/CLS-LOC"),
+            image_sets=first("ILSVRC/ImageSets/CLS-LOC"),
         )
 
     @cached_property
@@ -243,11 +247,6 @@ class AnnotationFiles:
             return Counter()
         lines = BytesIO(read_small_file(path))
         return Counter(line.partition(b"/")[0].decode(errors="replace") for line in lines if line.strip())
-
-
-def _first(folders: Iterable[Path], *names: str) -> Path | None:
-    candidates = (folder / name for folder in folders for name in names)
-    return next((path for path in candidates if path.exists()), None)
 
 
 def _mapped_words(path: Path) -> dict[str, str]:
@@ -341,17 +340,16 @@ _ROW = np.dtype(
 )
 
 
-def find_boxes(folders: Iterable[Path], split: str) -> Path | None:
-    """Return the path of the boxes of a split in the first of the folders that has them, None without any.
+def find_boxes(folder: Path, split: str) -> Path | None:
+    """Return the path of the boxes of a split in the folder, None without any.
 
     Folders of annotations for other images than ILSVRC12's are ignored. Raises SourceDamaged for links.
     """
-    for folder in folders if split != "test" else ():
-        kaggle = [folder / top / split for top in _KAGGLE]
-        named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
-        for path in (*kaggle, *named):
-            if path.name.endswith(_ARCHIVES) or _is_official(path, folder):
-                return path
+    kaggle = [folder / top / split for top in _KAGGLE]
+    named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
+    for path in (*kaggle, *named) if split != "test" else ():
+        if path.name.endswith(_ARCHIVES) or _is_official(path, folder):
+            return path
     return None
 
 

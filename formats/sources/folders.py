@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
@@ -16,7 +15,7 @@ from shardprep.formats.sources.annotations import AnnotationFiles
 from shardprep.formats.sources.ilsvrc import IlsvrcSource
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
-from shardprep.formats.sources.source import SPLITS, Listing, Problems, SourceOptions, split_folders
+from shardprep.formats.sources.source import SPLITS, Entries, Listing, Problems, SourceOptions, split_folders
 from shardprep.formats.sources.trees import (
     FolderWalk,
     FoundFile,
@@ -93,7 +92,7 @@ def _tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_m
     return Tree(
         layout=layout,
         annotation_files=AnnotationFiles.beside(beside),
-        beside=(beside,),
+        beside=beside,
         check_md5=check_md5,
         root=root,
         locations=locations,
@@ -126,10 +125,6 @@ class Tree(IlsvrcSource):
     @property
     def splits(self) -> tuple[str, ...]:
         return tuple(split for split in SPLITS if split in self.locations)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return self.source_options.kept("follow_symlinks", "skip_non_images")
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -167,10 +162,6 @@ class Tree(IlsvrcSource):
         """The folders beside those of the splits that have images, which are left out."""
         return other_folders(self.root, [self.root / place for place in self.locations.values()])
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return other_folders_note(self.others)
-
     def refuse_others(self) -> None:
         """Raise UsageError for a folder that may be a split or one of several classes."""
         if self.others and "train" not in self.locations:
@@ -185,10 +176,7 @@ class Tree(IlsvrcSource):
         """Return a new walk through the tree."""
         return FolderWalk(self.root, self.source_options.follow_symlinks)
 
-    def archives(self, split: str) -> tuple[Path, ...]:
-        return ()
-
-    def find(self, split: str, problems: Problems) -> Listing:
+    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
         with foreign_file(self.root, "remove the unexpected files"):
             return self._listed(split, problems)
 
@@ -226,9 +214,16 @@ class Tree(IlsvrcSource):
                 empty = "this class has no image; add some, or remove the folder"
                 problems.add(SourceDamaged(empty, path=self.root / here))
         reader = TreeReader(self.root, self.source_options.follow_symlinks)
-        entries = table.finish()
         return Listing(
-            split, self.layout, entries, self.labels, reader, problems=problems, ignored=dict(walk.ignored)
+            split,
+            self.layout,
+            table.finish(),
+            self.labels,
+            reader,
+            problems=problems,
+            ignored=dict(walk.ignored),
+            notes=other_folders_note(self.others),
+            options=self.source_options.kept("follow_symlinks", "skip_non_images"),
         )
 
 

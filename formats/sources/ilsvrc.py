@@ -60,13 +60,14 @@ _MAX_NAMED = 3
 class IlsvrcSource(Source):
     """A source with annotation files beside its images.
 
-    ``beside`` are the folders that were searched for annotations and boxes; ``check_md5`` reads every archive
-    whole when a split of it is listed.
+    ``beside`` is the folder searched for annotations and boxes, and ``url`` is where it was copied from;
+    ``check_md5`` reads every archive whole when a split of it is listed.
     """
 
     layout: str
     annotation_files: AnnotationFiles
-    beside: tuple[Path, ...] = ()
+    beside: Path | None = None
+    url: str = ""
     check_md5: bool = False
     official_packing: bool = False
 
@@ -76,30 +77,11 @@ class IlsvrcSource(Source):
         """The label space of all splits."""
 
     @abstractmethod
-    def find(self, split: str, problems: Problems) -> Listing:
-        """Return the entries, the reader and the archives of an existing split, and what was left out of it.
+    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
+        """Return the listing of an existing split, without what all sources have; :meth:`survey` adds that.
 
-        Entries that cannot be used are added to ``problems``. :meth:`survey` adds what all sources have.
+        Entries that cannot be used are added to ``problems``. ``known`` are those of an earlier listing.
         """
-
-    @abstractmethod
-    def archives(self, split: str) -> tuple[Path | RemoteFile, ...]:
-        """Return the archives of a split."""
-
-    @property
-    def place(self) -> Path | str | None:
-        """Where files are looked for that lie beside the images, for errors."""
-        return self.beside[0] if self.beside else None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Lines about what is left out."""
-        return ()
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The options that the manifest keeps."""
-        return {}
 
     @property
     def description(self) -> str:
@@ -107,22 +89,22 @@ class IlsvrcSource(Source):
         return f"{self.layout}: {', '.join(self.splits)}{devkit} ({self.labels.counted})"
 
     def survey(self, split: str) -> Listing:
+        return self.survey_of(split, None)
+
+    def survey_of(self, split: str, entries: Entries | None) -> Listing:
         if split not in self.splits:
             raise no_such_split(split, self.splits)
-        found = self.find(split, Problems())
+        found = self.find(split, Problems(), entries)
         if split == "val":
             check_entries(found.entries, self.labels)
         expected = self.expected(split)
         differs = expected is not None and expected != len(found.entries)
         devkit = self.annotation_files.devkit_path
-        archives = (*self.archives(split), *([devkit] if devkit and devkit.is_file() else []))
         return replace(
             found,
-            archives=tuple(self._archive(path) for path in archives),
+            archives=(*found.archives, *([self.archive(devkit)] if devkit and devkit.is_file() else [])),
             expected=expected,
             shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
-            notes=self.notes,
-            options=self.options,
         )
 
     def expected(self, split: str) -> int | None:
@@ -156,14 +138,15 @@ class IlsvrcSource(Source):
         more = [f"{len(wrong) - _MAX_NAMED} more classes differ"] if len(wrong) > _MAX_NAMED else []
         return ", ".join(wrong[:_MAX_NAMED] + more)
 
-    def _archive(self, path: Path | RemoteFile) -> Archive:
+    def archive(self, path: Path | RemoteFile) -> Archive:
+        """Return the entry of an archive. Raises SourceDamaged for an official one with another MD5."""
         if isinstance(path, RemoteFile):
             return remote_archive_of(path, check_md5=self.check_md5)
         return check_md5(path) if self.check_md5 else archive_of(path)
 
     def boxes(self, split: str) -> Iterator[Box] | None:
-        path = find_boxes(self.beside, split)
-        return None if path is None else read_boxes(path)
+        path = find_boxes(self.beside, split) if self.beside else None
+        return read_boxes(path) if path else None
 
     def ground_truth(self, *, flat: bool) -> GroundTruth:
         """Return the labels of val. Raises SourceIncomplete for a ``flat`` folder without any."""
@@ -172,7 +155,7 @@ class IlsvrcSource(Source):
             raise SourceIncomplete(
                 "nothing says which classes the val images belong to; sort them into val/<class>/, put "
                 f"{WANTED_FOR_VAL} beside them, or convert a list of paths and labels",
-                path=self.place,
+                path=self.url or self.beside,
             )
         return truth
 
@@ -247,7 +230,7 @@ def _source(paths: Mapping[str, Path | RemoteFile], folder: Path, check_md5: boo
         layout="official-tars",
         paths=paths,
         annotation_files=AnnotationFiles.beside(folder),
-        beside=(folder,),
+        beside=folder,
         check_md5=check_md5,
         official_packing=True,
     )
@@ -255,19 +238,13 @@ def _source(paths: Mapping[str, Path | RemoteFile], folder: Path, check_md5: boo
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialTars(IlsvrcSource):
-    """A source of archives; ``paths`` has the archive of each split, ``known`` the entries that are known.
+    """A source of archives; ``paths`` has the archive of each split.
 
-    For archives in object storage, ``copied`` are the small files beside them, and ``url`` is their folder.
+    For archives in object storage, ``copied`` are the small files beside them.
     """
 
     paths: Mapping[str, Path | RemoteFile]
-    known: Mapping[str, Entries] = field(default_factory=dict, compare=False, repr=False)
     copied: CopiedFiles | None = field(default=None, compare=False, repr=False)
-    url: str = ""
-
-    @property
-    def place(self) -> Path | str | None:
-        return self.url or super().place
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -292,27 +269,25 @@ class OfficialTars(IlsvrcSource):
             "truth": sha256_of([[each.name, dict(each.labels)] for each in truth]),
         }
 
-    def survey_of(self, split: str, entries: Entries) -> Listing:
-        return replace(self, known={split: entries}).survey(split)
-
-    def survey(self, split: str) -> Listing:
-        listing = super().survey(split)
-        return replace(listing, kept_by=self.known_by(split)) if self.url else listing
-
-    def archives(self, split: str) -> tuple[Path | RemoteFile, ...]:
-        return (self.paths[split],)
-
-    def find(self, split: str, problems: Problems) -> Listing:
-        with _opened(self.paths[split]) as archive:
-            entries = self.known.get(split)
-            if entries is None:
-                entries = self._listed(archive, split, problems)
+    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
+        path = self.paths[split]
+        with _opened(path) as archive:
+            entries = self._listed(archive, split, problems) if known is None else known
         reader: ByteReader
         if isinstance(archive, ArchiveFile):
             reader = TarReader(archive.path, archive.identity)
         else:
             reader = RemoteTarReader(archive.file)
-        return Listing(split, self.layout, entries, self.labels, reader, problems=problems)
+        return Listing(
+            split,
+            self.layout,
+            entries,
+            self.labels,
+            reader,
+            archives=(self.archive(path),),
+            problems=problems,
+            kept_by=self.known_by(split) if self.url else None,
+        )
 
     def _listed(self, archive: OpenArchive, split: str, problems: Problems) -> Entries:
         table = EntryTable(archive.path, problems)

@@ -139,7 +139,7 @@ class MixedSource(Source):
                     f"{first} ({one.layout}) has {len(one.labels)} classes, but {split} ({other.layout}) "
                     f"has {len(other.labels)} or different ones; put {WANTED_FOR_CLASSES} beside them, or "
                     "keep them in two folders",
-                    path=one.beside[0],
+                    path=one.beside,
                 )
         return one.labels
 
