@@ -30,13 +30,6 @@ def pax(records: bytes) -> bytes:
     return header("pax", len(records), b"x") + padded(records)
 
 
-@pytest.mark.parametrize("style", [tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT])
-def test_members_are_listed_with_the_place_of_their_bytes(style: int) -> None:
-    tar = tar_of(THREE, style=style)
-    assert [m.name for m in listed(tar)] == list(THREE)
-    assert {m.name: tar[m.offset : m.offset + m.size] for m in listed(tar)} == THREE
-
-
 names = st.lists(st.text("abcé日.-_ ", min_size=1, max_size=90), min_size=1, max_size=3).map("/".join)
 
 
