@@ -145,7 +145,8 @@ class ListedImages(ABC):
     def _add(self, table: ListedTable, row: TableRow, files: FileStatus) -> None:
         """Add a row; what is wrong with its label, its path and its cells are problems of their own."""
         found = label = None
-        table.left_out.update(dict.fromkeys(row.others))
+        if row.others:
+            table.left_out.update(dict.fromkeys(row.others))
         with self.problems.collected("path"), self.at(table.path, lambda: row.line):
             found = self.place_of(table, row)
         with self.problems.collected("label"), self.at(table.path, lambda: row.line):
@@ -153,9 +154,10 @@ class ListedImages(ABC):
                 label = self.labels.of_cell(row.cells[table.label_at])
             elif found:
                 label = self.labels.of_folder(found[2])
-        for cell, kind in zip(table.cells, self.kinds.values(), strict=True):
+        if self.kinds:
             with self.problems.collected("row"), self.at(table.path, lambda: row.line):
-                kind.add(row.cells[cell])
+                for cell, kind in zip(table.cells, self.kinds.values(), strict=True):
+                    kind.add(row.cells[cell])
         if found is None or label is None:
             return
         split, place, path = found

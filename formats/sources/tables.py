@@ -82,22 +82,22 @@ class FileStatus:
     def __init__(self, root: Path, *, follow_symlinks: bool) -> None:
         self._root = root
         self._follow = follow_symlinks
-        self._sound = root  # the last folder in which no part of the path is a link
+        self._sound = ""  # the last folder in which no part of the path is a link
 
     def of(self, place: str) -> os.stat_result | None:
         """Return a file's status, None if it is missing. Raises SourceDamaged if it is no file, OSError."""
-        path = self._root / place
+        path, folder = f"{self._root}/{place}", place.rpartition("/")[0]
         try:
-            if not self._follow and path.parent != self._sound:
-                refuse_links(self._root, path.parent)
-                self._sound = path.parent
-            status = path.stat(follow_symlinks=self._follow)
+            if folder != self._sound and not self._follow:
+                refuse_links(self._root, self._root / folder)
+                self._sound = folder
+            status = os.stat(path, follow_symlinks=self._follow)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # no file has such a name
                 return None
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            raise OSError(error.errno, error.strerror, path) from error
         if stat.S_ISLNK(status.st_mode):
-            refuse_links(self._root, path)
+            refuse_links(self._root, Path(path))
         if not stat.S_ISREG(status.st_mode):
             raise SourceDamaged("is not a file", path=path)
         return status
