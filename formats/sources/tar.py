@@ -171,21 +171,24 @@ class _Walk:
         self._read_at, self._archive, self._at, self._end = read_at, archive, start, end
         self._seen: set[str] = set()
         self._given: dict[str, Any] = {}  # the name and the size of the next member in its extensions
-        self._last = ""  # how an error names the header that was read last
+        self._last: bytes | None = None
+        self._is_behind = ""
 
     def members(self) -> Iterator[Member]:
         with foreign_file(self._archive, "copy or download the archive again", place=self._place):
             while (header := self._header()) is not None:
-                name = f"member {header.name.decode(errors='backslashreplace')!r}: "
-                self._last = f", {name}"
+                self._last, self._is_behind = header.name, ""
                 if (member := self._member(header)) is not None:
                     yield member
-                self._last = f", behind {name}"  # a later error is in a header without a known name
-            self._last = ""
+                self._is_behind = "behind "  # a later error is in a header without a known name
+            self._last = None
             self._check_end()
 
     def _place(self) -> str:
-        return f"at byte {self._at}{self._last or ': '}"
+        if self._last is None:
+            return f"at byte {self._at}: "
+        name = self._last.decode(errors="backslashreplace")
+        return f"at byte {self._at}, {self._is_behind}member {name!r}: "
 
     def _header(self) -> Header | None:
         """Return the next header, with its extensions applied; None at a block of zeros."""
