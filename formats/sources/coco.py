@@ -80,12 +80,12 @@ def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFo
         instances = path / options.coco
         if not instances.is_file():
             raise UsageError("does not exist; give --coco relative to the source", path=instances)
-        found = CocoSplit(instances.resolve(), _images_of(instances, path) or _images_folder(path) or path)
+        found = CocoSplit(instances.resolve(), _images_of(instances, path, alone=True) or path)
         return CocoFolder(path, {split or _split_of(instances): found}, options)
     of_split: dict[str, CocoSplit] = {}
     files = sorted((path / ANNOTATIONS).glob(f"{PREFIX}*.json"))
     for instances in files:
-        images = _images_of(instances, path) or (_images_folder(path) if len(files) == 1 else None)
+        images = _images_of(instances, path, alone=len(files) == 1)
         if images is None:
             continue
         if (name := _split_of(instances)) in of_split:
@@ -197,16 +197,13 @@ def _beside_images(path: Path, split: str | None) -> dict[str, CocoSplit]:
     }
 
 
-def _images_of(instances: Path, path: Path) -> Path | None:
-    """Return the folder of the images of a file of instances, in the source at ``path``."""
+def _images_of(instances: Path, path: Path, *, alone: bool = False) -> Path | None:
+    """Return the folder of the images of instances, which may be ``alone`` in the source at ``path``."""
     if instances.name == BESIDE:
         return instances.parent
-    name = _name_of(instances)
-    return next((each for each in (path / name, path / "images" / name) if each.is_dir()), None)
-
-
-def _images_folder(path: Path) -> Path | None:
-    return path / "images" if (path / "images").is_dir() else None
+    images, name = path / "images", _name_of(instances)
+    places = (path / name, images / name, *([images] if alone else []))
+    return next((each for each in places if each.is_dir()), None)
 
 
 def _split_of(instances: Path) -> str:
@@ -282,7 +279,21 @@ class CocoInstances:
             name = one.value.get("file_name")
             if not isinstance(name, str):
                 raise ValueError(f"the image {number} has no file_name")
-            self._add_image(place_below(name, [self._folder]), number, one.offset, files)
+            place = place_below(name, [self._folder])
+            status = files.of(place)
+            if status is None:
+                raise SourceIncomplete("is missing; add it", path=self._folder / place)
+            taken = self._table.append(
+                record_key("", place),
+                UNLABELLED,
+                length=status.st_size,
+                path=place.encode(),
+                offset=one.offset,
+                mtime_ns=mtime_of(status),
+                more=(status.st_size,),
+            )
+            if taken:
+                self._ids.append(number)
         elif one.part == "annotations":
             box_in(one.value)
             image, category = _id_in(one.value, "image_id"), _id_in(one.value, "category_id")
@@ -296,22 +307,6 @@ class CocoInstances:
             if one.value.get("supercategory") == "none":  # as Roboflow writes the first one
                 self._heads.add(number)
 
-    def _add_image(self, place: str, number: int, offset: int, files: FileStatus) -> None:
-        status = files.of(place)
-        if status is None:
-            raise SourceIncomplete("is missing; add it", path=self._folder / place)
-        taken = self._table.append(
-            record_key("", place),
-            UNLABELLED,
-            length=status.st_size,
-            path=place.encode(),
-            offset=offset,
-            mtime_ns=mtime_of(status),
-            more=(status.st_size,),
-        )
-        if taken:
-            self._ids.append(number)
-
     def _place_annotations(self) -> None:
         """Set the places of the annotations, by image, and count their bytes as the images'."""
         offsets, sizes, images, categories = (np.array(column, np.int64) for column in self._annotations)
@@ -322,14 +317,12 @@ class CocoInstances:
         at = np.minimum(np.searchsorted(ids[by_id], images), max(len(ids) - 1, 0))
         known = ids[by_id][at] == images if len(ids) else np.zeros(len(images), np.bool_)
         known_categories = np.isin(categories, [*self.categories])
-        for is_known, what in (
-            () if self.problems else ((known, "an image"), (known_categories, "a category"))
-        ):
-            for offset in offsets[~is_known].tolist():
-                unknown = (
-                    f"the annotation at byte {offset} refers to {what} that does not exist; copy it again"
-                )
-                self.problems.add(SourceDamaged(unknown, path=self._path), what)
+        checks = ((known, "an image"), (known_categories, "a category"))
+        for is_known, what in () if self.problems else checks:
+            for at_byte in offsets[~is_known].tolist():
+                missing = f"refers to {what} that does not exist; copy it again"
+                error = SourceDamaged(f"the annotation at byte {at_byte} {missing}", path=self._path)
+                self.problems.add(error, what)
         record = by_id[at[known]]
         self.entries["length"] += np.bincount(record, sizes[known], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]
@@ -429,19 +422,25 @@ class JsonObjects:
 
     def __iter__(self) -> Iterator[CocoObject]:
         self._start, self._at, self._text = 0, 0, ""
-        self._expect("{")
-        while self._next() != "}":
+        for _ in self._items("{", "}"):
             name = self._value()
             self._expect(":")
-            if name in self._parts:
-                yield from self._list(name)
-            else:
+            if name not in self._parts:
                 self._value()
-            if self._next() != "}":
-                self._expect(",")
-        self._at += 1
+                continue
+            for offset in self._items("[", "]"):
+                yield CocoObject(name, offset, self._object())
         if self._next():
             raise ValueError("has more after its end; keep one JSON object in it")
+
+    def _items(self, begin: str, end: str) -> Iterator[int]:
+        """Yield the offset of each item between the marks; the caller reads it."""
+        self._expect(begin)
+        while self._next() != end:
+            yield self.offset
+            if self._next() != end:
+                self._expect(",")
+        self._expect(end)
 
     def at(self, offset: int) -> dict[str, Any]:
         """Return the object at its place. Raises ValueError if there is none."""
@@ -452,14 +451,6 @@ class JsonObjects:
     def offset(self) -> int:
         """The place in the file of what is read next."""
         return self._start + self._at
-
-    def _list(self, name: str) -> Iterator[CocoObject]:
-        self._expect("[")
-        while self._next() != "]":
-            yield CocoObject(name, self.offset, self._object())
-            if self._next() != "]":
-                self._expect(",")
-        self._expect("]")
 
     def _object(self) -> dict[str, Any]:
         if self._next() != "{":

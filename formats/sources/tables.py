@@ -25,6 +25,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
 from shardprep.formats.runtime.files import ArchiveFile, Identity
+from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.sources.source import OpeningReader
 from shardprep.formats.sources.trees import TreeReader, refuse_links
 
@@ -82,24 +83,25 @@ class FileStatus:
     def __init__(self, root: Path, *, follow_symlinks: bool) -> None:
         self._root = root
         self._follow = follow_symlinks
+        self._folder = Descriptor(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         self._sound = ""  # the last folder in which no part of the path is a link
 
     def of(self, place: str) -> os.stat_result | None:
         """Return a file's status, None if it is missing. Raises SourceDamaged if it is no file, OSError."""
-        path, folder = f"{self._root}/{place}", place.rpartition("/")[0]
+        folder = place.rpartition("/")[0]
         try:
             if folder != self._sound and not self._follow:
                 refuse_links(self._root, self._root / folder)
                 self._sound = folder
-            status = os.stat(path, follow_symlinks=self._follow)
+            status = os.stat(place, dir_fd=self._folder.fileno(), follow_symlinks=self._follow)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # no file has such a name
                 return None
-            raise OSError(error.errno, error.strerror, path) from error
+            raise OSError(error.errno, error.strerror, str(self._root / place)) from error
         if stat.S_ISLNK(status.st_mode):
-            refuse_links(self._root, Path(path))
+            refuse_links(self._root, self._root / place)
         if not stat.S_ISREG(status.st_mode):
-            raise SourceDamaged("is not a file", path=path)
+            raise SourceDamaged("is not a file", path=self._root / place)
         return status
 
 
