@@ -31,13 +31,6 @@ from shardprep.formats.sources.annotations import (
 )
 from shardprep.formats.sources.devkit import FORMS
 from shardprep.formats.sources.listing import EntryTable, record_key
-from shardprep.formats.sources.remote_tar import (
-    CopiedFiles,
-    RemoteTarReader,
-    files_in,
-    headers_ahead,
-    remote_archive_of,
-)
 from shardprep.formats.sources.source import (
     SPLITS,
     Archive,
@@ -49,7 +42,18 @@ from shardprep.formats.sources.source import (
     Source,
     no_such_split,
 )
-from shardprep.formats.sources.tar import Member, TarReader, archive_of, check_md5, walk
+from shardprep.formats.sources.tar import (
+    CopiedFiles,
+    Member,
+    RemoteTarReader,
+    TarReader,
+    archive_of,
+    check_md5,
+    files_in,
+    headers_ahead,
+    remote_archive_of,
+    walk,
+)
 from shardprep.formats.storage.archive import RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import Location
 

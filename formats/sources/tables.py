@@ -439,11 +439,9 @@ class TableForm:
     @classmethod
     def of_objects(cls, file: ArchiveFile) -> TableForm:
         """Return the form of JSON lines by the first line that is an object; without names if none is."""
-        lines = Lines(file, MAX_ROW_BYTES)
-        with suppress(StopIteration):
-            while True:
-                with suppress(ValueError, RecursionError):
-                    return cls(tuple(_object_of(next(lines))), is_open=True)
+        with suppress(ValueError):  # it is said when the rows are read
+            rows = cls((), is_open=True).rows(Lines(file, MAX_ROW_BYTES))
+            return cls(next((row.others for row in rows if isinstance(row, TableRow)), ()), is_open=True)
         return cls((), is_open=True)
 
     def rows(self, lines: Lines) -> Rows:
