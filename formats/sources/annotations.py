@@ -6,16 +6,14 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged
 from shardprep.formats.records.labels import MAX_WORDS, LabelSpace
@@ -93,29 +91,21 @@ def devkit_authority(devkit: Devkit, space: LabelSpace) -> Authority:
 
 def kaggle_authority(path: Path, space: LabelSpace) -> Authority:
     """Read ``LOC_val_solution.csv``: the first word of an image's prediction string is its wnid."""
-    with foreign_file(path, _ADVICE):
-        return Authority(path.name, _unique(_kaggle_labels(_rows(path), path, space), path))
+    return _authority(path, _kaggle_labels(path, space), "which is not one of the classes")
 
 
-def _rows(path: Path) -> Iterator[list[str]]:
-    """Yield the rows after the header. Raises ValueError."""
+def _kaggle_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, str, int | None]]:
     rows = csv.reader(text_lines(read_small_file(path), path))
     try:
         if next(rows, None) != ["ImageId", "PredictionString"]:
             raise ValueError("does not begin with ImageId,PredictionString")
-        yield from rows
+        for row in rows:
+            wnid = row[1].partition(" ")[0] if len(row) == 2 else ""
+            if not wnid:
+                raise ValueError(f"the row {','.join(row)!r} names no class")
+            yield row[0], wnid, space.label_of.get(wnid)
     except csv.Error as error:
         raise ValueError(f"is no CSV file ({error})") from error
-
-
-def _kaggle_labels(rows: Iterable[list[str]], path: Path, space: LabelSpace) -> Iterator[tuple[str, int]]:
-    for row in rows:
-        wnid = row[1].partition(" ")[0] if len(row) == 2 else ""
-        if not wnid:
-            raise ValueError(f"the row {','.join(row)!r} names no class")
-        if wnid not in space.label_of:
-            raise LabelConflict(f"says {wnid}, which is not one of the classes", path=path, key=row[0])
-        yield row[0], space.label_of[wnid]
 
 
 def is_caffe_list(path: Path) -> bool:
@@ -128,32 +118,32 @@ def is_caffe_list(path: Path) -> bool:
 
 def caffe_authority(path: Path, space: LabelSpace) -> Authority:
     """Read Caffe's ``val.txt``, with an image and its label in sorted_wnid0 per line."""
-    with foreign_file(path, _ADVICE):
-        return Authority(path.name, _unique(_caffe_labels(path, space), path))
+    return _authority(path, _caffe_labels(path, space), f"but there are {len(space)} classes")
 
 
-def _caffe_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, int]]:
+def _caffe_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, str, int | None]]:
     for line in text_lines(read_small_file(path), path):
         match = _CAFFE_LINE.fullmatch(line.strip())
         if match is None:
             raise ValueError(f"the line {line!r} is not an image and its label")
-        if int(match[2]) >= len(space):
-            raise LabelConflict(
-                f"says {match[2]}, but there are {len(space)} classes", path=path, key=match[1]
-            )
-        yield match[1], int(match[2])
+        label = int(match[2])
+        yield match[1], match[2], label if label < len(space) else None
 
 
-def _unique(labels: Iterable[tuple[str, int]], path: Path) -> dict[str, int]:
-    unique: dict[str, int] = {}
-    for image, label in labels:
-        if image in unique:
-            raise SourceDamaged(f"names this image twice; {_ADVICE}", path=path, key=image)
-        unique[image] = label
-    return unique
+def _authority(path: Path, said: Iterator[tuple[str, str, int | None]], unknown: str) -> Authority:
+    """Return the labels of a file that says for each image a class and its label, None if there is none."""
+    labels: dict[str, int] = {}
+    with foreign_file(path, _ADVICE):
+        for image, name, label in said:
+            if label is None:
+                raise LabelConflict(f"says {name}, {unknown}", path=path, key=image)
+            if image in labels:
+                raise SourceDamaged(f"names this image twice; {_ADVICE}", path=path, key=image)
+            labels[image] = label
+    return Authority(path.name, labels)
 
 
-def check_sentinel(space: LabelSpace, *, images: int, first: int | None, said_by: str) -> None:
+def check_sentinel(space: LabelSpace, images: int, first: int | None, said_by: str) -> None:
     """Raise LabelConflict if the official validation images have labels of another space.
 
     ``first`` is the label of the first image, None if it is missing.
@@ -169,7 +159,7 @@ def check_sentinel(space: LabelSpace, *, images: int, first: int | None, said_by
 def check_entries(entries: Entries, space: LabelSpace) -> None:
     """Check the labels of a listing in the same way."""
     first = entries["label"][entries["key"] == FIRST_VAL.encode()].tolist()
-    check_sentinel(space, images=len(entries), first=first[0] if first else None, said_by="the source")
+    check_sentinel(space, len(entries), first[0] if first else None, "the source")
 
 
 WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
@@ -188,15 +178,19 @@ class AnnotationFiles:
     image_sets: Path | None = None
 
     @classmethod
-    def beside(cls, *folders: Path) -> AnnotationFiles:
-        """Return the files in these folders; earlier folders come first."""
-        caffe = _first(folders, "val.txt")
+    def beside(cls, folder: Path) -> AnnotationFiles:
+        """Return the files in this folder."""
+
+        def first(*names: str) -> Path | None:
+            return next((folder / name for name in names if (folder / name).exists()), None)
+
+        caffe = first("val.txt")
         return cls(
-            devkit_path=_first(folders, *FORMS),
-            synset_mapping=_first(folders, "LOC_synset_mapping.txt"),
-            val_solution=_first(folders, "LOC_val_solution.csv"),
+            devkit_path=first(*FORMS),
+            synset_mapping=first("LOC_synset_mapping.txt"),
+            val_solution=first("LOC_val_solution.csv"),
             caffe_val=caffe if caffe and is_caffe_list(caffe) else None,
-            image_sets=_first(folders, "ILSVRC/ImageSets/CLS-LOC"),
+            image_sets=first("ILSVRC/ImageSets/CLS-LOC"),
         )
 
     @cached_property
@@ -227,8 +221,7 @@ class AnnotationFiles:
         if self.caffe_val:
             found.append(caffe_authority(self.caffe_val, space))
         for one in found:
-            first = one.labels.get(FIRST_VAL)
-            check_sentinel(space, images=len(one.labels), first=first, said_by=one.name)
+            check_sentinel(space, len(one.labels), one.labels.get(FIRST_VAL), one.name)
         return GroundTruth(tuple(found), space)
 
     def images(self, split: str, space: LabelSpace) -> int | None:
@@ -254,11 +247,6 @@ class AnnotationFiles:
             return Counter()
         lines = BytesIO(read_small_file(path))
         return Counter(line.partition(b"/")[0].decode(errors="replace") for line in lines if line.strip())
-
-
-def _first(folders: Iterable[Path], *names: str) -> Path | None:
-    candidates = (folder / name for folder in folders for name in names)
-    return next((path for path in candidates if path.exists()), None)
 
 
 def _mapped_words(path: Path) -> dict[str, str]:
@@ -287,28 +275,19 @@ _KAGGLE = ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 
 
-class BoxedObject(NamedTuple):
-    """A class name, and a box in fractions of the displayed size, 0 ≤ min < max ≤ 1."""
-
-    name: str
-    x_min: float
-    y_min: float
-    x_max: float
-    y_max: float
-
-
 class _Builder(TreeBuilder):
     def doctype(self, *_: object) -> None:
         """Refuse a DOCTYPE: only there can entities that expand without limit or read files be declared."""
         raise ValueError("it has a DOCTYPE, which annotations may not have")
 
 
-def parse_box_xml(data: bytes, own_class: str | None) -> Iterator[BoxedObject]:
-    """Yield the objects in their order, without those wholly outside of the image.
+def parse_box_xml(data: bytes, key: str) -> Iterator[Box]:
+    """Yield the objects of an image in their order, without those wholly outside of it.
 
-    ``own_class`` is the image's class, if its name has it, and replaces names that are no wnid. Raises
-    ValueError if the data is not such an XML.
+    The class in the image's key, if it has one, replaces names that are no wnid. Raises ValueError if the
+    data is not such an XML.
     """
+    own_class = key.partition("/")[0] if "/" in key else None
     root = _parse(data)
     width, height = _number(root, "size/width"), _number(root, "size/height")
     if width <= 0 or height <= 0:
@@ -317,7 +296,7 @@ def parse_box_xml(data: bytes, own_class: str | None) -> Iterator[BoxedObject]:
         x_min, x_max = _extent(element, "x", width)
         y_min, y_max = _extent(element, "y", height)
         if x_min < x_max and y_min < y_max:
-            yield BoxedObject(_class(element, own_class), x_min, y_min, x_max, y_max)
+            yield Box(key, _class(element, own_class), x_min, y_min, x_max, y_max)
 
 
 def _parse(data: bytes) -> Element:
@@ -361,23 +340,16 @@ _ROW = np.dtype(
 )
 
 
-class _Xml(NamedTuple):
-    place: str
-    stem: str
-    data: bytes
-
-
-def find_boxes(folders: Iterable[Path], split: str) -> Path | None:
-    """Return the path of the boxes of a split in the first of the folders that has them, None without any.
+def find_boxes(folder: Path, split: str) -> Path | None:
+    """Return the path of the boxes of a split in the folder, None without any.
 
     Folders of annotations for other images than ILSVRC12's are ignored. Raises SourceDamaged for links.
     """
-    for folder in folders if split != "test" else ():
-        kaggle = [folder / top / split for top in _KAGGLE]
-        named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
-        for path in (*kaggle, *named):
-            if path.name.endswith(_ARCHIVES) or _is_official(path, folder):
-                return path
+    kaggle = [folder / top / split for top in _KAGGLE]
+    named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
+    for path in (*kaggle, *named) if split != "test" else ():
+        if path.name.endswith(_ARCHIVES) or _is_official(path, folder):
+            return path
     return None
 
 
@@ -397,43 +369,34 @@ def read_boxes(path: Path) -> Iterator[Box]:
     for an image; the ``<filename>`` in it is often wrong and is ignored.
     """
     table = GrowingTable(_ROW)
-    for number, xml in enumerate(_xmls_of_folder(path) if path.is_dir() else _xmls_of_archive(path)):
-        _append(table, number, xml)
+    xmls = _xmls_of_folder(path) if path.is_dir() else _xmls_of_archive(path)
+    for number, (place, stem, data) in enumerate(xmls):
+        with foreign_file(place, "copy it again, or remove it"):
+            key = official_key(stem)
+            if key is None or len(key) > MAX_KEY_BYTES:
+                raise ValueError("it is not named after an image of ILSVRC12")
+            for box in parse_box_xml(data, key):
+                ends = (box.x_min, box.y_min, box.x_max, box.y_max)
+                table.append((key.encode(), number, box.name.encode(), *ends))
     rows = table.finish()
     rows = rows[np.argsort(rows["key"], kind="stable")]
-    _refuse_repeated(rows, path)
+    is_repeated = (rows["key"][1:] == rows["key"][:-1]) & (rows["xml"][1:] != rows["xml"][:-1])
+    for twice in rows["key"][1:][is_repeated].tolist():
+        raise SourceDamaged("two XML files annotate this image; remove one", path=path, key=twice.decode())
     for row in rows:
-        key, _, name, *ends = row.item()
-        yield Box(key.decode(), name.decode(), *ends)
+        raw, _, name, *sides = row.item()
+        yield Box(raw.decode(), name.decode(), *sides)
 
 
-def _refuse_repeated(rows: npt.NDArray[np.void], path: Path) -> None:
-    before, after = rows[:-1], rows[1:]
-    repeated = after["key"][(before["key"] == after["key"]) & (before["xml"] != after["xml"])]
-    if len(repeated):
-        raise SourceDamaged(
-            "two XML files annotate this image; remove one", path=path, key=repeated[0].decode()
-        )
-
-
-def _append(table: GrowingTable, number: int, xml: _Xml) -> None:
-    with foreign_file(xml.place, "copy it again, or remove it"):
-        key = official_key(xml.stem)
-        if key is None or len(key) > MAX_KEY_BYTES:
-            raise ValueError("it is not named after an image of ILSVRC12")
-        own_class, slash, _ = key.partition("/")
-        for name, *box in parse_box_xml(xml.data, own_class if slash else None):
-            table.append((key.encode(), number, name.encode(), *box))
-
-
-def _xmls_of_folder(folder: Path) -> Iterator[_Xml]:
+def _xmls_of_folder(folder: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the place, the stem and the bytes of each XML."""
     for file in files_below(folder):
         if file.path.endswith(".xml"):
             path = folder / file.path
-            yield _Xml(str(path), path.stem, read_small_below(folder, file.path, MAX_XML_BYTES))
+            yield str(path), path.stem, read_small_below(folder, file.path, MAX_XML_BYTES)
 
 
-def _xmls_of_archive(path: Path) -> Iterator[_Xml]:
+def _xmls_of_archive(path: Path) -> Iterator[tuple[str, str, bytes]]:
     opened = ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES)
     with opened as archive:
         for member in walk(archive.read_at, archive=str(path), end=archive.end):
@@ -441,4 +404,4 @@ def _xmls_of_archive(path: Path) -> Iterator[_Xml]:
                 place = f"{path}: {member.name}"
                 if member.size > MAX_XML_BYTES:
                     raise SourceDamaged(f"has {member.size} bytes, too many for an annotation", path=place)
-                yield _Xml(place, Path(member.name).stem, archive.read_at(member.size, member.offset))
+                yield place, Path(member.name).stem, archive.read_at(member.size, member.offset)

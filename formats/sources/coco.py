@@ -80,12 +80,12 @@ def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFo
         instances = path / options.coco
         if not instances.is_file():
             raise UsageError("does not exist; give --coco relative to the source", path=instances)
-        found = CocoSplit(instances.resolve(), _images_of(instances, path) or _images_folder(path) or path)
+        found = CocoSplit(instances.resolve(), _images_of(instances, path, alone=True) or path)
         return CocoFolder(path, {split or _split_of(instances): found}, options)
     of_split: dict[str, CocoSplit] = {}
     files = sorted((path / ANNOTATIONS).glob(f"{PREFIX}*.json"))
     for instances in files:
-        images = _images_of(instances, path) or (_images_folder(path) if len(files) == 1 else None)
+        images = _images_of(instances, path, alone=len(files) == 1)
         if images is None:
             continue
         if (name := _split_of(instances)) in of_split:
@@ -121,14 +121,23 @@ class CocoFolder(Source):
         one, options = self.of_split[split], self.source_options
         found = CocoInstances(one.instances, one.images, follow_symlinks=options.follow_symlinks)
         ignored = found.read()
-        self._refuse_others(split, found.categories)
+        for other, categories in self._categories.items():
+            if categories != found.categories:
+                raise LabelConflict(
+                    f"has different categories from {self.of_split[other].instances.name} of {other}, so a "
+                    "number would mean another class; give all files the same categories",
+                    path=one.instances,
+                )
+        self._categories[split] = found.categories
         images = TreeReader(one.images, options.follow_symlinks, ("path", IMAGE_LENGTH, "mtime_ns"))
         return Listing(
             split=split,
             layout=LAYOUT,
             entries=found.entries,
             labels=LabelSpace.of(()),
-            reader=CocoReader(images, one.instances, found.identity, tuple(found.categories), found.places),
+            reader=CocoReader(
+                images, one.instances, found.identity, tuple(found.categories), found.images, found.offsets
+            ),
             archives=(archive_of(one.instances),),
             problems=found.problems,
             ignored=dict(ignored),
@@ -137,19 +146,8 @@ class CocoFolder(Source):
             schema=coco_schema(found.categories.values()),
         )
 
-    def _refuse_others(self, split: str, categories: Mapping[int, str]) -> None:
-        """Raise LabelConflict for other categories than those of a split that was read before."""
-        self._read[split] = categories
-        for other, known in self._read.items():
-            if known != categories:
-                raise LabelConflict(
-                    f"has different categories from {self.of_split[other].instances.name} of {other}, so a "
-                    "number would mean another class; give all files the same categories",
-                    path=self.of_split[split].instances,
-                )
-
     @cached_property
-    def _read(self) -> dict[str, Mapping[int, str]]:
+    def _categories(self) -> dict[str, Mapping[int, str]]:
         """The categories of the splits that were read."""
         return {}
 
@@ -199,16 +197,13 @@ def _beside_images(path: Path, split: str | None) -> dict[str, CocoSplit]:
     }
 
 
-def _images_of(instances: Path, path: Path) -> Path | None:
-    """Return the folder of the images of a file of instances, in the source at ``path``."""
+def _images_of(instances: Path, path: Path, *, alone: bool = False) -> Path | None:
+    """Return the folder of the images of instances, which may be ``alone`` in the source at ``path``."""
     if instances.name == BESIDE:
         return instances.parent
-    name = _name_of(instances)
-    return next((each for each in (path / name, path / "images" / name) if each.is_dir()), None)
-
-
-def _images_folder(path: Path) -> Path | None:
-    return path / "images" if (path / "images").is_dir() else None
+    images, name = path / "images", _name_of(instances)
+    places = (path / name, images / name, *([images] if alone else []))
+    return next((each for each in places if each.is_dir()), None)
 
 
 def _split_of(instances: Path) -> str:
@@ -230,19 +225,21 @@ class CocoInstances:
     """The images and annotations in the file ``path``, of images below ``images``.
 
     After :meth:`read`, ``categories`` has the names by their ids, in ascending order of these, ``entries`` a
-    row per image, with the offset of its object, and ``places`` those of the annotations.
+    row per image, with the offset of its object; ``offsets`` are those of the annotations, and ``images`` the
+    offset of the image of each, ascending.
     """
 
     entries: Entries
     identity: Identity
-    places: AnnotationPlaces
+    images: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
 
     def __init__(self, path: Path, images: Path, *, follow_symlinks: bool) -> None:
         self.problems = Problems()
         self.categories: dict[int, str] = {}
         self._heads: set[int] = set()  # may stand for a group of others, and have the name of one
         self._path = path
-        self._images = images
+        self._folder = images
         self._follow = follow_symlinks
         self._table = EntryTable(path, self.problems, [(IMAGE_LENGTH, "<i8")])
         self._ids = array("q")
@@ -253,7 +250,8 @@ class CocoInstances:
 
         Raises SourceDamaged, with the place, where the file is not what COCO's are.
         """
-        with ArchiveFile(self._path) as file, FileStatus(self._images, follow_symlinks=self._follow) as files:
+        files = FileStatus(self._folder, follow_symlinks=self._follow)
+        with ArchiveFile(self._path) as file:
             objects = JsonObjects(file, PARTS)
             with self._at(objects):
                 for one in objects:
@@ -269,7 +267,7 @@ class CocoInstances:
         self._place_annotations()
         advice = f"is in no object of {self._path.name}; remove it, or add one"
         listed = self.entries["path"]
-        return add_unlisted(self._images, "", listed, self.problems, advice, follow_symlinks=self._follow)
+        return add_unlisted(self._folder, "", listed, self.problems, advice, follow_symlinks=self._follow)
 
     def _at(self, objects: JsonObjects) -> AbstractContextManager[None]:
         return foreign_file(self._path, "copy it again", place=lambda: f"before byte {objects.offset}: ")
@@ -281,7 +279,21 @@ class CocoInstances:
             name = one.value.get("file_name")
             if not isinstance(name, str):
                 raise ValueError(f"the image {number} has no file_name")
-            self._add_image(place_below(name, [self._images]), number, one.offset, files)
+            place = place_below(name, [self._folder])
+            status = files.of(place)
+            if status is None:
+                raise SourceIncomplete("is missing; add it", path=self._folder / place)
+            taken = self._table.append(
+                record_key("", place),
+                UNLABELLED,
+                length=status.st_size,
+                path=place.encode(),
+                offset=one.offset,
+                mtime_ns=mtime_of(status),
+                more=(status.st_size,),
+            )
+            if taken:
+                self._ids.append(number)
         elif one.part == "annotations":
             box_in(one.value)
             image, category = _id_in(one.value, "image_id"), _id_in(one.value, "category_id")
@@ -295,22 +307,6 @@ class CocoInstances:
             if one.value.get("supercategory") == "none":  # as Roboflow writes the first one
                 self._heads.add(number)
 
-    def _add_image(self, place: str, number: int, offset: int, files: FileStatus) -> None:
-        status = files.of(place)
-        if status is None:
-            raise SourceIncomplete("is missing; add it", path=self._images / place)
-        taken = self._table.append(
-            record_key("", place),
-            UNLABELLED,
-            length=status.st_size,
-            path=place.encode(),
-            offset=offset,
-            mtime_ns=mtime_of(status),
-            more=(status.st_size,),
-        )
-        if taken:
-            self._ids.append(number)
-
     def _place_annotations(self) -> None:
         """Set the places of the annotations, by image, and count their bytes as the images'."""
         offsets, sizes, images, categories = (np.array(column, np.int64) for column in self._annotations)
@@ -320,21 +316,18 @@ class CocoInstances:
             self.problems.add(SourceDamaged("two images have one id; copy it again", path=self._path))
         at = np.minimum(np.searchsorted(ids[by_id], images), max(len(ids) - 1, 0))
         known = ids[by_id][at] == images if len(ids) else np.zeros(len(images), np.bool_)
-        if not self.problems:
-            self._refuse_unknown(offsets, ~known, "an image")
-            self._refuse_unknown(offsets, ~np.isin(categories, [*self.categories]), "a category")
+        known_categories = np.isin(categories, [*self.categories])
+        checks = ((known, "an image"), (known_categories, "a category"))
+        for is_known, what in () if self.problems else checks:
+            for at_byte in offsets[~is_known].tolist():
+                missing = f"refers to {what} that does not exist; copy it again"
+                error = SourceDamaged(f"the annotation at byte {at_byte} {missing}", path=self._path)
+                self.problems.add(error, what)
         record = by_id[at[known]]
         self.entries["length"] += np.bincount(record, sizes[known], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]
         order = np.argsort(of_image, kind="stable")
-        self.places = AnnotationPlaces(of_image[order], offsets[known][order])
-
-    def _refuse_unknown(
-        self, offsets: npt.NDArray[np.int64], unknown: npt.NDArray[np.bool_], what: str
-    ) -> None:
-        for offset in offsets[unknown].tolist():
-            message = f"the annotation at byte {offset} refers to {what} that does not exist; copy it again"
-            self.problems.add(SourceDamaged(message, path=self._path), what)
+        self.images, self.offsets = of_image[order], offsets[known][order]
 
 
 def _id_in(value: dict[str, Any], name: str) -> int:
@@ -362,56 +355,38 @@ def coco_schema(categories: Iterable[str]) -> Schema:
     )
 
 
-class AnnotationPlaces(NamedTuple):
-    """The ``offsets`` of annotations in the file, and of which image (``images``, ascending) each is."""
-
-    images: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-
-    def of(self, image: int) -> list[int]:
-        """Return the offsets of the annotations of the image at that offset, in the order of the file."""
-        first, last = np.searchsorted(self.images, [image, image + 1])
-        return sorted(map(int, self.offsets[first:last]))
-
-    def only(self, images: npt.NDArray[np.int64]) -> AnnotationPlaces:
-        """Return the places of these images' annotations alone."""
-        wanted = np.isin(self.images, images)
-        return AnnotationPlaces(self.images[wanted], self.offsets[wanted])
-
-
 @dataclass
 class CocoReader(ImagesAndFile):
     """Reader of images below a folder, and of their annotations in the file at ``path``, each in its place.
 
-    ``categories`` are the ids, in the order of the classes. An entry's offset is that of its image's object.
+    ``categories`` are the ids, in the order of the classes. ``annotations`` are the offsets of annotations,
+    and ``image_of`` those of the image of each, ascending; an entry's offset is that of its image's object.
     """
 
     categories: tuple[int, ...]
-    places: AnnotationPlaces
+    image_of: npt.NDArray[np.int64]
+    annotations: npt.NDArray[np.int64]
 
     def only(self, entries: Entries) -> CocoReader:
-        return replace(self, places=self.places.only(entries["offset"]))
+        wanted = np.isin(self.image_of, entries["offset"])
+        return replace(self, image_of=self.image_of[wanted], annotations=self.annotations[wanted])
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        if self._file is None:
-            raise ValueError("the reader is closed")
-        objects, offset = JsonObjects(self._file, ()), int(entry["offset"])
+        objects, offset = JsonObjects(self.opened[1], ()), int(entry["offset"])
+        first, last = np.searchsorted(self.image_of, [offset, offset + 1])
         with foreign_file(self.path, "start again", place=lambda: f"byte {offset}: "):
             image = objects.at(offset)
-            annotations = [objects.at(place) for place in self.places.of(offset)]
-            values = self._values(image, annotations)
+            found = [objects.at(place) for place in sorted(self.annotations[first:last].tolist())]
+            labels = [self.categories.index(one["category_id"]) for one in found]
+            values = (
+                _fractions([box_in(one) for one in found], *sides_in(image)),
+                np.array(labels, np.int32),
+                np.array([bool(one.get("iscrowd")) for one in found], np.bool_),
+                [one.get("segmentation") for one in found],
+                sorted(set(labels)),
+            )
         fields = coco_schema(map(str, self.categories))
         return tuple(field.codec.encode(value) for field, value in zip(fields, values, strict=True))
-
-    def _values(self, image: dict[str, Any], annotations: list[dict[str, Any]]) -> tuple[Any, ...]:
-        labels = [self.categories.index(one["category_id"]) for one in annotations]
-        return (
-            _fractions([box_in(one) for one in annotations], *sides_in(image)),
-            np.array(labels, np.int32),
-            np.array([bool(one.get("iscrowd")) for one in annotations], np.bool_),
-            [one.get("segmentation") for one in annotations],
-            sorted(set(labels)),
-        )
 
 
 def _fractions(
@@ -447,19 +422,25 @@ class JsonObjects:
 
     def __iter__(self) -> Iterator[CocoObject]:
         self._start, self._at, self._text = 0, 0, ""
-        self._expect("{")
-        while self._next() != "}":
+        for _ in self._items("{", "}"):
             name = self._value()
             self._expect(":")
-            if name in self._parts:
-                yield from self._list(name)
-            else:
+            if name not in self._parts:
                 self._value()
-            if self._next() != "}":
-                self._expect(",")
-        self._at += 1
+                continue
+            for offset in self._items("[", "]"):
+                yield CocoObject(name, offset, self._object())
         if self._next():
             raise ValueError("has more after its end; keep one JSON object in it")
+
+    def _items(self, begin: str, end: str) -> Iterator[int]:
+        """Yield the offset of each item between the marks; the caller reads it."""
+        self._expect(begin)
+        while self._next() != end:
+            yield self.offset
+            if self._next() != end:
+                self._expect(",")
+        self._expect(end)
 
     def at(self, offset: int) -> dict[str, Any]:
         """Return the object at its place. Raises ValueError if there is none."""
@@ -470,14 +451,6 @@ class JsonObjects:
     def offset(self) -> int:
         """The place in the file of what is read next."""
         return self._start + self._at
-
-    def _list(self, name: str) -> Iterator[CocoObject]:
-        self._expect("[")
-        while self._next() != "]":
-            yield CocoObject(name, self.offset, self._object())
-            if self._next() != "]":
-                self._expect(",")
-        self._expect("]")
 
     def _object(self) -> dict[str, Any]:
         if self._next() != "{":

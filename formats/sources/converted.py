@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,26 +20,24 @@ from shardprep.formats.shards.tables import checked_boxes, checked_column, check
 from shardprep.formats.sources.source import (
     Archive,
     Box,
-    ByteReader,
     Entries,
     Listing,
+    OpeningReader,
     Source,
     entry_dtype,
     no_such_split,
 )
 
 LAYOUT = "dataset"
+_CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # kept of the one it is made from
 
 
 def converted_dataset(path: Path) -> ConvertedDataset | None:
     """Return the source of a dataset, or of a folder of splits; None for anything else. Raises DataError."""
     folders = {"": path} if (path / MANIFEST_NAME).is_file() else splits_of(path)
-    found = {manifest.split: (folder, manifest) for folder, manifest in _manifests(folders)}
+    manifests = [(folder, read_manifest(folder)) for folder in folders.values()]
+    found = {manifest.split: (folder, manifest) for folder, manifest in manifests}
     return ConvertedDataset(found) if found else None
-
-
-def _manifests(folders: Mapping[str, Path]) -> Iterator[tuple[Path, Manifest]]:
-    return ((folder, read_manifest(folder)) for folder in folders.values())
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class ConvertedDataset(Source):
             labels=manifest.labels,
             reader=RecordReader(folder, manifest.root),
             archives=tuple(Archive(shard.name, shard.size, 0) for shard in manifest.shards),
-            options={"dataset": _custody(manifest)},
+            options={"dataset": {name: getattr(manifest, name) for name in _CUSTODY}},
             schema=manifest.schema,
             has_images=manifest.has_images,
         )
@@ -84,24 +82,17 @@ class ConvertedDataset(Source):
         if rows is None:
             return None
         keys = checked_index(folder, manifest)["key"]
-        return _boxes(rows[np.argsort(keys[rows["record"]], kind="stable")], keys, manifest)
+        names = [each.name for each in manifest.labels.classes]
+        ordered = rows[np.argsort(keys[rows["record"]], kind="stable")].tolist()
+        return (
+            Box(keys[record].decode(), "" if label == UNLABELLED else names[label], *sides)
+            for record, label, *sides in ordered
+        )
 
     def _member(self, split: str) -> tuple[Path, Manifest]:
         if split not in self.members:
             raise no_such_split(split, self.splits)
         return self.members[split]
-
-
-def _custody(manifest: Manifest) -> dict[str, Any]:
-    """Return what a dataset keeps of the one that it was made from."""
-    return {
-        "root": manifest.root,
-        "content_root": manifest.content_root,
-        "partial": manifest.partial,
-        "skipped": manifest.skipped,
-        "plan": manifest.plan,
-        "source": manifest.source,
-    }
 
 
 def _entries(folder: Path, manifest: Manifest) -> Entries:
@@ -117,49 +108,25 @@ def _entries(folder: Path, manifest: Manifest) -> Entries:
     return entries
 
 
-def _boxes(rows: Entries, keys: Entries, manifest: Manifest) -> Iterator[Box]:
-    names = [each.name for each in manifest.labels.classes]
-    for record, label, *sides in rows.tolist():
-        name = "" if label == UNLABELLED else names[label]
-        yield Box(keys[record].decode(), name, *sides)
-
-
-class RecordReader(ByteReader):
+@dataclass
+class RecordReader(OpeningReader[Dataset]):
     """Reader of the images and columns of a dataset, each checked against its checksum."""
 
-    def __init__(self, folder: Path, root: str) -> None:
-        self._folder = folder
-        self._root = root
-        self._dataset: Dataset | None = None
+    folder: Path
+    root: str
 
-    def __enter__(self) -> RecordReader:
-        self._dataset = open_unreplaced(self._folder, self._root)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        dataset, self._dataset = self._dataset, None
-        if dataset is not None:
-            dataset.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self._dataset is not None
+    def opening(self) -> AbstractContextManager[Dataset]:
+        return closing(open_unreplaced(self.folder, self.root))
 
     def read(self, entry: np.void) -> bytes:
-        return self._opened[int(entry["offset"])].image
+        return self.opened[int(entry["offset"])].image
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        dataset, number = self._opened, int(entry["offset"])
+        dataset, number = self.opened, int(entry["offset"])
         return tuple(dataset.columns[name].data(dataset.place(number)) for name in dataset.schema.names)
 
-    @property
-    def _opened(self) -> Dataset:
-        if self._dataset is None:
-            raise ValueError("the reader is closed")
-        return self._dataset
-
     def where(self, entry: np.void) -> str:
-        return f"{self._folder}, record {int(entry['offset'])}"
+        return f"{self.folder}, record {int(entry['offset'])}"
 
 
 _OTHER_STREAM = 1 << 64  # the stored order is drawn by the seed alone

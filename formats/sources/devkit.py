@@ -14,7 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.labels import MAX_WORDS, LabelSpace
@@ -27,13 +30,11 @@ MAX_FIELDS = 1 << 8  # of a struct; the official one has 8
 MAX_VALUES = 1 << 17  # of all fields of all rows
 MAX_DIMENSIONS = 32
 
-_HEADER_BYTES = 128
 _BYTE_ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}
 _MATRIX, _COMPRESSED = 14, 15  # table 1-1, data types
-_INTEGERS = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 12: "q", 13: "Q"}
-_NUMBERS = _INTEGERS | {7: "f", 9: "d"}
+_NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16"}
-_STRUCT, _CHAR, _FIRST_NUMERIC, _LAST_NUMERIC = 2, 4, 6, 15  # table 1-3, array types
+_STRUCT, _CHAR, _NUMERIC = 2, 4, range(6, 16)  # table 1-3, array types
 
 Value = str | int | float | None
 
@@ -49,28 +50,23 @@ def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
     Raises ValueError for a damaged file, and for one that inflates to more than MAX_INFLATED_BYTES, or has
     more fields, values or dimensions than MAX_FIELDS, MAX_VALUES and MAX_DIMENSIONS.
     """
-    order = _BYTE_ORDERS.get(data[124:_HEADER_BYTES])
+    order = _BYTE_ORDERS.get(data[124:128])
     if order is None:
         raise ValueError("not a MATLAB 5 file")
-    if len(data) > MAX_INFLATED_BYTES:
-        raise ValueError(f"it has more than {MAX_INFLATED_BYTES} bytes")
-    for element in _variables(data, order):
-        parts = _parts(element, order, most=5 + MAX_VALUES)
-        if len(parts) >= 5 and parts[2].data == name.encode():
-            return _rows(parts, order)
-    raise ValueError(f"there is no struct array {name!r}")
-
-
-def _variables(data: bytes, order: str) -> Iterator[_Element]:
-    """Yield the elements of the whole file, inflated if they are compressed."""
-    budget = MAX_INFLATED_BYTES
-    for element in _elements(data[_HEADER_BYTES:], order):
+    left = MAX_INFLATED_BYTES
+    for element in _elements(data[128:], order):
+        variables = [element]
         if element.kind == _COMPRESSED:
-            inflated = _inflate(element.data, budget)
-            budget -= len(inflated)
-            yield from _elements(inflated, order)
-        else:
-            yield element
+            inflated = _inflate(element.data, left)
+            variables = [*islice(_elements(inflated, order), MAX_VALUES)]
+        left -= sum(len(each.data) for each in variables)
+        if left < 0:
+            raise ValueError(f"it has more than {MAX_INFLATED_BYTES} bytes")
+        for each in variables:
+            parts = _parts(each, order, 5 + MAX_VALUES + 1)
+            if len(parts) >= 5 and parts[2].data == name.encode():
+                return _rows(parts, order)
+    raise ValueError(f"there is no struct array {name!r}")
 
 
 def _inflate(data: bytes, limit: int) -> bytes:
@@ -100,78 +96,56 @@ def _elements(data: bytes, order: str) -> Iterator[_Element]:
         at = start + size if kind == _COMPRESSED else -(-(start + size) // 8) * 8
 
 
-def _parts(element: _Element, order: str, *, most: int) -> list[_Element]:
-    """Return the elements of an array, none for any other kind. Raises ValueError for more than ``most``."""
-    if element.kind != _MATRIX:
-        return []
-    parts = list(islice(_elements(element.data, order), most + 1))
-    if len(parts) > most:
-        raise ValueError(f"it has an array of more than {most} parts")
-    return parts
+def _parts(element: _Element, order: str, most: int) -> list[_Element]:
+    """Return the first elements of an array, none for any other kind."""
+    return [*islice(_elements(element.data, order), most)] if element.kind == _MATRIX else []
 
 
 def _rows(parts: list[_Element], order: str) -> list[dict[str, Value]]:
     """Return the rows; the parts are flags, dimensions, name, length of a field's name, names, values."""
-    shape = _integers(parts[1], order, most=MAX_DIMENSIONS)
-    length = next(iter(_integers(parts[3], order, most=1)), 0)
-    if _class(parts, order) != _STRUCT or length < 1:
+    flags, shape = _integers(parts[0], order, 2), _integers(parts[1], order, MAX_DIMENSIONS)
+    width = sum(_integers(parts[3], order, 1))
+    raw, values = parts[4].data, parts[5:]
+    if not flags or flags[0] & 0xFF != _STRUCT or width < 1:
         raise ValueError("it is not a struct array")
-    names, values = _names(parts[4].data, length), parts[5:]
+    if len(raw) > width * MAX_FIELDS or len(values) > MAX_VALUES:
+        raise ValueError(f"its struct array has more than {MAX_FIELDS} fields or {MAX_VALUES} values")
+    names = [raw[at : at + width].split(b"\0")[0].decode("latin-1") for at in range(0, len(raw), width)]
     if not names or min(shape, default=0) < 0 or math.prod(shape) * len(names) != len(values):
         raise ValueError("its struct array is not complete")
-    starts = range(0, len(values), len(names))
-    fields = [_value(value, order) for value in values]
-    return [dict(zip(names, fields[at : at + len(names)], strict=True)) for at in starts]
-
-
-def _names(text: bytes, length: int) -> list[str]:
-    if len(text) > length * MAX_FIELDS:
-        raise ValueError(f"its struct array has more than {MAX_FIELDS} fields")
-    return [text[at : at + length].split(b"\0")[0].decode("latin-1") for at in range(0, len(text), length)]
+    fields = iter([_value(value, order) for value in values])
+    return [dict(zip(names, row, strict=True)) for row in zip(*[fields] * len(names), strict=True)]
 
 
 def _value(element: _Element, order: str) -> Value:
-    if element.kind != _MATRIX:
-        return None
-    parts = list(islice(_elements(element.data, order), 5))
+    parts = _parts(element, order, 5)
     if len(parts) != 4:  # flags, dimensions, name, data; complex numbers and structs have more
         return None
-    array_class = _class(parts, order)
-    if array_class == _CHAR:
-        return _mat_text(parts[3], order)
-    return _number(parts[3], order) if _FIRST_NUMERIC <= array_class <= _LAST_NUMERIC else None
-
-
-def _class(parts: list[_Element], order: str) -> int:
-    flags = _integers(parts[0], order, most=2)
-    return flags[0] & 0xFF if flags else 0
-
-
-def _mat_text(element: _Element, order: str) -> str | None:
-    codec = _TEXTS.get(element.kind)
-    if codec == "utf-16":
-        codec += "-le" if order == "<" else "-be"
-    return None if codec is None else element.data.decode(codec, errors="replace")
-
-
-def _number(element: _Element, order: str) -> int | float | None:
-    """Return the number if the element has exactly one."""
-    letter = _NUMBERS.get(element.kind)
-    if letter is None:
-        raise ValueError("it has numbers of an unknown kind")
-    if len(element.data) != struct.calcsize(order + letter):
+    flags, data = _integers(parts[0], order, 2), parts[3]
+    array_class = flags[0] & 0xFF if flags else 0
+    if array_class == _CHAR and (codec := _TEXTS.get(data.kind)):
+        codec += ("-le" if order == "<" else "-be") if codec == "utf-16" else ""
+        return data.data.decode(codec, errors="replace")
+    if array_class not in _NUMERIC:
         return None
-    number: int | float = struct.unpack(order + letter, element.data)[0]
-    return number
+    numbers = _numbers(data, order)
+    return numbers[0].item() if len(numbers) == 1 else None
 
 
-def _integers(element: _Element, order: str, *, most: int) -> tuple[int, ...]:
+def _integers(element: _Element, order: str, most: int) -> list[int]:
     """Return the integers that describe an array. Raises ValueError for other data, or more than ``most``."""
-    letter = _INTEGERS.get(element.kind)
-    count, rest = divmod(len(element.data), struct.calcsize(order + letter)) if letter else (0, 1)
-    if rest or count > most:
+    numbers = _numbers(element, order)
+    if numbers.dtype.kind == "f" or len(numbers) > most:
         raise ValueError(f"it has an array that is not described by whole numbers, at most {most} of them")
-    return struct.unpack(f"{order}{count}{letter}", element.data)
+    found: list[int] = numbers.tolist()
+    return found
+
+
+def _numbers(element: _Element, order: str) -> npt.NDArray[Any]:
+    dtype = np.dtype(order + _NUMBERS.get(element.kind, "V0"))
+    if not dtype.itemsize or len(element.data) % dtype.itemsize:
+        raise ValueError("it has no whole numbers, or numbers of an unknown kind")
+    return np.frombuffer(element.data, dtype)
 
 
 FORMS = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC2012_devkit_t12")
@@ -181,13 +155,6 @@ MAX_DEVKIT_BYTES = 64 << 20  # packed or not; the official one has 2.5 MB packed
 
 _WNID = re.compile(r"n\d{8}", re.ASCII)
 _ID = re.compile(r"\d{1,9}", re.ASCII)
-
-
-class _Leaf(NamedTuple):
-    wnid: str
-    words: str
-    number: int
-    train_images: int
 
 
 @dataclass(frozen=True)
@@ -206,30 +173,36 @@ class Devkit:
 def read_devkit(path: Path) -> Devkit:
     """Read the devkit from its archive, gunzipped or not, or its folder. Raises SourceDamaged, OSError."""
     with foreign_file(path, f"download {FORMS[0]} again"):
-        files = _files_of_folder(path) if path.is_dir() else _files_of_archive(path)
+        files = (
+            _files_of_archive(path)
+            if not path.is_dir()
+            else {
+                name: read_small_file(path / name, MAX_DEVKIT_BYTES)
+                for name in (META, GROUND_TRUTH)
+                if (path / name).exists()
+            }
+        )
         for name in (META, GROUND_TRUTH):
             if name not in files:
                 raise ValueError(f"holds no {name}")
-        leaves = _leaves(_synsets(files[META]))
+        leaves = _leaves(files[META])
         truth = _ground_truth(files[GROUND_TRUTH], len(leaves))
+        of_wnid = {_text(leaf, "WNID"): leaf for leaf in leaves}
         classes = LabelSpace.of(
-            (leaf.wnid for leaf in leaves),
-            words={leaf.wnid: leaf.words for leaf in leaves},
-            ids={leaf.wnid: leaf.number for leaf in leaves},
+            of_wnid,
+            words={wnid: _text(leaf, "words") for wnid, leaf in of_wnid.items()},
+            ids={wnid: _integer(leaf, "ILSVRC2012_ID") for wnid, leaf in of_wnid.items()},
         )
-    return Devkit(classes, {leaf.wnid: leaf.train_images for leaf in leaves}, truth)
-
-
-def _files_of_folder(path: Path) -> dict[str, bytes]:
-    present = (name for name in (META, GROUND_TRUTH) if (path / name).exists())
-    return {name: read_small_file(path / name, MAX_DEVKIT_BYTES) for name in present}
+        images = {wnid: _integer(leaf, "num_train_images") for wnid, leaf in of_wnid.items()}
+    return Devkit(classes, images, truth)
 
 
 def _files_of_archive(path: Path) -> dict[str, bytes]:
     if path.stat().st_size > MAX_DEVKIT_BYTES:
         raise SourceDamaged(f"has more than {MAX_DEVKIT_BYTES} bytes; it is not the devkit", path=path)
     files: dict[str, bytes] = {}
-    with _open(path) as archive:
+    opened = GzipStream(path, MAX_DEVKIT_BYTES) if path.suffix == ".gz" else ArchiveFile(path)
+    with opened as archive:
         for member in walk(archive.read_at, archive=str(path), end=archive.end):
             name = "/".join(PurePosixPath(member.name).parts[-2:])
             if name in (META, GROUND_TRUTH):
@@ -237,32 +210,23 @@ def _files_of_archive(path: Path) -> dict[str, bytes]:
     return files
 
 
-def _open(path: Path) -> ArchiveFile | GzipStream:
-    return GzipStream(path, MAX_DEVKIT_BYTES) if path.suffix == ".gz" else ArchiveFile(path)
-
-
-def _synsets(mat: bytes) -> list[dict[str, Value]]:
+def _leaves(meta: bytes) -> list[dict[str, Value]]:
+    """Return the synsets without children. Raises ValueError unless their ids are 1 … n and wnids unique."""
     try:
-        return read_struct_array(mat, "synsets")
+        synsets = read_struct_array(meta, "synsets")
     except ValueError as error:
         raise ValueError(f"{META}: {error}") from error
-
-
-def _leaves(synsets: list[dict[str, Value]]) -> list[_Leaf]:
-    """Return the synsets without children. Raises ValueError unless their ids are 1 … n and wnids unique."""
-    leaves = [_leaf(synset) for synset in synsets if _integer(synset, "num_children") == 0]
-    if sorted(leaf.number for leaf in leaves) != list(range(1, len(leaves) + 1)) or not leaves:
+    leaves = [synset for synset in synsets if _integer(synset, "num_children") == 0]
+    for wnid in (_text(leaf, "WNID") for leaf in leaves):
+        if not _WNID.fullmatch(wnid):
+            raise ValueError(f"{META}: {wnid!r} is no WNID")
+    if not leaves or sorted(_integer(leaf, "ILSVRC2012_ID") for leaf in leaves) != [
+        *range(1, len(leaves) + 1)
+    ]:
         raise ValueError(f"{META}: the ILSVRC2012_IDs of the classes are not 1 to their number")
-    if len({leaf.wnid for leaf in leaves}) < len(leaves):
+    if len({leaf["WNID"] for leaf in leaves}) < len(leaves):
         raise ValueError(f"{META}: two classes have the same WNID")
     return leaves
-
-
-def _leaf(synset: Mapping[str, Value]) -> _Leaf:
-    wnid, words = _text(synset, "WNID"), _text(synset, "words")
-    if not _WNID.fullmatch(wnid):
-        raise ValueError(f"{META}: {wnid!r} is no WNID")
-    return _Leaf(wnid, words, _integer(synset, "ILSVRC2012_ID"), _integer(synset, "num_train_images"))
 
 
 def _integer(synset: Mapping[str, Value], field: str) -> int:

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.runtime.files import foreign_file
-from shardprep.formats.sources.annotations import AnnotationFiles, GroundTruth
-from shardprep.formats.sources.ilsvrc_base import Found, IlsvrcSource
+from shardprep.formats.sources.annotations import AnnotationFiles
+from shardprep.formats.sources.ilsvrc import IlsvrcSource
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
-from shardprep.formats.sources.source import SPLITS, Problems, SourceOptions, split_folders
+from shardprep.formats.sources.source import SPLITS, Entries, Listing, Problems, SourceOptions, split_folders
 from shardprep.formats.sources.trees import (
     FolderWalk,
     FoundFile,
@@ -93,7 +92,7 @@ def _tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_m
     return Tree(
         layout=layout,
         annotation_files=AnnotationFiles.beside(beside),
-        beside=(beside,),
+        beside=beside,
         check_md5=check_md5,
         root=root,
         locations=locations,
@@ -126,10 +125,6 @@ class Tree(IlsvrcSource):
     @property
     def splits(self) -> tuple[str, ...]:
         return tuple(split for split in SPLITS if split in self.locations)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return self.source_options.kept("follow_symlinks", "skip_non_images")
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -167,10 +162,6 @@ class Tree(IlsvrcSource):
         """The folders beside those of the splits that have images, which are left out."""
         return other_folders(self.root, [self.root / place for place in self.locations.values()])
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return other_folders_note(self.others)
-
     def refuse_others(self) -> None:
         """Raise UsageError for a folder that may be a split or one of several classes."""
         if self.others and "train" not in self.locations:
@@ -185,98 +176,55 @@ class Tree(IlsvrcSource):
         """Return a new walk through the tree."""
         return FolderWalk(self.root, self.source_options.follow_symlinks)
 
-    def find(self, split: str, problems: Problems) -> Found:
-        listing = _SplitListing(self, split, problems)
+    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
         with foreign_file(self.root, "remove the unexpected files"):
-            return listing.found()
+            return self._listed(split, problems)
 
-
-class _SplitListing:
-    """The listing of one split of a tree, while it is made."""
-
-    def __init__(self, tree: Tree, split: str, problems: Problems) -> None:
-        self._tree = tree
-        self._split = split
-        self._place = tree.locations[split]
-        self._problems = problems
-        self._table = EntryTable(tree.root, problems)
-        self._walk = replace(tree.walk(), problems=problems)
-
-    def found(self) -> Found:
-        tree = self._tree
-        if tree.classes[self._split]:
-            self._list_classes()
-        else:
-            self._list_flat()
-        reader = TreeReader(tree.root, tree.source_options.follow_symlinks)
-        return Found(self._table.finish(), reader, ignored=self._walk.ignored)
-
-    def _list_classes(self) -> None:
-        self._refuse_loose_images()
-        truth = self._tree.ground_truth(flat=False) if self._split == "val" else None
-        for name in self._tree.classes[self._split]:
-            label = self._tree.labels.label_of.get(name)
+    def _listed(self, split: str, problems: Problems) -> Listing:
+        place, classes = self.locations[split], self.classes[split]
+        walk, table = replace(self.walk(), problems=problems), EntryTable(self.root, problems)
+        if classes or split == "train":
+            for file in walk.files(place):
+                if not walk.is_left_out(file, place):
+                    loose = self.root / place / file.path
+                    problems.add(SourceDamaged("is not in a class folder; move it into one", path=loose))
+        truth = self.ground_truth(flat=not classes) if split == "val" else None
+        for name in classes or ([] if split == "train" else [""]):
+            here, known = f"{place}/{name}".strip("/"), problems.cases
+            label = self.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
-                self._refuse_class(name)
-            else:
-                self._list_class(name, label, truth)
-
-    def _list_class(self, name: str, label: int, truth: GroundTruth | None) -> None:
-        place = f"{self._place}/{name}".lstrip("/")
-        empty, known = True, self._problems.cases
-        for file in self._walk.files_below(place):
-            if self._skips(file, place):
+                other = f"{name} is not one of the {len(self.labels)} classes; rename it"
+                problems.add(LabelConflict(other, path=self.root / here), "class")
                 continue
-            empty = False
-            with self._problems.collected("label"):
-                if truth is not None:
-                    label = truth.label_of(_stem(file), folder=name)
-                self._append(f"{name}/{file.path}", file, label)
-        if empty and self._problems.cases == known and self._tree.expected(self._split) is None:
-            self._problems.add(
-                SourceDamaged(
-                    "this class has no image; add some, or remove the folder", path=self._tree.root / place
-                )
-            )
-
-    def _refuse_class(self, name: str) -> None:
-        error = LabelConflict(
-            f"{name} is not one of the {len(self._tree.labels)} classes; rename it",
-            path=self._tree.root / self._place / name,
+            is_empty = True
+            for file in walk.files_below(here) if name else walk.files(here):
+                if self.source_options.skip_non_images and walk.is_left_out(file, here):
+                    continue
+                is_empty = False
+                with problems.collected("label"):
+                    path = f"{name}/{file.path}".lstrip("/")
+                    table.append(
+                        record_key(path.partition("/")[0], path),
+                        truth.label_of(_stem(file), folder=name or None) if truth else label,
+                        length=file.size,
+                        path=f"{here}/{file.path}".lstrip("/").encode(),
+                        mtime_ns=file.mtime_ns,
+                    )
+            if name and is_empty and problems.cases == known and self.expected(split) is None:
+                empty = "this class has no image; add some, or remove the folder"
+                problems.add(SourceDamaged(empty, path=self.root / here))
+        reader = TreeReader(self.root, self.source_options.follow_symlinks)
+        return Listing(
+            split,
+            self.layout,
+            table.finish(),
+            self.labels,
+            reader,
+            problems=problems,
+            ignored=dict(walk.ignored),
+            notes=other_folders_note(self.others),
+            options=self.source_options.kept("follow_symlinks", "skip_non_images"),
         )
-        self._problems.add(error, "class")
-
-    def _list_flat(self) -> None:
-        if self._split == "train":
-            self._refuse_loose_images()
-            return
-        truth = self._tree.ground_truth(flat=True) if self._split == "val" else None
-        for file in self._walk.files(self._place):
-            if self._skips(file, self._place):
-                continue
-            with self._problems.collected("label"):
-                label = UNLABELLED if truth is None else truth.label_of(_stem(file))
-                self._append(file.path, file, label)
-
-    def _skips(self, file: FoundFile, place: str) -> bool:
-        return self._tree.source_options.skip_non_images and self._walk.is_left_out(file, place)
-
-    def _append(self, path: str, file: FoundFile, label: int) -> None:
-        self._table.append(
-            record_key(path.partition("/")[0], path),
-            label,
-            length=file.size,
-            path=f"{self._place}/{path}".lstrip("/").encode(),
-            mtime_ns=file.mtime_ns,
-        )
-
-    def _refuse_loose_images(self) -> None:
-        folder = self._tree.root / self._place
-        for file in self._walk.files(self._place):
-            if not self._walk.is_left_out(file, self._place):
-                self._problems.add(
-                    SourceDamaged("is not in a class folder; move it into one", path=folder / file.path)
-                )
 
 
 def _stem(file: FoundFile) -> str:

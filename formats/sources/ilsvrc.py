@@ -1,31 +1,170 @@
-"""The source of official archives, read in place: a tar of class tars, and flat tars."""
+"""The sources of ILSVRC12: what its archives and trees share, and the official archives, read in place.
+
+Archives are a tar of class tars, and flat tars.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
-from shardprep.formats.records.labels import UNLABELLED, LabelSpace, official_words
+import numpy as np
+
+from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.records.labels import OFFICIAL_IMAGES, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.runtime.files import ArchiveFile, ReadAt
 from shardprep.formats.runtime.json_record import sha256_of
-from shardprep.formats.sources.annotations import AnnotationFiles
+from shardprep.formats.sources.annotations import (
+    WANTED_FOR_VAL,
+    AnnotationFiles,
+    GroundTruth,
+    check_entries,
+    find_boxes,
+    read_boxes,
+)
 from shardprep.formats.sources.devkit import FORMS
-from shardprep.formats.sources.ilsvrc_base import Found, IlsvrcSource
 from shardprep.formats.sources.listing import EntryTable, record_key
-from shardprep.formats.sources.remote_tar import CopiedFiles, RemoteTarReader, files_in, headers_ahead
-from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems
-from shardprep.formats.sources.tar import Member, TarReader, walk
+from shardprep.formats.sources.source import (
+    SPLITS,
+    Archive,
+    Box,
+    ByteReader,
+    Entries,
+    Listing,
+    Problems,
+    Source,
+    no_such_split,
+)
+from shardprep.formats.sources.tar import (
+    CopiedFiles,
+    Member,
+    RemoteTarReader,
+    TarReader,
+    archive_of,
+    check_md5,
+    files_in,
+    headers_ahead,
+    remote_archive_of,
+    walk,
+)
 from shardprep.formats.storage.archive import RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import Location
 
-Archive = ArchiveFile | RemoteArchive
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class IlsvrcSource(Source):
+    """A source with annotation files beside its images.
+
+    ``beside`` is the folder searched for annotations and boxes, and ``url`` is where it was copied from;
+    ``check_md5`` reads every archive whole when a split of it is listed.
+    """
+
+    layout: str
+    annotation_files: AnnotationFiles
+    beside: Path | None = None
+    url: str = ""
+    check_md5: bool = False
+    official_packing: bool = False
+
+    @cached_property
+    @abstractmethod
+    def labels(self) -> LabelSpace:
+        """The label space of all splits."""
+
+    @abstractmethod
+    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
+        """Return the listing of an existing split, without what all sources have; :meth:`survey` adds that.
+
+        Entries that cannot be used are added to ``problems``. ``known`` are those of an earlier listing.
+        """
+
+    @property
+    def description(self) -> str:
+        devkit = " with devkit" if self.annotation_files.devkit else ""
+        return f"{self.layout}: {', '.join(self.splits)}{devkit} ({self.labels.counted})"
+
+    def survey(self, split: str) -> Listing:
+        return self.survey_of(split, None)
+
+    def survey_of(self, split: str, entries: Entries | None) -> Listing:
+        if split not in self.splits:
+            raise no_such_split(split, self.splits)
+        found = self.find(split, Problems(), entries)
+        if split == "val":
+            check_entries(found.entries, self.labels)
+        expected = self.expected(split)
+        differs = expected is not None and expected != len(found.entries)
+        devkit = self.annotation_files.devkit_path
+        return replace(
+            found,
+            archives=(*found.archives, *([self.archive(devkit)] if devkit and devkit.is_file() else [])),
+            expected=expected,
+            shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
+        )
+
+    def expected(self, split: str) -> int | None:
+        """Return the number of images that there should be, None if it is unknown.
+
+        It is the official number for the official classes and for official archives without a devkit, and
+        that in the annotation files for others.
+        """
+        if self.labels.is_official or (self.official_packing and self.annotation_files.devkit is None):
+            return OFFICIAL_IMAGES[split]
+        return self.annotation_files.images(split, self.labels)
+
+    def _shortfall(self, split: str, entries: Entries, expected: int) -> str:
+        """Return a phrase that names missing or extra images; empty if it is unknown which."""
+        if split == "train":
+            return self._differing_classes(entries)
+        named = self.annotation_files.val_images(self.labels) if split == "val" else []
+        official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
+        there = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
+        wanted = named if len(named) == expected else official
+        missing = next((image for image in wanted if image not in there), None)
+        return f"{missing} is missing" if missing else ""
+
+    def _differing_classes(self, entries: Entries) -> str:
+        per_class, wrong = self.annotation_files.train_images, []
+        found = np.bincount(entries["label"], minlength=len(self.labels)).tolist()
+        for one, have in zip(self.labels.classes, found, strict=True):
+            want = per_class.get(one.name)
+            if not have if want is None else have != want:
+                wrong.append(f"{one.name} has {have}" + ("" if want is None else f" of {want}"))
+        more = [f"{len(wrong) - _MAX_NAMED} more classes differ"] if len(wrong) > _MAX_NAMED else []
+        return ", ".join(wrong[:_MAX_NAMED] + more)
+
+    def archive(self, path: Path | RemoteFile) -> Archive:
+        """Return the entry of an archive. Raises SourceDamaged for an official one with another MD5."""
+        if isinstance(path, RemoteFile):
+            return remote_archive_of(path, check_md5=self.check_md5)
+        return check_md5(path) if self.check_md5 else archive_of(path)
+
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        path = find_boxes(self.beside, split) if self.beside else None
+        return read_boxes(path) if path else None
+
+    def ground_truth(self, *, flat: bool) -> GroundTruth:
+        """Return the labels of val. Raises SourceIncomplete for a ``flat`` folder without any."""
+        truth = self.annotation_files.ground_truth(self.labels)
+        if flat and not truth.authorities:
+            raise SourceIncomplete(
+                "nothing says which classes the val images belong to; sort them into val/<class>/, put "
+                f"{WANTED_FOR_VAL} beside them, or convert a list of paths and labels",
+                path=self.url or self.beside,
+            )
+        return truth
+
+
+OpenArchive = ArchiveFile | RemoteArchive
 ARCHIVES = {  # the patched test images are preferred to those of 2012
     "train": ("ILSVRC2012_img_train.tar",),
     "val": ("ILSVRC2012_img_val.tar",),
@@ -95,7 +234,7 @@ def _source(paths: Mapping[str, Path | RemoteFile], folder: Path, check_md5: boo
         layout="official-tars",
         paths=paths,
         annotation_files=AnnotationFiles.beside(folder),
-        beside=(folder,),
+        beside=folder,
         check_md5=check_md5,
         official_packing=True,
     )
@@ -103,19 +242,13 @@ def _source(paths: Mapping[str, Path | RemoteFile], folder: Path, check_md5: boo
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialTars(IlsvrcSource):
-    """A source of archives; ``paths`` has the archive of each split, ``known`` the entries that are known.
+    """A source of archives; ``paths`` has the archive of each split.
 
-    For archives in object storage, ``copied`` are the small files beside them, and ``url`` is their folder.
+    For archives in object storage, ``copied`` are the small files beside them.
     """
 
     paths: Mapping[str, Path | RemoteFile]
-    known: Mapping[str, Entries] = field(default_factory=dict, compare=False, repr=False)
     copied: CopiedFiles | None = field(default=None, compare=False, repr=False)
-    url: str = ""
-
-    @property
-    def place(self) -> Path | str | None:
-        return self.url or super().place
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -140,36 +273,41 @@ class OfficialTars(IlsvrcSource):
             "truth": sha256_of([[each.name, dict(each.labels)] for each in truth]),
         }
 
-    def survey_of(self, split: str, entries: Entries) -> Listing:
-        return replace(self, known={split: entries}).survey(split)
-
-    def survey(self, split: str) -> Listing:
-        listing = super().survey(split)
-        return replace(listing, kept_by=self.known_by(split)) if self.url else listing
-
-    def find(self, split: str, problems: Problems) -> Found:
+    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
         path = self.paths[split]
         with _opened(path) as archive:
-            entries = self.known.get(split)
-            if entries is None:
-                entries = self._listed(archive, split, problems)
-        return Found(entries, _reader(path, archive), (path,))
+            entries = self._listed(archive, split, problems) if known is None else known
+        reader: ByteReader
+        if isinstance(archive, ArchiveFile):
+            reader = TarReader(archive.path, archive.identity)
+        else:
+            reader = RemoteTarReader(archive.file)
+        return Listing(
+            split,
+            self.layout,
+            entries,
+            self.labels,
+            reader,
+            archives=(self.archive(path),),
+            problems=problems,
+            kept_by=self.known_by(split) if self.url else None,
+        )
 
-    def _listed(self, archive: Archive, split: str, problems: Problems) -> Entries:
+    def _listed(self, archive: OpenArchive, split: str, problems: Problems) -> Entries:
         table = EntryTable(archive.path, problems)
         if split == "train":
-            self._list_classes(archive, table)
+            for wnid, images in archive.mapped(partial(_images_of, archive), self._class_tars(archive)):
+                for image in images:
+                    key = record_key(wnid, f"{wnid}/{image.name}")
+                    table.append(key, self.labels.label_of[wnid], length=image.size, offset=image.offset)
         else:
-            _list_images(archive, split, table, self._label_of(split))
+            truth = self.ground_truth(flat=True) if split == "val" else None
+            for key, image in _members(archive, split):
+                label = truth.label_of(key) if truth else UNLABELLED
+                table.append(key, label, length=image.size, offset=image.offset)
         return table.finish()
 
-    def _list_classes(self, archive: Archive, table: EntryTable) -> None:
-        for wnid, images in archive.mapped(partial(_images_of, archive), self._class_tars(archive)):
-            for image in images:
-                key = record_key(wnid, f"{wnid}/{image.name}")
-                table.append(key, self.labels.label_of[wnid], length=image.size, offset=image.offset)
-
-    def _class_tars(self, archive: Archive) -> Iterator[tuple[str, Member]]:
+    def _class_tars(self, archive: OpenArchive) -> Iterator[tuple[str, Member]]:
         for wnid, member in _members(archive, "train"):
             if wnid not in self.labels.label_of:
                 raise LabelConflict(
@@ -178,18 +316,9 @@ class OfficialTars(IlsvrcSource):
                 )
             yield wnid, member
 
-    def _label_of(self, split: str) -> Callable[[str], int]:
-        return self.ground_truth(flat=True).label_of if split == "val" else lambda image: UNLABELLED
 
-
-def _opened(path: Path | RemoteFile) -> Archive:
+def _opened(path: Path | RemoteFile) -> OpenArchive:
     return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path)
-
-
-def _reader(path: Path | RemoteFile, archive: Archive) -> ByteReader:
-    if isinstance(archive, ArchiveFile):
-        return TarReader(archive.path, archive.identity)
-    return RemoteTarReader(archive.file)
 
 
 def _known_by(path: Path | RemoteFile) -> dict[str, Any]:
@@ -204,7 +333,7 @@ def _known_by(path: Path | RemoteFile) -> dict[str, Any]:
     }
 
 
-def _images_of(archive: Archive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:
+def _images_of(archive: OpenArchive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:
     wnid, tar = class_tar
     place, images = f"{archive.path}: {tar.name}", []
     for image in walk(archive.read_at, archive=place, start=tar.offset, end=tar.offset + tar.size):
@@ -215,27 +344,18 @@ def _images_of(archive: Archive, class_tar: tuple[str, Member]) -> tuple[str, li
     return wnid, images
 
 
-def _list_images(archive: Archive, split: str, table: EntryTable, label_of: Callable[[str], int]) -> None:
-    for key, image in _members(archive, split):
-        table.append(key, label_of(key), length=image.size, offset=image.offset)
-
-
-def _members(archive: Archive, split: str) -> Iterator[tuple[str, Member]]:
+def _members(archive: OpenArchive, split: str) -> Iterator[tuple[str, Member]]:
     """Yield the members, each with the wnid or image in its name."""
-    for member in walk(_header_reads(archive, split), archive=str(archive.path), end=archive.end):
+    read_at: ReadAt = archive.read_at
+    if isinstance(archive, ArchiveFile):
+        archive.expect_random_reads()
+    elif split != "train":  # the tars in that of train are read at once
+        read_at = headers_ahead(archive)
+    for member in walk(read_at, archive=str(archive.path), end=archive.end):
         match = _MEMBERS[split].fullmatch(member.name)
         if match is None:
             raise _unexpected(member, str(archive.path))
         yield match[1], member
-
-
-def _header_reads(archive: Archive, split: str) -> ReadAt:
-    """Return what reads headers fast: of train, the tars in the archive are read at once."""
-    if isinstance(archive, ArchiveFile):
-        archive.expect_random_reads()
-    elif split != "train":
-        return headers_ahead(archive)
-    return archive.read_at
 
 
 def _unexpected(member: Member, place: str) -> SourceDamaged:

@@ -1,54 +1,48 @@
-"""The source of a list of images: a path and a label in each row, in text, CSV or JSON lines."""
+"""The sources of images that rows list: a list with their labels, and a folder with a table beside them.
+
+A list is text, CSV or JSON lines with a path and a label in each row; the table is metadata.csv or
+metadata.jsonl, with a path and columns.
+"""
 
 from __future__ import annotations
 
 import os
-from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.errors import SourceIncomplete, UsageError
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.schema import Schema
-from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, user_path
+from shardprep.formats.runtime.files import ArchiveFile, user_path
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
-from shardprep.formats.sources.listing import EntryTable, record_key
-from shardprep.formats.sources.metadata import ROW_COLUMNS, MetadataReader
+from shardprep.formats.sources.listing import add_unlisted
+from shardprep.formats.sources.rows import ListedImages, ListedTable, SplitImages
 from shardprep.formats.sources.source import (
     SPLIT_COLUMN,
     SPLITS,
-    ByteReader,
-    Entries,
     Listing,
-    Problems,
     Source,
     SourceOptions,
     no_such_split,
+    split_folders,
     split_in,
     split_of,
 )
 from shardprep.formats.sources.tables import (
     CSV_SUFFIXES,
     JSON_SUFFIXES,
-    MAX_ROW_BYTES,
-    CellKind,
-    FileStatus,
     Lines,
-    ListedClasses,
     TableForm,
     TableRow,
     cell_kinds,
-    left_out_note,
     place_below,
 )
-from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import FolderWalk, FoundFile, TreeReader, mtime_of
+from shardprep.formats.sources.trees import FolderWalk, FoundFile, mtime_of, other_folders, other_folders_note
 
 PATH_COLUMNS = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_file"),
@@ -61,12 +55,16 @@ LABEL_COLUMNS = (
 _TEXT_SUFFIXES = (".txt", ".lst", ".list")
 _JSON_SUFFIXES = (*JSON_SUFFIXES, ".json")
 LAYOUT = "image-list"
+_PLAIN = ("path", "label")
+_KEPT = ("follow_symlinks", "skip_non_images", "path_column", "label_column", "columns")
 
 
 def is_list(path: Path, options: SourceOptions) -> bool:
     """Whether a file of this name is a list. With options that only lists have, any text file is one."""
     suffix = path.suffix.lower()
-    return suffix in (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES) or bool(options.for_lists)
+    return suffix in (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES) or bool(
+        options.given("root", "path_column", "label_column")
+    )
 
 
 def labelled_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:
@@ -99,7 +97,7 @@ class LabelledList(Source):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in self._contents.of_split)
+        return tuple(split for split in SPLITS if split in self._found.images)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -114,82 +112,31 @@ class LabelledList(Source):
     def survey(self, split: str) -> Listing:
         if split not in self.splits:
             raise no_such_split(split, self.splits)
-        contents, follow = self._contents, self.source_options.follow_symlinks
-        one, rows = contents.of_split[split], contents.rows
-        fields = tuple(kind.field for kind in rows.kinds.values())
-        reader: ByteReader = TreeReader(self.root, follow)
-        if rows.table and fields:
-            images = TreeReader(self.root, follow, ("path", ROW_COLUMNS[0][0], "mtime_ns"))
-            places = tuple(rows.kinds)
-            reader = MetadataReader(images, self.path, contents.identity, rows.table, fields, places)
-        return Listing(
-            split=split,
-            layout=LAYOUT,
-            entries=one.entries,
-            labels=contents.labels,
-            reader=reader,
-            archives=(archive_of(self.path),),
-            expected=len(one.entries) + one.missing,
-            shortfall=f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
-            if one.missing
-            else "",
-            problems=contents.problems,
-            ignored=dict(one.ignored),
-            notes=left_out_note(rows.left_out),
-            options=self.source_options.kept(
-                "follow_symlinks", "skip_non_images", "path_column", "label_column", "columns"
-            ),
-            schema=Schema(fields),
+        found = self._found
+        one, listing = found.images[split], found.listing(split, LAYOUT, found.table, _KEPT)
+        first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
+        return replace(
+            listing, expected=len(one.entries) + one.missing, shortfall=first if one.missing else ""
         )
 
     @cached_property
-    def _contents(self) -> _ListContents:
-        contents = _ListContents(self)
-        contents.read()
-        return contents
+    def _found(self) -> ListImages:
+        return ListImages(self)
 
 
-class _SplitRows:
-    """The images of one split of a list, and the files that are missing."""
+class ListImages(ListedImages):
+    """The images of a list's ``table``."""
 
-    entries: Entries
-
-    def __init__(self, table: EntryTable) -> None:
-        self.table = table
-        self.lines = array("q")
-        self.missing = 0
-        self.first_missing = ""
-        self.ignored: Counter[str] = Counter()
-
-
-class _ListContents:
-    """Rows of a list, for each split; ``problems`` are those of all its rows."""
-
-    identity: Identity
-    labels: LabelSpace
+    advice = "correct the list"
+    is_list = True
 
     def __init__(self, source: LabelledList) -> None:
-        self.problems = Problems()
-        self.rows = ListRows()
-        self.of_split: dict[str, _SplitRows] = {}
-        self._classes = ListedClasses()
+        super().__init__(source.root, source.source_options)
         self._source = source
-        self._options = source.source_options
-
-    def read(self) -> None:
-        """Read all lines. Raises SourceDamaged, with the line, where the lines after it cannot be read."""
-        source, follow = self._source, self._options.follow_symlinks
-        with ArchiveFile(source.path) as file, FileStatus(source.root, follow_symlinks=follow) as files:
-            self.identity = file.identity
-            with self._at(lambda: 1):
-                self.rows = ListRows.of(file, self._options)
-            lines = Lines(file, MAX_ROW_BYTES) if self.rows.table else Lines(file)
-            with self._at(lambda: lines.number):
-                for row in self.rows.read(lines):
-                    self._add(row, lines.number, files)
-        if not self.of_split:  # no row is one
-            self._rows_of(source.split)
-        every = self.of_split.values()
+        self.table = self.read_table(source.path)
+        if not self.images:  # no row is one
+            self.split_images(source.split, source.path)
+        every = self.images.values()
         if (missing := sum(one.missing for one in every)) and not any(one.lines for one in every):
             first = next(one.first_missing for one in every if one.missing)
             none = f"none of its {missing} files exists; the first is {first}"
@@ -197,167 +144,69 @@ class _ListContents:
             self.problems.add(SourceIncomplete(f"{none}; {advice}", path=source.path))
             for one in every:
                 one.missing = 0
-        self.labels, places = self._classes.numbered()
-        for one in every:
-            one.entries = one.table.finish(one.lines)
-            if len(one.entries):
-                one.entries["label"] = places[one.entries["label"]]
+        self.finish()
 
-    def _rows_of(self, split: str) -> _SplitRows:
-        if split not in self.of_split:
-            more = ROW_COLUMNS if self.rows.kinds else ()
-            self.of_split[split] = _SplitRows(EntryTable(self._source.path, self.problems, more))
-        return self.of_split[split]
-
-    def _at(self, line: Callable[[], int]) -> AbstractContextManager[None]:
-        return foreign_file(self._source.path, "correct the list", place=lambda: f"line {line()}: ")
-
-    def _add(self, row: Row | ValueError, line: int, files: FileStatus) -> None:
-        """Add a row; what is wrong with its label, its path and its cells are problems of their own."""
-        label = place = None
-        if isinstance(row, ValueError):
-            with self.problems.collected("row"), self._at(lambda: line):
-                raise row
-            return
-        line = row.row.line if row.row else line
-        with self.problems.collected("label"), self._at(lambda: line):
-            label = self._classes.label_of(row.label)
-        with self.problems.collected("path"), self._at(lambda: line):
-            place = place_below(row.path, self._source.roots)
-        for at, kind in self.rows.kinds.items():
-            with self.problems.collected("row"), self._at(lambda: line):
-                kind.add(row.row.cells[at] if row.row else "")
-        if label is not None and place is not None:
-            with self.problems.collected():
-                self._add_file(row, place, label, line, files.of(place))
-
-    def _add_file(self, row: Row, place: str, label: int, line: int, status: os.stat_result | None) -> None:
-        one = self._rows_of(row.split or self._source.split)
-        if status is None:
-            one.missing += 1
-            one.first_missing = one.first_missing or f"{self._source.root / place} in line {line}"
-            return
-        file = FoundFile(place, status.st_size, mtime_of(status))
-        if self._options.skip_non_images:
-            walk = FolderWalk(self._source.root, self._options.follow_symlinks, self.problems, one.ignored)
-            if walk.is_left_out(file):
-                return
-        kept = row.row if self.rows.kinds else None
-        taken = one.table.append(
-            record_key(place.partition("/")[0], place),
-            label,
-            length=file.size + (kept.length if kept else 0),
-            path=place.encode(),
-            offset=kept.offset if kept else 0,
-            mtime_ns=file.mtime_ns,
-            image_bytes=file.size,
-            more=(file.size, kept.length) if kept else (),
-        )
-        if taken:
-            one.lines.append(line)
-
-
-class Row(NamedTuple):
-    """One image as listed: its path, its label, its split if that is said, and its row in a table."""
-
-    path: str
-    label: str
-    split: str | None = None
-    row: TableRow | None = None
-
-
-@dataclass
-class ListRows:
-    """The rows of a list.
-
-    ``table`` is None for a text file. ``kinds`` are those of the columns that are taken, by their places in a
-    row, and ``left_out`` has the names of the others, as far as the rows were read.
-    """
-
-    table: TableForm | None = None
-    kinds: dict[int, CellKind] = field(default_factory=dict)
-    left_out: dict[str, None] = field(default_factory=dict)
-    _used: Sequence[str] = ()  # the columns of paths, labels and splits
-
-    @classmethod
-    def of(cls, file: ArchiveFile, options: SourceOptions) -> ListRows:
-        """Return the rows of a file by its first line. Raises ValueError, and UsageError for a column."""
-        suffix = file.path.suffix.lower()
-        names_columns = bool(options.path_column or options.label_column or options.columns)
-        if suffix in _JSON_SUFFIXES:
-            return cls._of_json(TableForm.of_objects(file), options)
-        if suffix not in CSV_SUFFIXES:
+    def table_in(self, file: ArchiveFile) -> ListedTable:
+        options, suffix = self.options, file.path.suffix.lower()
+        choices, self.keeps_rows = options.column_choices, bool(options.columns)
+        names_columns = bool(options.given("path_column", "label_column", "columns"))
+        if suffix not in (*_JSON_SUFFIXES, *CSV_SUFFIXES):
             if names_columns:
                 raise ValueError(
                     "needs named columns, which a text file does not have; give a CSV or JSON Lines file"
                 )
-            return cls()
-        form = TableForm.of(file, unique=False)
-        names = tuple(name.strip() for name in form.names)
-        if len(names) == 2 and "." in names[0] and not names_columns:
-            usual = ("path", "label")
-            return cls(TableForm(usual, form.delimiter, has_header=False), _used=usual)
-        used = _used_columns(names, options)
-        kinds = cell_kinds(names, options.column_choices, (), typed=False) if options.columns else {}
-        taken = {*used, *(kind.header for kind in kinds.values())}
+            return ListedTable(file.path, file.identity, TableForm(_PLAIN, is_text=True))
+        is_json = suffix in _JSON_SUFFIXES
+        form = TableForm.of_objects(file) if is_json else TableForm.of(file, unique=False)
+        names = form.names if is_json else tuple(name.strip() for name in form.names)
+        if is_json and not names:  # no line is an object
+            return ListedTable(file.path, file.identity, form)
+        if not is_json and len(names) == 2 and "." in names[0] and not names_columns:
+            form = TableForm(_PLAIN, form.delimiter, has_header=False)
+            return ListedTable(file.path, file.identity, form)
+        path, label, split = _used_columns(names, options)
+        kinds = cell_kinds(names, choices, (), typed=is_json) if choices else {}
+        self.kinds = {kind.header: kind for kind in kinds.values()}
+        taken = [name for name in dict.fromkeys((path, label, split, *self.kinds)) if name]
         if twice := next((name for name in taken if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
-        left_out = dict.fromkeys(name for name in names if name and name not in taken)
-        return cls(TableForm(names, form.delimiter), kinds, left_out, used)
+        left_out = [] if is_json else [name for name in names if name and name not in taken]
+        names = tuple(taken) if is_json else names
+        return ListedTable(
+            file.path,
+            file.identity,
+            TableForm(names, form.delimiter, is_open=is_json),
+            names.index(path),
+            names.index(label),
+            names.index(split) if split else None,
+            tuple(names.index(header) for header in self.kinds),
+            dict.fromkeys(left_out),
+        )
 
-    @classmethod
-    def _of_json(cls, form: TableForm, options: SourceOptions) -> ListRows:
-        if not form.names:  # no line is an object
-            return cls(form)
-        used, choices = _used_columns(form.names, options), options.column_choices
-        cell_kinds(form.names, choices, (), typed=True)  # refuses columns that are not there
-        names = tuple(dict.fromkeys((*used, *(choice.origin for choice in choices))))
-        kinds = cell_kinds(names, choices, (), typed=True) if choices else {}
-        return cls(TableForm(names, is_open=True), kinds, _used=used)
-
-    def read(self, lines: Lines) -> Iterator[Row | ValueError]:
-        """Yield the rows, and for a line that is none what is wrong with it.
-
-        In a text file a line is a path and a label, separated by a tab, or else by the last space. Raises
-        ValueError where the rows after it cannot be read.
-        """
-        if self.table is not None:
-            for row in self.table.rows(lines):
-                try:
-                    yield row if isinstance(row, ValueError) else self._row(row)
-                except ValueError as error:
-                    yield error
-            return
-        for line in filter(None, map(str.strip, lines)):
-            path, separator, label = line.partition("\t") if "\t" in line else line.rpartition(" ")
-            if separator:
-                yield Row(path.strip(), label.strip())
-            else:
-                yield ValueError(f"{line[:80]!r} is not a path and its label")
-
-    @cached_property
-    def _places(self) -> list[int]:
-        return [self.table.names.index(name) for name in self._used] if self.table else []
-
-    def _row(self, row: TableRow) -> Row:
-        if row.others:
-            self.left_out.update(dict.fromkeys(row.others))
-        path, label, *split = (row.cells[at] for at in self._places)
+    def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
+        path, names, split = row.cells[table.path_at], table.form.names, self._source.split
         if not isinstance(path, str):
-            raise ValueError(f"has no text under {self._used[0]!r}")
-        if not isinstance(label, str) and type(label) is not int:
-            raise ValueError(f"has no text or whole number under {self._used[1]!r}")
-        if split and split_of(split[0]) is None:
-            raise ValueError(
-                f"has the {SPLIT_COLUMN} {str(split[0])[:80]!r}, an unknown split name (known are "
-                f"{', '.join(SPLITS)}); correct it, or take the column as values with --column "
-                f"NAME:KIND={self._used[2]}"
-            )
-        return Row(path.strip(), str(label).strip(), split_of(split[0]) if split else None, row)
+            raise ValueError(f"has no text under {names[table.path_at]!r}")
+        if table.split_at is not None:
+            named, cell = split_of(row.cells[table.split_at]), row.cells[table.split_at]
+            if named is None:
+                raise ValueError(
+                    f"has the {SPLIT_COLUMN} {str(cell)[:80]!r}, an unknown split name (known are "
+                    f"{', '.join(SPLITS)}); correct it, or take the column as values with --column "
+                    f"NAME:KIND={names[table.split_at]}"
+                )
+            split = named
+        place = place_below(path.strip(), self._source.roots)
+        return split, place, place
+
+    def is_left_out(self, one: SplitImages, place: str, status: os.stat_result) -> bool:
+        walk = FolderWalk(self.root, self.options.follow_symlinks, self.problems, one.ignored)
+        file = FoundFile(place, status.st_size, mtime_of(status))
+        return self.options.skip_non_images and walk.is_left_out(file)
 
 
-def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, ...]:
-    """Return the names of the columns of paths, of labels, and of splits, if there is one.
+def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, str, str]:
+    """Return the names of the columns of paths, of labels, and of splits, "" if there is none.
 
     A column of splits that is chosen as a column of values is none.
     """
@@ -375,4 +224,190 @@ def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, ..
             raise ValueError(f"has {what}; name it with {option}, of these: {', '.join(names)[:200]}")
         used.append(found)
     taken = {*used, *(choice.origin for choice in options.column_choices)}
-    return (*used, *[name for name in names if name.lower() == SPLIT_COLUMN and name not in taken][:1])
+    splits = (name for name in names if name.lower() == SPLIT_COLUMN and name not in taken)
+    return used[0], used[1], next(splits, "")
+
+
+METADATA = "metadata"
+TABLES = ("metadata.csv", "metadata.jsonl")
+PATH_NAME = "file_name"
+_KEPT_OF_METADATA = ("follow_symlinks", "path_column", "label_column", "columns")
+LABEL_NAMES = ("label", "class", "class_name", "wnid", "synset")
+
+
+def metadata_folder(path: Path, split: str | None, options: SourceOptions) -> MetadataFolder | None:
+    """Return the source of a folder with a table in it, or in its splits; None without any.
+
+    Without folders of splits it is taken for ``split``, or for train.
+
+    Raises:
+        UsageError: There are two tables of the same images, or a folder of a split has none.
+    """
+    places = split_folders(path)
+    of_split = {name: table for name, folder in places.items() if (table := _table_in(path / folder))}
+    whole = _table_in(path)
+    if whole and of_split:
+        raise UsageError(
+            "has a table, and so has the folder of a split; keep one table for each image", path=whole
+        )
+    if not whole and not of_split:
+        return None
+    if whole and not places:
+        places = {split or "train": ""}
+    tables = dict.fromkeys(places, whole) if whole else of_split
+    for name, folder in places.items():
+        if not tables.get(name):
+            raise UsageError(f"lacks a table, which other splits have; add {TABLES[0]}", path=path / folder)
+    return MetadataFolder(path, places, {name: table for name, table in tables.items() if table}, options)
+
+
+def _table_in(folder: Path) -> Path | None:
+    found = [folder / name for name in TABLES if (folder / name).is_file()]
+    if len(found) > 1:
+        raise UsageError(f"has {' and '.join(TABLES)}; keep one of them", path=folder)
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class MetadataFolder(Source):
+    """Images in folders, and a row for each of them in a table.
+
+    ``places`` has the folder of each split relative to ``root``, and ``tables`` the table of each: its own,
+    or one for all. All tables have the same columns.
+    """
+
+    root: Path
+    places: Mapping[str, str]
+    tables: Mapping[str, Path]
+    source_options: SourceOptions
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        if "" not in self.places.values():
+            return tuple(self.places)
+        return tuple(split for split in SPLITS if split in self._found.images)  # a column may say the split
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return tuple(self.root / place for place in self.places.values())
+
+    @property
+    def description(self) -> str:
+        names = ", ".join(dict.fromkeys(str(table.relative_to(self.root)) for table in self.tables.values()))
+        return f"{METADATA}: {', '.join(self.splits)}, with columns of {names}"
+
+    def survey(self, split: str) -> Listing:
+        if split not in self.splits:
+            raise no_such_split(split, self.splits)
+        found = self._found
+        table = found.tables[self.tables.get(split) or next(iter(self.tables.values()))]
+        listing = found.listing(split, METADATA, table, _KEPT_OF_METADATA)
+        notes = other_folders_note(other_folders(self.root, self.folders))
+        return replace(listing, notes=(*listing.notes, *notes))
+
+    @cached_property
+    def _found(self) -> MetadataImages:
+        found = MetadataImages(self.root, self.source_options, self.tables, self.places)
+        found.read()
+        return found
+
+
+class MetadataImages(ListedImages):
+    """The images of a folder's ``tables``, of one split in ``places`` or of all."""
+
+    advice = "correct the table"
+
+    def __init__(
+        self, root: Path, options: SourceOptions, tables: Mapping[str, Path], places: Mapping[str, str]
+    ) -> None:
+        super().__init__(root, options)
+        self.tables: dict[Path, ListedTable] = {}
+        self._splits = {path: [s for s in places if tables[s] == path] for path in tables.values()}
+        self._of_place = {place: split for split, place in places.items()}
+        for split, place in places.items():
+            self.split_images(split, tables[split], place)
+
+    def read(self) -> None:
+        """Read all tables, and look for images that they do not list."""
+        for path, splits in self._splits.items():
+            self.tables[path] = self.read_table(path)
+            if not self.images:
+                self.split_images(splits[0], path)
+        self.finish()
+        listed: dict[str, list[npt.NDArray[np.bytes_]]] = {}
+        for one in self.images.values():
+            listed.setdefault(one.place, []).append(one.entries["path"])
+        for one in self.images.values():
+            if paths := listed.pop(one.place, []):
+                one.ignored = add_unlisted(
+                    self.root,
+                    one.place,
+                    np.concatenate(paths),
+                    self.problems,
+                    "has no row in the table; add one, or remove it",
+                    follow_symlinks=self.options.follow_symlinks,
+                )
+
+    def table_in(self, file: ArchiveFile) -> ListedTable:
+        form, options = TableForm.of(file), self.options
+        names, there = form.names, ", ".join(form.names)[:200]
+        path, label = options.path_column or PATH_NAME, options.label_column
+        if label is not None and label not in names:
+            raise ValueError(f"has no column {label!r}; its columns are: {there}")
+        if path not in names:
+            raise ValueError(
+                f"has no column {path!r}; name the column of paths with --path-column, one of: {there}"
+            )
+        if label is None:
+            label = next((name for name in LABEL_NAMES if name in names), None)
+        split_at = self._split_column(form, file)
+        if split_at is not None:
+            self.images.clear()  # each split comes with its first row
+        used = [path, label or path, *([names[split_at]] if split_at is not None else [])]
+        kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
+        of_header = {kind.header: kind for kind in kinds.values()}
+        self.kinds = self.kinds or of_header
+        if self.kinds.keys() != of_header.keys():
+            raise ValueError(
+                "has different columns from the table of another split; give all tables the same columns"
+            )
+        left_out = dict.fromkeys(name for name in names if name not in used and name not in of_header)
+        return ListedTable(
+            path=file.path,
+            identity=file.identity,
+            form=form,
+            path_at=names.index(path),
+            label_at=None if label is None else names.index(label),
+            split_at=split_at,
+            cells=tuple(names.index(header) for header in self.kinds),
+            left_out=left_out,
+        )
+
+    def _split_column(self, form: TableForm, file: ArchiveFile) -> int | None:
+        """Return the place of a column that says the split of each row; None without one.
+
+        Where splits have folders, or the column is chosen as one of values, or has other values, it is none.
+        """
+        chosen = {choice.origin for choice in self.options.column_choices}
+        at = next((at for at, name in enumerate(form.names) if name.lower() == SPLIT_COLUMN), None)
+        if at is None or form.names[at] in chosen or self._of_place.keys() != {""}:
+            return None
+        with suppress(ValueError):  # it is said when the rows are read
+            rows = form.rows(Lines(file, form.limit))
+            return at if all(isinstance(row, ValueError) or split_of(row.cells[at]) for row in rows) else None
+        return None
+
+    def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
+        given = row.cells[table.path_at]
+        if not isinstance(given, str) or given.startswith("/"):
+            raise ValueError(f"names a file that is not beside the table: {str(given)[:200]!r}")
+        beside = table.path.parent.relative_to(self.root).as_posix()
+        place = place_below(f"{beside}/{given}", [self.root])
+        splits = {
+            place: split for place, split in self._of_place.items() if split in self._splits[table.path]
+        }
+        folder, _, path = ("", "", place) if "" in splits else place.partition("/")
+        split = splits.get(folder) if table.split_at is None else split_of(row.cells[table.split_at])
+        if split is None or not path:
+            raise ValueError(f"{place[:200]!r} is not in the folder of a split: {', '.join(splits)}")
+        return split, place, path

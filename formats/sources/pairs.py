@@ -9,8 +9,8 @@ import unicodedata
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,13 +24,14 @@ from shardprep.formats.records.schema import PLAIN, RESERVED, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.coco import has_instances
 from shardprep.formats.sources.listing import EntryTable, record_key
-from shardprep.formats.sources.metadata import ImageLabels
+from shardprep.formats.sources.rows import ImageLabels
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
     SPLIT_NAMES,
     SPLITS,
     ByteReader,
     Listing,
+    OpeningReader,
     Problems,
     Source,
     SourceOptions,
@@ -207,20 +208,20 @@ class PairedFolders(Source):
         if split not in self.splits:
             raise no_such_split(split, self.splits)
         labels, problems, matched = self._found
-        folders, follow = self.of_split[split], self.source_options.follow_symlinks
-        images = TreeReader(folders.images, follow, ("path", IMAGE_LENGTH, "mtime_ns"))
+        one, follow = matched[split], self.source_options.follow_symlinks
+        images = TreeReader(one.folders.images, follow, ("path", IMAGE_LENGTH, "mtime_ns"))
         partners = tuple(
             TreeReader(folder, follow, pair_columns(number))
-            for number, folder in enumerate(folders.partners.values())
+            for number, folder in enumerate(one.folders.partners.values())
         )
         return Listing(
             split=split,
             layout=LAYOUT,
-            entries=matched[split].entries,
+            entries=one.entries,
             labels=labels,
             reader=PairedReader(images, partners),
             problems=problems,
-            ignored=dict(matched[split].ignored),
+            ignored=dict(one.ignored),
             notes=other_folders_note(other_folders(self.root, self.folders)),
             options=self.source_options.kept("follow_symlinks", "pairs"),
             schema=Schema(Field(choice.name, "image") for choice in self.source_options.pair_choices),
@@ -289,9 +290,18 @@ class _Matched:
             stem = _stem(file.path)
             found = {name: files.pop(stem, None) for name, files in left.items()}
             partners = [partner for partner in found.values() if partner is not None]
-            if len(partners) == len(found):
-                self._append(file, partners)
             missing += [(name, stem, file) for name, partner in found.items() if partner is None]
+            if len(partners) == len(found):
+                more = (part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))
+                self._table.append(
+                    record_key(file.path.partition("/")[0], file.path),
+                    self._labels.of_folder(file.path),
+                    length=file.size + sum(partner.size for partner in partners),
+                    path=file.path.encode(),
+                    mtime_ns=file.mtime_ns,
+                    image_bytes=file.size,
+                    more=(file.size, *more),
+                )
         if missing:
             self._refuse_alone(missing, left)
         for name, files in left.items():
@@ -337,17 +347,6 @@ class _Matched:
             lacking = f"has no {name} in {self.folders.partners[name]}; {advice}"
             self.refuse(self.folders.images / file.path, lacking, f"no {name}")
 
-    def _append(self, file: FoundFile, partners: Sequence[FoundFile]) -> None:
-        self._table.append(
-            record_key(file.path.partition("/")[0], file.path),
-            self._labels.of_folder(file.path),
-            length=file.size + sum(partner.size for partner in partners),
-            path=file.path.encode(),
-            mtime_ns=file.mtime_ns,
-            image_bytes=file.size,
-            more=(file.size, *(part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))),
-        )
-
 
 def _inside(images: Path, partners: Iterable[Path]) -> tuple[str, ...]:
     """Return the beginnings of paths below ``images`` that are partners."""
@@ -375,37 +374,23 @@ def pair_columns(number: int) -> tuple[str, str, str]:
 
 
 @dataclass
-class PairedReader(ByteReader):
+class PairedReader(OpeningReader[tuple[ByteReader, ...]]):
     """Reader of images, and of the partner of each in every folder of ``partners``."""
 
     images: TreeReader
     partners: tuple[TreeReader, ...]
-    _opened: ExitStack | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> PairedReader:
+    @contextmanager
+    def opening(self) -> Iterator[tuple[ByteReader, ...]]:
         with ExitStack() as stack:  # a copy of this reader shares its parts, so that it opens others
-            self.images = replace(self.images)
-            self.partners = tuple(map(replace, self.partners))
-            for one in (self.images, *self.partners):
-                stack.enter_context(one)
-            self._opened = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self._opened is not None
+            yield tuple(stack.enter_context(replace(one)) for one in (self.images, *self.partners))
 
     def read(self, entry: np.void) -> bytes:
-        return self.images.read(entry)
+        return self.opened[0].read(entry)
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         images = []
-        for partner in self.partners:
+        for partner in self.opened[1:]:
             try:
                 images.append(PLAIN["image"].encode(partner.read(entry)))
             except BadValue as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,12 @@ from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES, WANTED_FOR_VAL
-from shardprep.formats.sources.coco import coco_folder
+from shardprep.formats.sources.coco import CocoFolder, coco_folder
 from shardprep.formats.sources.converted import converted_dataset, held_out
 from shardprep.formats.sources.folders import Tree, class_folders, extracted_tree, kaggle_tree
-from shardprep.formats.sources.ilsvrc import official_tars, remote_tars, single_tar
-from shardprep.formats.sources.ilsvrc_base import IlsvrcSource
-from shardprep.formats.sources.lists import labelled_list
-from shardprep.formats.sources.metadata import metadata_folder
-from shardprep.formats.sources.pairs import paired_folders
+from shardprep.formats.sources.ilsvrc import IlsvrcSource, official_tars, remote_tars, single_tar
+from shardprep.formats.sources.lists import LabelledList, MetadataFolder, labelled_list, metadata_folder
+from shardprep.formats.sources.pairs import PairedFolders, paired_folders
 from shardprep.formats.sources.parquet import ParquetRows, parquet
 from shardprep.formats.sources.record_files import RecordSource
 from shardprep.formats.sources.source import (
@@ -31,7 +29,7 @@ from shardprep.formats.sources.source import (
     no_such_split,
 )
 from shardprep.formats.sources.tar import BLOCK
-from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, tensorpack_lmdb
+from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, TensorpackLmdb, tensorpack_lmdb
 from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
 from shardprep.formats.sources.webdataset import WebDataset, webdataset
 from shardprep.formats.storage.store import Location
@@ -43,32 +41,15 @@ def image_columns(path: Path, split: str | None, options: SourceOptions) -> Sour
     Raises UsageError for options of several such sources, and what the sources raise.
     """
     metadata = metadata_folder(path, split, options)
-    found = [
-        source
-        for source in (
-            coco_folder(path, split, options),
-            paired_folders(path, split, options) if options.pairs else None,
-            metadata,
-        )
-        if source is not None
-    ]
+    coco = coco_folder(path, split, options)
+    paired = paired_folders(path, split, options) if options.pairs else None
+    found = [source for source in (coco, paired, metadata) if source is not None]
     if len(found) > 1:
         kinds = " and ".join(source.description for source in found)
         raise UsageError(
             f"has columns of several kinds: {kinds}; convert one, and add the other with prep join", path=path
         )
-    if not found:
-        return None
-    _refuse_options(found[0], options, takes_columns=found[0] is metadata)
-    return found[0]
-
-
-def _refuse_options(source: Source, options: SourceOptions, *, takes_columns: bool) -> None:
-    refused = [name for name in options.for_lists if name == "root" or not takes_columns]
-    if options.columns and not takes_columns:
-        refused.append("columns")
-    if refused:
-        raise _refusal(refused, source)
+    return found[0] if found else None
 
 
 RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
@@ -76,6 +57,17 @@ RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | N
     tfrecord,
     parquet,
 )
+_OF_RECORDS = ("image_column", "label_column")
+_OF_TABLES = ("path_column", "label_column", "columns")
+_TAKEN: dict[type[Source], tuple[str, ...]] = {
+    CocoFolder: ("coco",),
+    PairedFolders: ("pairs",),
+    MetadataFolder: _OF_TABLES,
+    LabelledList: ("root", *_OF_TABLES),
+    **dict.fromkeys((WebDataset, TfRecord, ParquetRows, TensorpackLmdb), _OF_RECORDS),
+}
+"""The options that each kind of source takes, of those that not all of them do."""
+
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TENSORPACK)
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -147,7 +139,7 @@ class MixedSource(Source):
                     f"{first} ({one.layout}) has {len(one.labels)} classes, but {split} ({other.layout}) "
                     f"has {len(other.labels)} or different ones; put {WANTED_FOR_CLASSES} beside them, or "
                     "keep them in two folders",
-                    path=one.beside[0],
+                    path=one.beside,
                 )
         return one.labels
 
@@ -171,66 +163,51 @@ def recognise(
     options = options or SourceOptions()
     if split not in (None, *SPLITS):
         raise UsageError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+    wanted = split if options.val_fraction is None else "train"
     if isinstance(path, Location):
-        source = _without_list_options(remote_tars(path, check_md5=check_md5), options)
-        return source if options.val_fraction is None else held_out(source, options.val_fraction, seed)
-    if not path.exists():
+        source: Source = remote_tars(path, check_md5=check_md5)
+    elif path.exists():
+        source = _recognised(path.resolve(), wanted, check_md5, options)
+    else:
         raise UsageError("does not exist", path=path)
-    if options.val_fraction is None:
-        return _recognised(path.resolve(), split, check_md5, options)
-    return held_out(_recognised(path.resolve(), "train", check_md5, options), options.val_fraction, seed)
+    _refuse_others(options, source)
+    return source if options.val_fraction is None else held_out(source, options.val_fraction, seed)
 
 
 def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
-    if path.is_dir() and (dataset := converted_dataset(path)):
-        return _without_list_options(dataset, options)
-    if path.is_dir() and (source := image_columns(path, split, options)):
-        return _without_columns(source, replace(options, columns=(), pairs=(), coco=None))
-    _refuse_compressed(path)
-    if records := _of_records(path, split, options):
-        return _without_list_options(records, _without_records(options))
-    found = _of_folder(path, options, check_md5) if path.is_dir() else _of_file(path, check_md5)
-    if not found and (lmdb := tensorpack_lmdb(path, split or "train", options)):
-        return _without_list_options(lmdb, _without_records(options))
-    if not found and path.is_dir() and (source := class_folders(path, split or "train", options)):
-        found = [source]
-    if not found and (listed := labelled_list(path, split, options)):
-        return _without_columns(listed, options, taken=("columns",))
-    if not found:
+    is_folder, source = path.is_dir(), None
+    if is_folder:
+        source = converted_dataset(path) or image_columns(path, split, options)
+    if source is None:
+        if _first_block(path).startswith((_GZIP, _ZIP)):
+            raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
+        source = _of_records(path, split, options)
+    if source is None:
+        official = _official(path, options, check_md5)
+        source = merged(official) if official else tensorpack_lmdb(path, split or "train", options)
+    if source is None and is_folder:
+        source = class_folders(path, split or "train", options)
+    source = source or labelled_list(path, split, options)
+    if source is None:
         raise UsageError(_UNKNOWN_SOURCE, path=path)
-    return _without_list_options(merged(found), options)
+    return source
 
 
-def _refusal(options: Iterable[str], source: Source) -> UsageError:
-    """Return the error for options, by name, that a source does not have."""
-    names = {"columns": "--column", "pairs": "--pair"}
-    given = [names.get(option, f"--{option.replace('_', '-')}") for option in options]
-    advice = "; add columns later with prep join" if {*given} & {*names.values()} else ""
-    return UsageError(f"{', '.join(given)}: not for {source.description}{advice}")
-
-
-def _without_list_options(source: Source, options: SourceOptions) -> Source:
-    """Return the source, which is no list. Raises UsageError if options of lists were given."""
-    if options.for_lists:
-        raise _refusal(options.for_lists, source)
-    return _without_columns(source, options)
-
-
-def _without_columns(source: Source, options: SourceOptions, taken: Sequence[str] = ()) -> Source:
-    """Return the source. Raises UsageError if options of columns were given that it does not take."""
-    if refused := [name for name in options.for_columns if name not in taken]:
-        raise _refusal(refused, source)
-    if options.image_column is not None:
+def _refuse_others(options: SourceOptions, source: Source) -> None:
+    """Raise UsageError for options that the source does not take."""
+    taken = _TAKEN.get(type(source), ())
+    every = options.given("root", "path_column", "label_column", "columns", "pairs", "coco", "image_column")
+    refused = [name for name in every if name not in taken]
+    if refused == ["image_column"]:
         raise UsageError(
             "--image-column needs record files (WebDataset, TFRecord, Parquet, LMDB), but this is "
             f"{source.description}"
         )
-    return source
-
-
-def _without_records(options: SourceOptions) -> SourceOptions:
-    """Return the options without those that files of records have."""
-    return replace(options, image_column=None, label_column=None)
+    if refused:
+        names = {"columns": "--column", "pairs": "--pair"}
+        flags = [names.get(name, f"--{name.replace('_', '-')}") for name in refused]
+        advice = "; add columns later with prep join" if {*flags} & {*names.values()} else ""
+        raise UsageError(f"{', '.join(flags)}: not for {source.description}{advice}")
 
 
 def _of_records(path: Path, split: str | None, options: SourceOptions) -> Source | None:
@@ -248,7 +225,11 @@ def _of_records(path: Path, split: str | None, options: SourceOptions) -> Source
     return found[0] if found else None
 
 
-def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[IlsvrcSource]:
+def _official(path: Path, options: SourceOptions, check_md5: bool) -> list[IlsvrcSource]:
+    """Return the sources of ILSVRC12, or of folders of splits, at a path."""
+    if not path.is_dir():
+        tar = single_tar(path, check_md5=check_md5) if b"ustar" in _first_block(path) else None
+        return [tar] if tar else []
     every = (
         official_tars(path, check_md5=check_md5),
         kaggle_tree(path, options, check_md5=check_md5),
@@ -258,16 +239,6 @@ def _of_folder(path: Path, options: SourceOptions, check_md5: bool) -> list[Ilsv
     if len(found) == 1 and isinstance(found[0], Tree):
         found[0].refuse_others()
     return found
-
-
-def _refuse_compressed(path: Path) -> None:
-    if _first_block(path).startswith((_GZIP, _ZIP)):
-        raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
-
-
-def _of_file(path: Path, check_md5: bool) -> list[IlsvrcSource]:
-    source = single_tar(path, check_md5=check_md5) if b"ustar" in _first_block(path) else None
-    return [source] if source else []
 
 
 def _first_block(path: Path) -> bytes:

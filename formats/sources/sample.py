@@ -7,14 +7,14 @@ import os
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import cached_property, partial
 from importlib import resources
 from io import BytesIO
-from itertools import chain, count as count_text, cycle
+from itertools import count as count_text, cycle
 from pathlib import Path
 from typing import IO
 
@@ -134,20 +134,22 @@ class SamplePlan:
             n = rank * self.classes + label
             yield self._image(f"{wnid}/{wnid}_{number}", n, RandomUse.TRAIN, TRAIN_ODDITIES)
 
-    def val_images(self) -> Iterator[SampleImage]:
-        """Return the images by ascending name, the order of the ground truth; classes are mixed and even."""
-        return self._flat_images("val", self.val, RandomUse.VAL, VAL_ODDITIES)
+    def flat_images(self, split: str) -> Iterator[SampleImage]:
+        """Yield the images of val or test by ascending name, the order of the ground truth.
 
-    def test_images(self) -> Iterator[SampleImage]:
-        """Return the images by ascending name; no archive has their labels."""
-        return self._flat_images("test", self.test, RandomUse.TEST, {})
-
-    def _flat_images(
-        self, split: str, count: int, stream: RandomUse, oddities: Mapping[int, Oddity]
-    ) -> Iterator[SampleImage]:
+        Classes are mixed and even. No archive has the labels of test.
+        """
+        stream, count = RandomUse[split.upper()], self.val if split == "val" else self.test
         mixed = np.random.default_rng((self.seed, stream)).permutation(count)
         for number, n in enumerate(mixed.tolist(), start=1):
+            oddities = VAL_ODDITIES if split == "val" else {}
             yield self._image(f"ILSVRC2012_{split}_{number:08d}", n, stream, oddities)
+
+    def images(self, split: str) -> list[SampleImage]:
+        """Return all images of a split; those of train by class."""
+        if split != "train":
+            return list(self.flat_images(split))
+        return [image for label in range(self.classes) for image in self.train_images(label)]
 
     def _image(self, key: str, n: int, stream: RandomUse, oddities: Mapping[int, Oddity]) -> SampleImage:
         rank, label = divmod(n, self.classes)
@@ -194,10 +196,13 @@ class Album:
     def load(cls, on_draw: Callable[[], None] | None = None) -> Album:
         """Return the photographs in the package."""
         folder = resources.files("shardprep.formats.data.photographs")
+        import cv2  # start-up time, here and below
+
         files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".jpg")}
         cmyk = files.pop("cmyk.jpg")
         names = tuple(sorted(files))
-        return cls(names, tuple(_decode(files[name]) for name in names), cmyk, on_draw)
+        decoded = (cv2.imdecode(np.frombuffer(files[name], np.uint8), cv2.IMREAD_COLOR) for name in names)
+        return cls(names, tuple(np.asarray(pixels, np.uint8) for pixels in decoded), cmyk, on_draw)
 
     def draw(self, image: SampleImage) -> bytes:
         """Return the encoded image. Deterministic for the same releases of OpenCV and NumPy."""
@@ -212,7 +217,7 @@ class Album:
 @contextmanager
 def single_threaded_opencv() -> Iterator[None]:
     """Keep OpenCV from starting threads: the images are small, and a later fork would lose the threads."""
-    import cv2  # start-up time, here and below
+    import cv2
 
     before = cv2.getNumThreads()
     cv2.setNumThreads(1)
@@ -222,16 +227,13 @@ def single_threaded_opencv() -> Iterator[None]:
         cv2.setNumThreads(before)
 
 
-def _decode(jpeg: bytes) -> Pixels:
-    import cv2
-
-    pixels = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
-    return np.asarray(pixels, np.uint8)
-
-
 def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
     """Return a crop of 40 to 100 % of each side, mirrored or not, a little brighter or darker."""
-    height, width = (round(side * share) for side, share in zip(photograph.shape, _shares(rng), strict=False))
+    share = rng.uniform(0.5, 1.0)
+    shares = (share, share * rng.uniform(0.8, 1.0))
+    if rng.random() >= 0.5:
+        shares = shares[::-1]
+    height, width = (round(side * share) for side, share in zip(photograph.shape, shares, strict=False))
     top = rng.integers(photograph.shape[0] - height + 1)
     left = rng.integers(photograph.shape[1] - width + 1)
     pixels = photograph[top : top + height, left : left + width]
@@ -240,12 +242,6 @@ def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
     light = np.clip(np.arange(256) * rng.uniform(0.85, 1.15), 0, 255).astype(np.uint8)
     scale = rng.integers(*LONGER_SIDE, endpoint=True) / max(height, width)
     return _resize(light[pixels], round(width * scale), round(height * scale))
-
-
-def _shares(rng: np.random.Generator) -> tuple[float, float]:
-    share = rng.uniform(0.5, 1.0)
-    other = share * rng.uniform(0.8, 1.0)
-    return (share, other) if rng.random() < 0.5 else (other, share)
 
 
 def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
@@ -259,33 +255,24 @@ def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
 def _encode(pixels: Pixels, oddity: Oddity | None) -> bytes:
     import cv2
 
+    suffix, options, segment = ".jpg", [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY], b""
     if oddity is Oddity.PNG:
-        return _png(pixels)
-    if oddity is Oddity.GRAYSCALE:
-        return _jpeg(np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY), np.uint8))
-    if oddity is Oddity.PROGRESSIVE:
-        return _jpeg(pixels, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
-    if oddity is Oddity.CORRUPT_EXIF:
-        return insert_segment(_jpeg(pixels), MARKER_EXIF, corrupt_exif())
-    if oddity in ORIENTATIONS:
+        height, width = pixels.shape[:2]
+        small = _resize(pixels, PNG_SIDE, round(height * PNG_SIDE / width))
+        suffix, options, pixels = ".png", [], np.asarray(cv2.cvtColor(small, cv2.COLOR_BGR2BGRA), np.uint8)
+    elif oddity is Oddity.GRAYSCALE:
+        pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY), np.uint8)
+    elif oddity is Oddity.PROGRESSIVE:
+        options += [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]
+    elif oddity is Oddity.CORRUPT_EXIF:
+        segment = b"Exif\0\0" + struct.pack(">4sI", b"MM\0*", 0x7FFFFFF0) + b"\xff" * 24  # far outside of it
+    elif oddity in ORIENTATIONS:
         orientation, quarter_turns, order = ORIENTATIONS[oddity]
-        return insert_segment(_jpeg(np.rot90(pixels, quarter_turns)), MARKER_EXIF, exif(orientation, order))
-    return _jpeg(_resize(pixels, *TINY[oddity]) if oddity in TINY else pixels)
-
-
-def _jpeg(pixels: Pixels, *options: int) -> bytes:
-    import cv2
-
-    parameters = (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY, *options)
-    return bytes(cv2.imencode(".jpg", np.ascontiguousarray(pixels), parameters)[1])
-
-
-def _png(pixels: Pixels) -> bytes:
-    import cv2
-
-    height, width = pixels.shape[:2]
-    small = _resize(pixels, PNG_SIDE, round(height * PNG_SIDE / width))
-    return bytes(cv2.imencode(".png", cv2.cvtColor(small, cv2.COLOR_BGR2BGRA))[1])
+        pixels, segment = np.rot90(pixels, quarter_turns), exif(orientation, order)
+    elif oddity in TINY:
+        pixels = _resize(pixels, *TINY[oddity])
+    encoded = bytes(cv2.imencode(suffix, np.ascontiguousarray(pixels), options)[1])
+    return insert_segment(encoded, MARKER_EXIF, segment) if segment else encoded
 
 
 def insert_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
@@ -298,11 +285,6 @@ def exif(orientation: int, order: str) -> bytes:
     magic = {"<": b"II*\0", ">": b"MM\0*"}[order]
     directory = struct.pack(order + "IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
     return b"Exif\0\0" + magic + directory
-
-
-def corrupt_exif() -> bytes:
-    """Return an APP1 payload with its directory far outside of it."""
-    return b"Exif\0\0" + struct.pack(">4sI", b"MM\0*", 0x7FFFFFF0) + b"\xff" * 24
 
 
 MTIME = 1_341_360_000  # a fixed time in the summer of 2012, as in the real archives
@@ -344,35 +326,21 @@ def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def write_train(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
     """Write a tar of class tars, by ascending wnid. One class is in memory at a time."""
-    labels = {wnid: label for label, wnid in enumerate(plan.wnids)}
     with tar_of(file) as tar:
-        for wnid in sorted(labels):
-            add_member(tar, f"{wnid}.tar", _class_tar(plan.train_images(labels[wnid]), album))
+        for wnid, label in sorted((wnid, label) for label, wnid in enumerate(plan.wnids)):
+            packed = BytesIO()
+            with tar_of(packed) as class_tar:
+                for image in plan.train_images(label):
+                    add_member(class_tar, image.file_name, album.draw(image))
+            add_member(tar, f"{wnid}.tar", packed.getvalue())
 
 
-def _class_tar(images: Iterator[SampleImage], album: Album) -> bytes:
-    file = BytesIO()
+def write_flat(file: IO[bytes], plan: SamplePlan, album: Album, *, split: str) -> None:
+    """Write a tar that is not in the order of names; that of test has a folder ``test``."""
+    images, prefix = plan.images(split), "test/" if split == "test" else ""
+    rng = np.random.default_rng((plan.seed, RandomUse.TAR_ORDER, RandomUse[split.upper()]))
     with tar_of(file) as tar:
-        for image in images:
-            add_member(tar, image.file_name, album.draw(image))
-    return file.getvalue()
-
-
-def write_val(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
-    """Write a flat tar, not in the order of names."""
-    _write_flat(file, list(plan.val_images()), album)
-
-
-def write_test(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
-    """Write a tar of one folder ``test``, not in the order of names."""
-    _write_flat(file, list(plan.test_images()), album, prefix="test/")
-
-
-def _write_flat(file: IO[bytes], images: list[SampleImage], album: Album, *, prefix: str = "") -> None:
-    seed, stream, *_ = images[0].seed
-    order = unsorted_permutation(np.random.default_rng((seed, RandomUse.TAR_ORDER, stream)), len(images))
-    with tar_of(file) as tar:
-        for i in order:
+        for i in unsorted_permutation(rng, len(images)):
             add_member(tar, prefix + images[i].file_name, album.draw(images[i]))
 
 
@@ -392,44 +360,35 @@ class BoxDefect(StrEnum):
 ANNOTATIONS = 2 * len(BoxDefect)  # per archive, if there are as many images
 
 
-@dataclass(frozen=True, slots=True)
-class Rectangle:
-    """A box in pixels of the displayed size, as in the XML: numbers in any order and form."""
-
-    xmin: float
-    ymin: float
-    xmax: float
-    ymax: float
-
-
-def annotated(images: list[SampleImage]) -> list[tuple[SampleImage, BoxDefect]]:
-    """Return the images that get an annotation, spread evenly, each with its defect."""
+def annotated(plan: SamplePlan, split: str) -> list[tuple[SampleImage, BoxDefect]]:
+    """Return the images of a split that get an annotation, spread evenly, each with its defect."""
+    images = plan.images(split)
     step = max(1, len(images) // ANNOTATIONS)
     return list(zip(images[::step][:ANNOTATIONS], cycle(BoxDefect), strict=False))
 
 
-def annotated_train(plan: SamplePlan) -> list[tuple[SampleImage, BoxDefect]]:
-    """Return the annotated images of train."""
-    return annotated(list(chain.from_iterable(plan.train_images(i) for i in range(plan.classes))))
-
-
-def annotated_val(plan: SamplePlan) -> list[tuple[SampleImage, BoxDefect]]:
-    """Return the annotated images of val."""
-    return annotated(list(plan.val_images()))
-
-
-def write_train_boxes(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
-    """Write ``<wnid>/<wnid>_<number>.xml`` for each annotated image."""
+def write_boxes(file: IO[bytes], plan: SamplePlan, album: Album, *, split: str) -> None:
+    """Write ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, for each annotated image."""
     with tar_gz(file) as tar:
-        for image, defect in annotated_train(plan):
-            add_member(tar, f"{image.key}.xml", annotation(image, defect, plan, album).encode())
+        for image, defect in annotated(plan, split):
+            name = image.key if split == "train" else f"val/{image.key}"
+            add_member(tar, f"{name}.xml", annotation(image, defect, plan, album).encode())
 
 
-def write_val_boxes(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
-    """Write ``val/ILSVRC2012_val_<number>.xml`` for each annotated image."""
-    with tar_gz(file) as tar:
-        for image, defect in annotated_val(plan):
-            add_member(tar, f"val/{image.key}.xml", annotation(image, defect, plan, album).encode())
+OBJECT = """\
+	<object>
+		<name>{}</name>
+		<pose>Unspecified</pose>
+		<truncated>0</truncated>
+		<difficult>0</difficult>
+		<bndbox>
+			<xmin>{}</xmin>
+			<ymin>{}</ymin>
+			<xmax>{}</xmax>
+			<ymax>{}</ymax>
+		</bndbox>
+	</object>
+"""
 
 
 def annotation(image: SampleImage, defect: BoxDefect, plan: SamplePlan, album: Album) -> str:
@@ -441,7 +400,8 @@ def annotation(image: SampleImage, defect: BoxDefect, plan: SamplePlan, album: A
     if defect is BoxDefect.DISPLAYED_SIZE:
         width, height = width * 3 // 2, height * 3 // 2
     rng = np.random.default_rng((*image.seed, RandomUse.BOXES))
-    objects = "".join(_object(wnid, box) for box in _rectangles(defect, width, height, rng))
+    boxes = _rectangles(defect, width, height, rng)
+    objects = "".join(OBJECT.format(wnid, *box) for box in boxes)
     return f"""\
 <annotation>
 	<folder>{folder}</folder>
@@ -459,24 +419,10 @@ def annotation(image: SampleImage, defect: BoxDefect, plan: SamplePlan, album: A
 """
 
 
-def _object(wnid: str, box: Rectangle) -> str:
-    return f"""\
-	<object>
-		<name>{wnid}</name>
-		<pose>Unspecified</pose>
-		<truncated>0</truncated>
-		<difficult>0</difficult>
-		<bndbox>
-			<xmin>{box.xmin}</xmin>
-			<ymin>{box.ymin}</ymin>
-			<xmax>{box.xmax}</xmax>
-			<ymax>{box.ymax}</ymax>
-		</bndbox>
-	</object>
-"""
-
-
-def _rectangles(defect: BoxDefect, width: int, height: int, rng: np.random.Generator) -> Iterator[Rectangle]:
+def _rectangles(
+    defect: BoxDefect, width: int, height: int, rng: np.random.Generator
+) -> Iterator[tuple[float, float, float, float]]:
+    """Yield x_min, y_min, x_max, y_max in pixels of the displayed size, in any order and form."""
     left, top = int(rng.integers(width // 3)), int(rng.integers(height // 3))
     right, bottom = width - 1 - int(rng.integers(width // 3)), height - 1 - int(rng.integers(height // 3))
     if defect is BoxDefect.SWAPPED:
@@ -486,9 +432,9 @@ def _rectangles(defect: BoxDefect, width: int, height: int, rng: np.random.Gener
     if defect in (BoxDefect.OUTSIDE, BoxDefect.FAR_OUTSIDE):
         right = width + 40
     offset = 0.25 if defect is BoxDefect.FLOAT else 0
-    yield Rectangle(left + offset, top + offset, right + offset, bottom + offset)
+    yield left + offset, top + offset, right + offset, bottom + offset
     if defect is BoxDefect.TWO_OBJECTS:
-        yield Rectangle(0, 0, width // 2, height // 2)
+        yield 0, 0, width // 2, height // 2
 
 
 INT8, INT32, UINT16, UINT32, DOUBLE, MATRIX, COMPRESSED = 1, 5, 4, 6, 9, 14, 15  # table 1-1
@@ -512,24 +458,6 @@ images show is not of these classes. It serves to try things out and is of no us
 data/meta.mat                                   the classes: ILSVRC2012_ID, WNID, words, ...
 data/ILSVRC2012_validation_ground_truth.txt     an ILSVRC2012_ID per validation image, by ascending file name
 """
-
-
-def write_struct_array(name: str, columns: Mapping[str, Sequence[Cell]], *, comment: str) -> bytes:
-    """Return a MAT file with one struct array of shape (n, 1). Deterministic: it contains no time.
-
-    A cell is text, a number, or a row of numbers.
-    """
-    rows = zip(*columns.values(), strict=True)
-    cells = [_cell(value) for row in rows for value in row]
-    parts = [
-        _element(INT32, struct.pack("<i", NAME_BYTES)),
-        _element(INT8, b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in columns)),
-        *cells,
-    ]
-    array = _array(STRUCT, (len(cells) // len(columns), 1), parts, name=name)
-    packed = zlib.compress(array)
-    header = comment.encode().ljust(116)[:116] + bytes(8) + VERSION
-    return header + struct.pack("<II", COMPRESSED, len(packed)) + packed
 
 
 def _cell(value: Cell) -> bytes:
@@ -568,7 +496,7 @@ class Synset:
 
 def write_devkit(file: IO[bytes], plan: SamplePlan, photographs: tuple[str, ...]) -> None:
     """Write the devkit; a class's gloss names the photographs that its images are crops of."""
-    truth = "".join(f"{image.label + 1}\n" for image in plan.val_images())
+    truth = "".join(f"{image.label + 1}\n" for image in plan.images("val"))
     with tar_gz(file) as tar:
         add_member(tar, f"{FOLDER}/readme.txt", README.encode())
         add_member(tar, f"{FOLDER}/data/meta.mat", meta_mat(synsets(plan, photographs)))
@@ -577,40 +505,42 @@ def write_devkit(file: IO[bytes], plan: SamplePlan, photographs: tuple[str, ...]
 
 def synsets(plan: SamplePlan, photographs: tuple[str, ...]) -> list[Synset]:
     """Return the rows of meta.mat, ILSVRC2012_ID 1 first: the classes, then animal, thing and entity."""
-    leaves = [_leaf(plan, label, photographs) for label in range(plan.classes)]
-    animals, things = _ids(leaves, animals=True), _ids(leaves, animals=False)
+    leaves: list[Synset] = []
+    animals: list[int] = []
+    things: list[int] = []
+    for label, wnid in enumerate(plan.wnids):
+        gloss = "here, crops of " + ", ".join(photographs[p] for p in plan.photographs(label))
+        leaves.append(Synset(wnid, official_words()[wnid], gloss, train_images=plan.train_per_class))
+        (animals if wnid < FIRST_WNID_OF_THINGS else things).append(label + 1)
     groups = [
-        Synset("n00015388", "animal", "all the animals here", animals, height=1),
-        Synset("n00001930", "physical entity", "all the rest", things, height=1),
+        Synset("n00015388", "animal", "all the animals here", tuple(animals), height=1),
+        Synset("n00001930", "physical entity", "all the rest", tuple(things), height=1),
     ]
     groups = [group for group in groups if group.children]  # a group without children would be a class
     children = tuple(range(len(leaves) + 1, len(leaves) + len(groups) + 1))
     return [*leaves, *groups, Synset("n00001740", "entity", "all there is", children, height=2)]
 
 
-def _leaf(plan: SamplePlan, label: int, photographs: tuple[str, ...]) -> Synset:
-    wnid = plan.wnids[label]
-    gloss = "here, crops of " + ", ".join(photographs[p] for p in plan.photographs(label))
-    return Synset(wnid, official_words()[wnid], gloss, train_images=plan.train_per_class)
-
-
-def _ids(leaves: list[Synset], *, animals: bool) -> tuple[int, ...]:
-    return tuple(i for i, leaf in enumerate(leaves, start=1) if (leaf.wnid < FIRST_WNID_OF_THINGS) is animals)
-
-
 def meta_mat(rows: list[Synset]) -> bytes:
-    """Return a MATLAB 5 file with the struct array ``synsets`` of shape (n, 1)."""
-    columns: dict[str, list[Cell]] = {
-        "ILSVRC2012_ID": [float(i) for i in range(1, len(rows) + 1)],
-        "WNID": [row.wnid for row in rows],
-        "words": [row.words for row in rows],
-        "gloss": [row.gloss for row in rows],
-        "num_children": [float(len(row.children)) for row in rows],
-        "children": [row.children for row in rows],
-        "wordnet_height": [float(row.height) for row in rows],
-        "num_train_images": [float(row.train_images) for row in rows],
-    }
-    return write_struct_array("synsets", columns, comment=MAT_COMMENT)
+    """Return a MATLAB 5 file with the struct array ``synsets`` of shape (n, 1), without a time.
+
+    A cell is text, a number, or a row of numbers.
+    """
+    fields = [
+        *("ILSVRC2012_ID", "WNID", "words", "gloss"),
+        *("num_children", "children", "wordnet_height", "num_train_images"),
+    ]
+    parts = [
+        _element(INT32, struct.pack("<i", NAME_BYTES)),
+        _element(INT8, b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in fields)),
+    ]
+    for number, row in enumerate(rows, start=1):
+        named = (number, row.wnid, row.words, row.gloss)
+        cells = (*named, len(row.children), row.children, row.height, row.train_images)
+        parts += [_cell(cell) for cell in cells]
+    packed = zlib.compress(_array(STRUCT, (len(rows), 1), parts, name="synsets"))
+    header = MAT_COMMENT.encode().ljust(116)[:116] + bytes(8) + VERSION
+    return header + struct.pack("<II", COMPRESSED, len(packed)) + packed
 
 
 TRAIN = "ILSVRC2012_img_train.tar"
@@ -682,9 +612,25 @@ def make_sample(
     folder = user_path(output)
     plan = SamplePlan(classes, train_per_class, val, test, seed)
     images = {"train": classes * train_per_class, "val": val, "test": test}
-    with single_threaded_opencv(), _drawing(plan, images, progress or NoProgress()) as on_draw:
-        writers = _writers(plan, Album.load(on_draw))
-        _refuse_existing(folder, writers)
+    progress = progress or NoProgress()
+    drawn, again = (
+        count_text(),
+        len(annotated(plan, "train")) + len(annotated(plan, "val")),
+    )  # for their sizes
+    work = progress.task("sample", records=sum(images.values()) + again, size=0)
+    with single_threaded_opencv(), work:
+        album = Album.load(lambda: progress.at(next(drawn), 0))
+        writers: dict[str, Callable[[IO[bytes]], None]] = {
+            TRAIN: partial(write_train, plan=plan, album=album),
+            VAL: partial(write_flat, plan=plan, album=album, split="val"),
+            TEST: partial(write_flat, plan=plan, album=album, split="test"),
+            DEVKIT: partial(write_devkit, plan=plan, photographs=album.names),
+            TRAIN_BOXES: partial(write_boxes, plan=plan, album=album, split="train"),
+            VAL_BOXES: partial(write_boxes, plan=plan, album=album, split="val"),
+        }
+        for path in (folder / name for name in writers):
+            if path.exists():
+                raise UsageError("exists already; choose another folder, or delete it", path=path)
         folder.mkdir(parents=True, exist_ok=True)
         for name, write in writers.items():
             with published(folder / name) as file:
@@ -693,41 +639,12 @@ def make_sample(
     return SampleSummary(files, plan.wnids, images, tuple(_oddities(plan)))
 
 
-@contextmanager
-def _drawing(plan: SamplePlan, images: dict[str, int], progress: Progress) -> Iterator[Callable[[], None]]:
-    """Show the number of drawn images; those with boxes are drawn again, for their sizes."""
-    annotated = len(annotated_train(plan)) + len(annotated_val(plan))
-    drawn = count_text()
-    with progress.task("sample", records=sum(images.values()) + annotated, size=0):
-        yield lambda: progress.at(next(drawn), 0)
-
-
-def _writers(plan: SamplePlan, album: Album) -> dict[str, Callable[[IO[bytes]], None]]:
-    return {
-        TRAIN: partial(write_train, plan=plan, album=album),
-        VAL: partial(write_val, plan=plan, album=album),
-        TEST: partial(write_test, plan=plan, album=album),
-        DEVKIT: partial(write_devkit, plan=plan, photographs=album.names),
-        TRAIN_BOXES: partial(write_train_boxes, plan=plan, album=album),
-        VAL_BOXES: partial(write_val_boxes, plan=plan, album=album),
-    }
-
-
-def _refuse_existing(output: Path, names: Iterable[str]) -> None:
-    for name in names:
-        if (output / name).exists():
-            raise UsageError("exists already; choose another folder, or delete it", path=output / name)
-
-
 def _oddities(plan: SamplePlan) -> Iterator[SampleOddity]:
-    for label in range(plan.classes):
-        yield from _odd_images(plan.train_images(label), TRAIN)
-    yield from _odd_images(plan.val_images(), VAL)
-    for file, images in ((TRAIN_BOXES, annotated_train(plan)), (VAL_BOXES, annotated_val(plan))):
-        for image, defect in images:
+    for split, file in (("train", TRAIN), ("val", VAL)):
+        for image in plan.images(split):
+            if image.oddity:
+                yield SampleOddity(image.oddity, image.key, file)
+    for split, file in (("train", TRAIN_BOXES), ("val", VAL_BOXES)):
+        for image, defect in annotated(plan, split):
             if defect is not BoxDefect.NONE:
                 yield SampleOddity(defect, image.key, file)
-
-
-def _odd_images(images: Iterable[SampleImage], file: str) -> Iterator[SampleOddity]:
-    return (SampleOddity(image.oddity, image.key, file) for image in images if image.oddity)

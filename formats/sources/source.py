@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -228,6 +228,41 @@ class ByteReader(AbstractContextManager["ByteReader"]):
         """Return the entry's place for messages: a path, or an archive and a byte offset."""
 
 
+Opened = TypeVar("Opened")
+
+
+class OpeningReader(ByteReader, Generic[Opened]):
+    """A reader from something that is open, in this process alone, while the reader is."""
+
+    _context: AbstractContextManager[Opened] | None = None
+    _opened: Opened | None = None
+
+    @abstractmethod
+    def opening(self) -> AbstractContextManager[Opened]:
+        """Return the context in which it is open."""
+
+    def __enter__(self) -> Self:
+        context = self.opening()
+        self._opened, self._context = context.__enter__(), context
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        context, self._context, self._opened = self._context, None, None
+        if context is not None:
+            context.__exit__(*error)
+
+    @property
+    def is_open(self) -> bool:
+        return self._context is not None
+
+    @property
+    def opened(self) -> Opened:
+        """What is open. Raises ValueError if nothing is."""
+        if self._opened is None:
+            raise ValueError("the reader is closed")
+        return self._opened
+
+
 @dataclass(frozen=True)
 class Archive:
     """A file of the source: its name, never a path; ``md5`` and ``verified`` are what was checked.
@@ -434,23 +469,9 @@ class SourceOptions:
                 raise UsageError(f"expected NAME=FOLDER, not {text!r}")
         return choices
 
-    @property
-    def for_lists(self) -> dict[str, str]:
-        """The options in use that only lists have, by name."""
-        return self._given("root", "path_column", "label_column")
-
-    @property
-    def for_records(self) -> dict[str, str]:
-        """The options in use that files of records have, by name."""
-        return self._given("image_column", "label_column")
-
-    @property
-    def for_columns(self) -> dict[str, str]:
-        """The options in use that only sources with columns have, by name."""
-        return self._given("columns", "pairs", "coco")
-
-    def _given(self, *names: str) -> dict[str, str]:
-        return {name: str(value) for name in names if (value := getattr(self, name)) not in (None, ())}
+    def given(self, *names: str) -> list[str]:
+        """Return those of the named options that are in use."""
+        return [name for name in names if getattr(self, name) not in (None, ())]
 
     @property
     def in_use(self) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,9 @@ from shardprep.formats.records.codecs import INT64, ArrayCodec, BadValue, no_con
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
-from shardprep.formats.runtime.files import ArchiveFile, Identity, open_folder, open_folder_below
-from shardprep.formats.runtime.owned import Descriptor, Owned
-from shardprep.formats.sources.source import ByteReader
+from shardprep.formats.runtime.files import ArchiveFile, Identity
+from shardprep.formats.runtime.owned import Descriptor
+from shardprep.formats.sources.source import OpeningReader
 from shardprep.formats.sources.trees import TreeReader, refuse_links
 
 MAX_CLASSES = 100_000
@@ -74,8 +74,8 @@ class ListedClasses:
         return space, np.array([space.label_of[name] for name in self._of_name], np.int32)
 
 
-class FileStatus(Owned, AbstractContextManager["FileStatus"]):
-    """The status of the files below ``root``; the folder of the last file stays open.
+class FileStatus:
+    """The status of the files below ``root``.
 
     Without ``follow_symlinks``, a link in the path of a file below the root is SourceDamaged.
     """
@@ -83,48 +83,30 @@ class FileStatus(Owned, AbstractContextManager["FileStatus"]):
     def __init__(self, root: Path, *, follow_symlinks: bool) -> None:
         self._root = root
         self._follow = follow_symlinks
-        self._place: str | None = None
-        self._folder = Descriptor(-1)
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.close()
+        self._folder = Descriptor(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._sound = ""  # the last folder in which no part of the path is a link
 
     def of(self, place: str) -> os.stat_result | None:
         """Return a file's status, None if it is missing. Raises SourceDamaged if it is no file, OSError."""
-        path = self._root / place
+        folder = place.rpartition("/")[0]
         try:
-            status = path.stat() if self._follow else self._status(place)
+            if folder != self._sound and not self._follow:
+                refuse_links(self._root, self._root / folder)
+                self._sound = folder
+            status = os.stat(place, dir_fd=self._folder.fileno(), follow_symlinks=self._follow)
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # no file has such a name
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # no file has such a name
                 return None
-            if not self._follow:
-                refuse_links(self._root, path)
-            if isinstance(error, FileNotFoundError | NotADirectoryError):
-                return None
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            raise OSError(error.errno, error.strerror, str(self._root / place)) from error
         if stat.S_ISLNK(status.st_mode):
-            refuse_links(self._root, path)
+            refuse_links(self._root, self._root / place)
         if not stat.S_ISREG(status.st_mode):
-            raise SourceDamaged("is not a file", path=path)
+            raise SourceDamaged("is not a file", path=self._root / place)
         return status
-
-    def _status(self, place: str) -> os.stat_result:
-        """Return the status of a file or link, found from its folder, which is opened without links."""
-        folder, _, name = place.rpartition("/")
-        if folder != self._place:
-            self._folder.close()
-            self._place = None
-            root = open_folder(self._root)
-            try:
-                opened = open_folder_below(root, os.fsencode(folder)) if folder else os.dup(root)
-            finally:
-                os.close(root)
-            self._folder, self._place = Descriptor(opened), folder
-        return os.stat(name, dir_fd=self._folder.fileno(), follow_symlinks=False)
 
 
 @dataclass
-class ImagesAndFile(ByteReader):
+class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
     """Reader of images below a folder, and of what the file at ``path`` says of each, read in its place.
 
     ``identity`` is that of the file when it was listed.
@@ -133,26 +115,15 @@ class ImagesAndFile(ByteReader):
     images: TreeReader
     path: Path
     identity: Identity
-    _file: ArchiveFile | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> Self:
-        self._file = ArchiveFile(self.path, self.identity).__enter__()
-        self.images = replace(self.images)  # a copy of this reader shares its part, so that it opens another
-        self.images.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.images.__exit__(kind, *rest)
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.__exit__(kind)
-
-    @property
-    def is_open(self) -> bool:
-        return self._file is not None
+    @contextmanager
+    def opening(self) -> Iterator[tuple[TreeReader, ArchiveFile]]:
+        images = replace(self.images)  # a copy of this reader shares its part, so that it opens another
+        with ArchiveFile(self.path, self.identity) as file, images:
+            yield images, file
 
     def read(self, entry: np.void) -> bytes:
-        return self.images.read(entry)
+        return self.opened[0].read(entry)
 
     def where(self, entry: np.void) -> str:
         return self.images.where(entry)
@@ -432,13 +403,19 @@ class TableForm:
     """How the rows of a table are read: ``names`` of its columns, and ``delimiter``, empty for JSON lines.
 
     Cells of CSV are text; those of JSON lines are values of JSON. An open form takes objects with other names
-    beside its own.
+    beside its own. A line of text is a path and a label, separated by a tab, or else by the last space.
     """
 
     names: tuple[str, ...]
     delimiter: str = ""
     has_header: bool = True
     is_open: bool = False
+    is_text: bool = False
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that a line may have."""
+        return MAX_LINE_BYTES if self.is_text else MAX_ROW_BYTES
 
     @classmethod
     def of(cls, file: ArchiveFile, *, unique: bool = True) -> TableForm:
@@ -462,11 +439,9 @@ class TableForm:
     @classmethod
     def of_objects(cls, file: ArchiveFile) -> TableForm:
         """Return the form of JSON lines by the first line that is an object; without names if none is."""
-        lines = Lines(file, MAX_ROW_BYTES)
-        with suppress(StopIteration):
-            while True:
-                with suppress(ValueError, RecursionError):
-                    return cls(tuple(_object_of(next(lines))), is_open=True)
+        with suppress(ValueError):  # it is said when the rows are read
+            rows = cls((), is_open=True).rows(Lines(file, MAX_ROW_BYTES))
+            return cls(next((row.others for row in rows if isinstance(row, TableRow)), ()), is_open=True)
         return cls((), is_open=True)
 
     def rows(self, lines: Lines) -> Rows:
@@ -474,6 +449,8 @@ class TableForm:
 
         A quoted value of CSV may have newlines. Raises ValueError where no further row can be told.
         """
+        if self.is_text:
+            return self._text_rows(lines)
         return self._csv_rows(lines) if self.delimiter else self._json_rows(lines)
 
     def cells(self, data: bytes) -> tuple[Any, ...]:
@@ -482,6 +459,14 @@ class TableForm:
         if self.delimiter:
             return self._fitting(_cells(text, self.delimiter))
         return self._values_of(_object_of(text))
+
+    def _text_rows(self, lines: Lines) -> Rows:
+        for line in filter(None, map(str.strip, lines)):
+            path, separator, label = line.partition("\t") if "\t" in line else line.rpartition(" ")
+            if separator:
+                yield TableRow(lines.number, 0, 0, (path, label))
+            else:
+                yield ValueError(f"{line[:80]!r} is not a path and its label")
 
     def _csv_rows(self, lines: Lines) -> Rows:
         if self.has_header:

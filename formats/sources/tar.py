@@ -1,4 +1,4 @@
-"""Tar archives, read in place: their headers, the walk over them, and the official archives' MD5.
+"""Tar archives, read in place on a disk or in object storage: headers, the walk over them, official MD5s.
 
 The walk over a tar's headers: damage is an error, never a shorter listing. Python's tarfile is not used,
 because it ends silently at a damaged header (cpython#120740).
@@ -6,19 +6,29 @@ because it ends silently at a damaged header (cpython#120740).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import adler32
 
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.runtime.files import ArchiveFile, Identity, ReadAt, foreign_file, naming
-from shardprep.formats.sources.source import Archive, ByteReader, WholeArchive
+from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.sources.source import Archive, Entries, OpeningReader, WholeArchive
+from shardprep.formats.storage.archive import HEADERS_AT_ONCE, RemoteArchive, RemoteFile
+from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, RemoteFolder, StoredFile
 
 BLOCK = 512
 USTAR, GNU = b"ustar\x0000", b"ustar  \x00"
@@ -100,42 +110,52 @@ def plain_name(raw: bytes) -> str:
     return name
 
 
+class ArchiveReader(OpeningReader[Any]):
+    """Reader of entries of one uncompressed archive, which must be unchanged since it was listed.
+
+    What is open has a ``read_at`` like :data:`.ReadAt`.
+    """
+
+    def read(self, entry: np.void) -> bytes:
+        length = int(entry["length"])
+        data: bytes = self.opened.read_at(length, int(entry["offset"]))
+        if len(data) < length:
+            raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
+        return data
+
+
 @dataclass
-class TarReader(ByteReader):
-    """Reader of entries of one uncompressed archive, which must be unchanged since it was listed."""
+class TarReader(ArchiveReader):
+    """Reader of an archive on a disk."""
 
     path: Path
     identity: Identity
-    _file: ArchiveFile | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> TarReader:
-        self._file = ArchiveFile(self.path, self.identity).__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.__exit__(kind)
+    def opening(self) -> ArchiveFile:
+        return ArchiveFile(self.path, self.identity)
 
     @property
     def archive(self) -> WholeArchive:
         return WholeArchive(self.path, self.identity.size)
 
-    @property
-    def is_open(self) -> bool:
-        return self._file is not None
-
-    def read(self, entry: np.void) -> bytes:
-        if self._file is None:
-            raise ValueError("the reader is closed")
-        length = int(entry["length"])
-        data = self._file.read_at(length, int(entry["offset"]))
-        if len(data) < length:
-            raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
-        return data
-
     def where(self, entry: np.void) -> str:
         return f"{self.path}, byte {entry['offset']}"
+
+
+@dataclass
+class RemoteTarReader(ArchiveReader):
+    """Reader of an archive in object storage."""
+
+    file: RemoteFile
+
+    def opening(self) -> RemoteArchive:
+        return RemoteArchive(self.file)
+
+    def expect(self, entries: Entries) -> None:
+        self.opened.expect(zip(entries["length"].tolist(), entries["offset"].tolist(), strict=True))
+
+    def where(self, entry: np.void) -> str:
+        return f"{self.file.url}, byte {entry['offset']}"
 
 
 MAX_EXTENSION_BYTES = 64 << 10  # of a long name or a pax header; paths have at most 4 KiB
@@ -176,20 +196,25 @@ class _Walk:
     def __init__(self, read_at: ReadAt, archive: str, start: int, end: int) -> None:
         self._read_at, self._archive, self._at, self._end = read_at, archive, start, end
         self._seen: set[str] = set()
-        self._name: bytes | None = None
-        self._size: int | None = None
+        self._given: dict[str, Any] = {}  # the name and the size of the next member in its extensions
         self._last: bytes | None = None
-        self._is_behind = False
+        self._is_behind = ""
 
     def members(self) -> Iterator[Member]:
         with foreign_file(self._archive, "copy or download the archive again", place=self._place):
             while (header := self._header()) is not None:
-                self._last, self._is_behind = header.name, False
+                self._last, self._is_behind = header.name, ""
                 if (member := self._member(header)) is not None:
                     yield member
-                self._is_behind = True  # a later error is in a header without a known name
+                self._is_behind = "behind "  # a later error is in a header without a known name
             self._last = None
             self._check_end()
+
+    def _place(self) -> str:
+        if self._last is None:
+            return f"at byte {self._at}: "
+        name = self._last.decode(errors="backslashreplace")
+        return f"at byte {self._at}, {self._is_behind}member {name!r}: "
 
     def _header(self) -> Header | None:
         """Return the next header, with its extensions applied; None at a block of zeros."""
@@ -199,11 +224,9 @@ class _Walk:
         if block == _ZEROS:
             return None
         header = parse_header(block)
-        if header.kind in _EXTENSIONS or (self._name is None and self._size is None):
-            return header
-        name, size = self._name or header.name, header.size if self._size is None else self._size
-        self._name = self._size = None
-        return Header(name, size, header.kind)
+        if self._given and header.kind not in _EXTENSIONS:
+            header, self._given = header._replace(**self._given), {}
+        return header
 
     def _member(self, header: Header) -> Member | None:
         body = self._at + BLOCK
@@ -212,57 +235,46 @@ class _Walk:
             raise ValueError(f"its {header.size} bytes do not fit into the archive")
         member = None
         if header.kind in _FILE:
-            member = Member(self._unseen(plain_name(header.name)), body, header.size)
+            member = Member(plain_name(header.name), body, header.size)
+            if member.name in self._seen:
+                raise ValueError("its name occurs twice")
+            self._seen.add(member.name)
         elif header.kind in _EXTENSIONS:
-            self._extend(header, self._extension(header, body))
-        elif header.kind == _FOLDER:
-            _check_folder(header)
-        else:
+            self._extend(header, body)
+        elif header.kind != _FOLDER:
             raise ValueError(f"it is {_REFUSED.get(header.kind, f'of the unknown type {header.kind!r}')}")
+        elif header.size:
+            raise ValueError("it is a folder with bytes of its own")
+        elif header.name.startswith(b"/") or header.name.rstrip(b"/") != b".":
+            plain_name(header.name.rstrip(b"/"))
         self._at = body + padded
         return member
 
-    def _unseen(self, name: str) -> str:
-        if name in self._seen:
-            raise ValueError("its name occurs twice")
-        self._seen.add(name)
-        return name
-
-    def _extension(self, header: Header, body: int) -> bytes:
+    def _extend(self, header: Header, body: int) -> None:
+        """Note the name and the size that an extended header gives the next member."""
         if header.size > MAX_EXTENSION_BYTES:
             raise ValueError(f"it is an extended header of {header.size} bytes")
         data = self._read_at(header.size, body)
         if len(data) < header.size:
             raise ValueError("the archive is cut off within an extended header")
-        return data
-
-    def _extend(self, header: Header, data: bytes) -> None:
-        if header.kind == b"L":
-            self._rename(data.rstrip(b"\0"))
-            return
-        records = parse_pax(data)
+        records = {b"path": data.rstrip(b"\0")} if header.kind == b"L" else parse_pax(data)
         if any(keyword.startswith(b"GNU.sparse.") for keyword in records):
             raise ValueError("it is a sparse file")
         if header.kind == b"g" and not records.keys().isdisjoint({b"path", b"size"}):
             raise ValueError("it is a global header that gives all members one path or size")
-        if b"path" in records:
-            self._rename(records[b"path"])
-        if b"size" in records:
-            self._resize(records[b"size"])
-
-    def _rename(self, name: bytes) -> None:
-        if self._name is not None or not name:
-            raise ValueError("extended headers give the member no name, or two")
-        self._name = name
-
-    def _resize(self, digits: bytes) -> None:
-        if self._size is not None or not digits.isdigit() or len(digits) > 19:
-            raise ValueError("extended headers give the member no sound size, or two")
-        self._size = int(digits)
+        name, digits = records.get(b"path"), records.get(b"size")
+        if name is not None:
+            if "name" in self._given or not name:
+                raise ValueError("extended headers give the member no name, or two")
+            self._given["name"] = name
+        if digits is not None:
+            if "size" in self._given or not digits.isdigit() or len(digits) > 19:
+                raise ValueError("extended headers give the member no sound size, or two")
+            self._given["size"] = int(digits)
 
     def _check_end(self) -> None:
         """Check that only zeros follow a block of zeros, and at least one block of them."""
-        if self._name is not None or self._size is not None:
+        if self._given:
             raise ValueError("an extended header has no member")
         self._at += BLOCK
         mark = self._at + BLOCK
@@ -272,21 +284,6 @@ class _Walk:
             self._at += len(piece)
         if self._at < mark:
             raise ValueError("the archive is cut off: half of its end mark is missing")
-
-    def _place(self) -> str:
-        """Return the place of the walk, for an error."""
-        if self._last is None:
-            return f"at byte {self._at}: "
-        name = self._last.decode(errors="backslashreplace")
-        return f"at byte {self._at}, {'behind ' if self._is_behind else ''}member {name!r}: "
-
-
-def _check_folder(header: Header) -> None:
-    if header.size:
-        raise ValueError("it is a folder with bytes of its own")
-    name = header.name.rstrip(b"/")
-    if header.name.startswith(b"/") or name != b".":
-        plain_name(name)
 
 
 class OfficialFile(NamedTuple):
@@ -338,3 +335,123 @@ def verified_by_md5(name: str, md5: str, path: Path | str) -> str:
     if official and official.md5 != md5:
         raise SourceDamaged(f"has MD5 {md5}, not {official.md5}; download it again", path=path)
     return "md5" if official else "no"
+
+
+SEGMENT_BYTES = 16 << 20  # the least that a segment has
+WINDOW_BYTES = 256 << 10  # read at a time to find a segment's first header
+
+_MAGIC, _MAGIC_AT = b"ustar", 257
+
+
+def headers_ahead(archive: RemoteArchive) -> ReadAt:
+    """Return the archive's ``read_at``, for a walk, which finds most headers there already.
+
+    A chain of headers is one answer after the other. So the archive is cut into segments; in each, all at
+    once, what looks like a header is found, and the chain from there is read. The walk decides which of these
+    blocks it uses: those at the offsets that its own chain leads to. Others, such as a tar within an image,
+    change nothing.
+    """
+    count = max(1, min(HEADERS_AT_ONCE, archive.end // SEGMENT_BYTES))
+    starts = [archive.end * number // count // BLOCK * BLOCK for number in range(count)]
+    known: dict[int, bytes] = {}
+    for blocks in archive.mapped(lambda segment: _chain(archive, *segment), pairwise([*starts, archive.end])):
+        known.update(blocks)
+
+    def read_at(length: int, offset: int) -> bytes:
+        block = known.pop(offset, None) if length == BLOCK else None
+        return archive.read_at(length, offset) if block is None else block
+
+    return read_at
+
+
+def _chain(archive: RemoteArchive, start: int, stop: int) -> dict[int, bytes]:
+    """Return the blocks of a segment from the first header that is found to what is none, by offset."""
+    blocks: dict[int, bytes] = {}
+    at = start if start == 0 else _first_header(archive, start, stop)
+    while at < stop:
+        block = archive.read_at(BLOCK, at)
+        blocks[at] = block
+        header = _header(block)
+        if header is None:
+            break
+        at += BLOCK + -(-header.size // BLOCK) * BLOCK
+    return blocks
+
+
+def _first_header(archive: RemoteArchive, start: int, stop: int) -> int:
+    for at in range(start, stop, WINDOW_BYTES):
+        window = archive.read_at(min(WINDOW_BYTES, stop - at), at)
+        for place in range(0, len(window) - BLOCK + 1, BLOCK):
+            is_marked = window.startswith(_MAGIC, place + _MAGIC_AT)
+            if is_marked and _header(window[place : place + BLOCK]):
+                return at + place
+    return stop
+
+
+def _header(block: bytes) -> Header | None:
+    if len(block) < BLOCK:
+        return None
+    try:
+        return parse_header(block)
+    except ValueError:
+        return None
+
+
+def remote_archive_of(file: RemoteFile, *, check_md5: bool) -> Archive:
+    """Return the entry of a file; ``check_md5`` reads all of it.
+
+    Raises SourceDamaged for an official name with another MD5, and RemoteFailed.
+    """
+    size, e_tag = file.stored.size, file.stored.e_tag
+    if not check_md5:
+        return Archive(file.name, size, 0, verified=verified_by_size(file.name, size), e_tag=e_tag)
+    digest = hashlib.md5(usedforsecurity=False)
+    with RemoteArchive(file) as archive:
+        for piece in archive.pieces():
+            digest.update(piece)
+    md5 = digest.hexdigest()
+    return Archive(file.name, size, 0, md5, verified_by_md5(file.name, md5, file.url), e_tag)
+
+
+def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
+    """Return the files in a place by name; on a web server, which lists none, the readable ones of ``names``.
+
+    Raises RemoteMissing, RemoteDenied, RemoteFailed, OperationError where obstore is not installed.
+    """
+    with LoopThread(threads=1) as loop:
+        found = loop.run(_found(RemoteFolder(place, PATIENT), names))
+    return {name: RemoteFile(place, name, found[name], PATIENT) for name in sorted(found)}
+
+
+async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:
+    if folder.place.scheme not in ("http", "https"):
+        return await folder.files()
+
+    async def asked(name: str) -> StoredFile | None:
+        try:
+            return await folder.about(name)
+        except RemoteDenied:  # which a public bucket without listing says of what is not there
+            return None
+
+    every = await asyncio.gather(*map(asked, names))
+    return {name: found for name, found in zip(names, every, strict=True) if found is not None}
+
+
+class CopiedFiles(Owned):
+    """A temporary folder with copies of files; it is removed when nothing refers to this object."""
+
+    def __init__(self, files: Iterable[RemoteFile]) -> None:
+        """Copy the files. Raises SourceDamaged for one that has changed, RemoteFailed, OSError."""
+        self.folder = Path(tempfile.mkdtemp(prefix="shardprep-"))
+        weakref.finalize(self, _remove, self.folder, os.getpid())
+        for file in files:
+            path = self.folder / file.name
+            with RemoteArchive(file) as archive, path.open("wb") as copy:
+                for piece in archive.pieces():
+                    copy.write(piece)
+            os.utime(path, (0, 0))  # a time of this copy would make each run another conversion
+
+
+def _remove(folder: Path, maker: int) -> None:
+    if os.getpid() == maker:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -178,7 +178,7 @@ class _Contents:
 
         Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
         """
-        if not self._options.for_records:
+        if not self._options.given("image_column", "label_column"):
             try:
                 read_datapoint(first, decode)
                 return None
@@ -525,13 +525,14 @@ class ItemReader(TarReader):
         return tuple(each.codec.encode(parts[each.name]) for each in self.schema)
 
     def _parts(self, entry: np.void) -> Mapping[str, Any]:
-        if self._file is None or self.decode is None:
-            raise ValueError("the reader is closed")
+        file, decode = self.opened, self.decode
+        if decode is None:
+            raise ValueError("the reader has no decoder")
         place = int(entry["offset"])
         if self._last[0] != place:
-            value = Value(self._file.read_at, place, int(entry["length"]))
+            value = Value(file.read_at, place, int(entry["length"]))
             try:
-                self._last = place, self.form.parts(self.names.named(read_item(value, self.decode)))
+                self._last = place, self.form.parts(self.names.named(read_item(value, decode)))
             except ValueError as error:
                 raise BadValue(f"cannot be read: {error}") from error
         return self._last[1]
@@ -584,11 +585,9 @@ class TextReader(TarReader):
     """Reader of images with each byte stored as a character of UTF-8; an entry's length is the image's."""
 
     def read(self, entry: np.void) -> bytes:
-        if self._file is None:
-            raise ValueError("the reader is closed")
         length = int(entry["length"])
         try:
-            return from_latin1(self._file.read_at(2 * length, int(entry["offset"])), length)
+            return from_latin1(self.opened.read_at(2 * length, int(entry["offset"])), length)
         except ValueError as error:
             raise SourceDamaged(
                 f"has no bytes there: {error}; copy it again", path=self.where(entry)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +18,13 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
 from shardprep.formats.runtime.files import OPEN_FLAGS, open_below, open_folder, open_folder_below
 from shardprep.formats.runtime.owned import Descriptor
-from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Problems
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
 IGNORED_NAMES = ("Thumbs.db", "desktop.ini", ".DS_Store", "__MACOSX")
 OTHER_HIDDEN = "other hidden"
 NON_IMAGES = "non-image files"
 _HEAD_BYTES = 12
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _IS_LINK = (
     "is a symbolic link, but only SOURCE itself may be one; replace it with its target, or convert with "
     "--follow-symlinks"
@@ -132,12 +134,9 @@ class FolderWalk:
         return True
 
     def _head(self, place: str) -> bytes:
-        folder = os.open(self.top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(self.top, _FOLDER)
         try:
-            raw = os.fsencode(place)
-            file = (
-                os.open(raw, OPEN_FLAGS, dir_fd=folder) if self.follow_symlinks else open_below(folder, raw)
-            )
+            file = _opened_below(folder, os.fsencode(place), follow_symlinks=self.follow_symlinks)
         except OSError as error:
             raise self._failed(error, self.top / place) from error
         finally:
@@ -148,22 +147,31 @@ class FolderWalk:
             os.close(file)
 
     def _scanned(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
-        """Return files, and the names of folders, by name."""
+        """Return files, and the names of folders, by name; names to ignore are counted, odd ones problems."""
         here = self.top / place
+        found: list[FoundFile | str] = []
         try:
             folder = self._opened(place)
             try:
-                entries = [e for e in self._entries(folder) if (folders if _is_folder(e) else files)]
-                found = [self._found(entry, here) for entry in entries]
+                with os.scandir(folder) as scan:
+                    entries = sorted(scan, key=lambda entry: entry.name)
+                for entry in entries:
+                    if entry.name in IGNORED_NAMES or entry.name.startswith("."):
+                        self.ignored[entry.name if entry.name in IGNORED_NAMES else OTHER_HIDDEN] += 1
+                    elif (is_folder := _is_folder(entry)) and folders and self._is_sound(entry, here):
+                        found.append(entry.name)
+                    elif not is_folder and files and self._is_sound(entry, here):
+                        status = entry.stat(follow_symlinks=self.follow_symlinks)
+                        found.append(FoundFile(entry.name, status.st_size, mtime_of(status)))
             finally:
                 os.close(folder)
         except OSError as error:
             raise self._failed(error, here) from error
-        return [one for one in found if one is not None]
+        return found
 
     def _opened(self, place: str) -> int:
         if self.follow_symlinks:
-            return os.open(self.top / place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return os.open(self.top / place, _FOLDER)
         folder = open_folder(self.top)
         if not place:
             return folder
@@ -172,44 +180,25 @@ class FolderWalk:
         finally:
             os.close(folder)
 
-    def _entries(self, folder: int) -> list[os.DirEntry[str]]:
-        """Return the entries by name, without those to ignore."""
-        found = []
-        with os.scandir(folder) as scan:
-            for entry in scan:
-                if entry.name in IGNORED_NAMES:
-                    self.ignored[entry.name] += 1
-                elif entry.name.startswith("."):
-                    self.ignored[OTHER_HIDDEN] += 1
-                else:
-                    found.append(entry)
-        return sorted(found, key=lambda entry: entry.name)
-
-    def _found(self, entry: os.DirEntry[str], here: Path) -> FoundFile | str | None:
-        """Return a file, or a folder's name; None for a problem."""
-        if not self._is_sound(entry, here):
-            return None
-        if _is_folder(entry):
-            return entry.name
-        status = entry.stat(follow_symlinks=self.follow_symlinks)
-        return FoundFile(entry.name, status.st_size, mtime_of(status))
-
     def _is_sound(self, entry: os.DirEntry[str], here: Path) -> bool:
         """Whether the entry is a file or a folder with a good name; if not, it is added to the problems."""
-        kind, path = "", here / entry.name
-        if not entry.name.isascii() and not _is_utf8(entry.name):
+        kind, path, wrong = "", here / entry.name, ""
+        if not entry.name.isascii() and entry.name.encode(errors="replace").decode() != entry.name:
             wrong = f"the name {os.fsencode(entry.name)!r} in this folder is not UTF-8; rename it"
             kind, path = "not UTF-8", here
         elif entry.is_symlink() and not self.follow_symlinks:
             wrong = _IS_LINK
-        elif entry.is_symlink() and (reason := _unreadable(entry)):
-            wrong = f"is a symbolic link whose target cannot be read ({reason}); remove it"
-        elif not entry.is_dir() and not entry.is_file():
-            wrong = "is neither a file nor a folder; remove it"
         else:
-            return True
-        self.problems.add(SourceDamaged(wrong, path=path), kind)
-        return False
+            try:
+                if stat.S_IFMT(entry.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                    wrong = "is neither a file nor a folder; remove it"
+            except OSError as error:
+                if not entry.is_symlink():
+                    raise
+                wrong = f"is a symbolic link whose target cannot be read ({error.strerror}); remove it"
+        if wrong:
+            self.problems.add(SourceDamaged(wrong, path=path), kind)
+        return not wrong
 
     def _failed(self, error: OSError, here: Path) -> SourceDamaged | OSError:
         """Return the error for a folder that could not be listed."""
@@ -245,33 +234,20 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _unreadable(entry: os.DirEntry[str]) -> str:
-    """Return why a link's target cannot be read; empty if it can."""
-    try:
-        entry.stat()
-    except OSError as error:
-        return error.strerror or type(error).__name__
-    return ""
-
-
 def _inode(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _opened_below(folder: int, place: bytes, *, follow_symlinks: bool) -> int:
+    return os.open(place, OPEN_FLAGS, dir_fd=folder) if follow_symlinks else open_below(folder, place)
 
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 @dataclass
-class TreeReader(ByteReader):
+class TreeReader(OpeningReader[Descriptor]):
     """Reader of the entries' files below ``root``, which must be unchanged since they were listed.
 
     With ``follow_symlinks``, a link in the path of a file is followed; without it, that file has changed.
@@ -281,39 +257,23 @@ class TreeReader(ByteReader):
     root: Path
     follow_symlinks: bool = False
     columns: tuple[str, str, str] = ("path", "length", "mtime_ns")
-    _fd: Descriptor | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> TreeReader:
-        self._fd = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            self._fd.close()
-            self._fd = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._fd is not None
+    def opening(self) -> AbstractContextManager[Descriptor]:
+        return closing(Descriptor(os.open(self.root, _FOLDER)))
 
     def read(self, entry: np.void) -> bytes:
-        if self._fd is None:
-            raise ValueError("the reader is closed")
+        folder, place = self.opened.fileno(), entry[self.columns[0]].item()
+        fd = -1
         try:
-            fd = self._opened(self._fd.fileno(), entry[self.columns[0]].item())
-        except OSError as error:
-            raise self._failed(error, entry) from error
-        try:
+            fd = _opened_below(folder, place, follow_symlinks=self.follow_symlinks)
             return self._read(fd, entry)
         except OSError as error:
-            raise self._failed(error, entry) from error
+            if error.errno in _GONE:
+                raise self._changed(entry) from error
+            raise OSError(error.errno, error.strerror, self.where(entry)) from error
         finally:
-            os.close(fd)
-
-    def _opened(self, folder: int, place: bytes) -> int:
-        return (
-            os.open(place, OPEN_FLAGS, dir_fd=folder) if self.follow_symlinks else open_below(folder, place)
-        )
+            if fd >= 0:
+                os.close(fd)
 
     def where(self, entry: np.void) -> str:
         return str(self.root / os.fsdecode(entry[self.columns[0]].item()))
@@ -340,8 +300,3 @@ class TreeReader(ByteReader):
             "changed while it was read; stop other programs from writing to it, and start again",
             path=self.where(entry),
         )
-
-    def _failed(self, error: OSError, entry: np.void) -> Exception:
-        if error.errno in _GONE:
-            return self._changed(entry)
-        return OSError(error.errno, error.strerror, self.where(entry))

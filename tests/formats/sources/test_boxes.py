@@ -9,11 +9,11 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.sources import annotations as boxes_module
 from shardprep.formats.sources.annotations import (
     MAX_XML_BYTES,
-    BoxedObject,
     parse_box_xml,
     read_boxes,
 )
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.source import Box
 from shardprep.formats.sources.trees import FoundFile, files_below
 from support.source_builders import tar_of, write
 
@@ -31,10 +31,12 @@ def xml(*objects: str, width: object = 100, height: object = 50) -> bytes:
     return f"<annotation><filename>%s</filename>{size}{''.join(objects)}</annotation>".encode()
 
 
-def parsed(*objects: str, own_class: str | None = WNID, **size: object) -> list[BoxedObject]:
-    return list(parse_box_xml(xml(*objects, **size), own_class))
+def parsed(*objects: str, **size: object) -> list[Box]:
+    return list(parse_box_xml(xml(*objects, **size), f"{WNID}/{WNID}_1"))
 
 
+BOX = box_object(WNID, 1, 1, 9, 9)
+ENCODINGS = (b"klingon", b"hex", b"utf-7", b"idna")  # unknown, of no text, of many bytes, and one that fails
 ends = st.floats(-500, 500)
 
 
@@ -64,12 +66,21 @@ def test_every_box_lies_in_the_image_and_has_area(
         b'<!DOCTYPE a [<!ENTITY x "y">]><annotation>&x;</annotation>',
         '<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>'.encode("utf-16"),
         b"<annotation>&undeclared;</annotation>",
+        *(b'<?xml version="1.0" encoding="%b"?>' % name + xml(BOX) for name in ENCODINGS),
+        xml(box_object("n" * 100_000, 1, 1, 9, 9)),
+        xml(BOX, width="9" * 100_000),
+        xml(BOX, width="0x10"),
     ],
 )
-def test_a_damaged_or_hostile_xml_is_an_error_that_names_it(data: bytes, tmp_path: Path) -> None:
-    write(tmp_path / f"{WNID}_1.xml", data)
-    with pytest.raises(SourceDamaged, match=f"{WNID}_1.xml"):
-        list(read_boxes(tmp_path))
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_damaged_or_hostile_xml_is_an_error_that_names_it(
+    data: bytes, packed: bool, tmp_path: Path
+) -> None:
+    write(tmp_path / "folder" / f"{WNID}_1.xml", data)
+    write(tmp_path / "a.tar", tar_of({f"{WNID}_1.xml": data}))
+    with pytest.raises(SourceDamaged, match=f"{WNID}_1.xml: .*copy it again, or remove it") as caught:
+        list(read_boxes(tmp_path / ("a.tar" if packed else "folder")))
+    assert caught.value.__cause__ is not None
 
 
 def annotations() -> dict[str, bytes]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged
-from shardprep.formats.records.labels import LabelSpace, official_words
+from shardprep.formats.records.labels import MAX_WORDS, LabelSpace, official_words
 from shardprep.formats.sources.annotations import (
     FIRST_VAL,
     caffe_authority,
@@ -99,3 +99,11 @@ def val_entries(count: int, label: int) -> Entries:
 def test_official_images_with_labels_of_another_space_are_a_conflict(label: int) -> None:
     with pytest.raises(LabelConflict, match=f"says {label}, but in sorted_wnid0 it is 65"):
         check_entries(val_entries(50_000, label), OFFICIAL)
+
+
+def test_words_that_are_too_long_for_a_manifest_are_refused(tmp_path: Path) -> None:
+    MINI.write_kaggle(tmp_path)
+    write(tmp_path / "LOC_synset_mapping.txt", b"n01440764 " + b"w" * (MAX_WORDS + 1) + b"\n")
+
+    with pytest.raises(SourceDamaged, match="more than 1000 characters"):
+        recognise(tmp_path).listing("val")

@@ -112,12 +112,6 @@ def test_val_without_labels_is_an_error_that_says_what_to_add(tars: Path) -> Non
         recognise(tars).listing("val")
 
 
-def test_a_closed_reader_does_not_read(tars: Path) -> None:
-    listing = recognise(tars).listing("train")
-    with pytest.raises(ValueError, match="closed"):
-        listing.reader.read(listing.entries[0])
-
-
 def touch(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 

@@ -16,7 +16,7 @@ from shardprep.formats import (
     convert,
     convert_part,
 )
-from shardprep.formats.sources import remote_tar as headers_ahead, remote_tar as remote_place
+from shardprep.formats.sources import tar
 from shardprep.formats.sources.ilsvrc import OfficialTars, official_tars, remote_tars
 from shardprep.formats.sources.source import Problems
 from shardprep.formats.sources.tar import BLOCK
@@ -79,7 +79,7 @@ def local(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(autouse=True)
 def _few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_place, "PATIENT", RetryPolicy(retries=1, timeout_s=20))
+    monkeypatch.setattr(tar, "PATIENT", RetryPolicy(retries=1, timeout_s=20))
 
 
 def asked_of(proxy: Proxy, name: str) -> list[tuple[int, int]]:
@@ -173,7 +173,7 @@ def test_an_archive_that_is_replaced_meanwhile_is_an_error(
 def test_headers_that_are_found_ahead_change_nothing_and_are_each_asked_for_once(
     archives: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, segment: int
 ) -> None:
-    monkeypatch.setattr(headers_ahead, "SEGMENT_BYTES", segment)
+    monkeypatch.setattr(tar, "SEGMENT_BYTES", segment)
     here, there = official_tars(archives), remote_tars(Location.parse(URL))
     assert isinstance(here, OfficialTars)
 

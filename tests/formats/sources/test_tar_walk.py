@@ -1,4 +1,3 @@
-import io
 import tarfile
 
 import pytest
@@ -29,13 +28,6 @@ def record(text: str) -> bytes:
 
 def pax(records: bytes) -> bytes:
     return header("pax", len(records), b"x") + padded(records)
-
-
-@pytest.mark.parametrize("style", [tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT])
-def test_members_are_listed_with_the_place_of_their_bytes(style: int) -> None:
-    tar = tar_of(THREE, style=style)
-    assert [m.name for m in listed(tar)] == list(THREE)
-    assert {m.name: tar[m.offset : m.offset + m.size] for m in listed(tar)} == THREE
 
 
 names = st.lists(st.text("abcé日.-_ ", min_size=1, max_size=90), min_size=1, max_size=3).map("/".join)
@@ -99,136 +91,86 @@ def test_a_shrunken_file_is_an_error() -> None:
         list(walk(lambda length, offset: short[offset : offset + length], archive="x.tar", end=len(tar)))
 
 
-def test_a_zero_block_in_the_middle_is_an_error() -> None:
-    with pytest.raises(SourceDamaged, match="data after a block"):
-        listed(header("a") + bytes(BLOCK) + header("b") + END)
-
-
-def test_data_behind_the_end_mark_are_an_error() -> None:
-    with pytest.raises(SourceDamaged, match="data after a block"):
-        listed(header("a") + END + bytes(2 << 20) + b"x")
-
-
-@pytest.mark.parametrize("end", [b"", bytes(BLOCK), bytes(BLOCK + 511)])
-def test_half_an_end_mark_is_an_error(end: bytes) -> None:
-    with pytest.raises(SourceDamaged, match="end mark"):
-        listed(header("a") + end)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["/etc/passwd", "../a", "a/../b", "a//b", "a/.", "..", "a\\b", "./", "C:\\a", b"a\0b", b"\xff\xfe", ""],
-)
-def test_a_hostile_name_is_an_error(name: str | bytes) -> None:
-    with pytest.raises(SourceDamaged, match="name"):
-        listed(header(name) + END)
-
-
-@pytest.mark.parametrize("folder", ["/", "/etc/", "../", "a/../b/"])
-def test_a_hostile_folder_is_an_error(folder: str) -> None:
-    with pytest.raises(SourceDamaged, match="name"):
-        listed(header(folder, 0, b"5") + END)
-
-
-@pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"6", b"7", b"K", b"S", b"V", b"M", b"A"])
-def test_a_member_that_is_no_plain_file_is_an_error(kind: bytes) -> None:
-    with pytest.raises(SourceDamaged, match=r"at byte 512, member 'b': it is"):
-        listed(header("a") + header("b", 0, kind) + END)
-
-
-@pytest.mark.parametrize(
-    "size_field",
-    [
-        b"\x80" + (1 << 60).to_bytes(11, "big"),
-        b"\x80" + bytes([255]) * 11,
-        b"\xff" * 11 + b"\xfe",
-        b"77777777777\0",
-        b"-0000000001\0",
-        b"0000_000001\0",
-        b"           \0",
-    ],
-)
-def test_an_absurd_or_negative_size_is_an_error(size_field: bytes) -> None:
-    with pytest.raises(SourceDamaged):
-        listed(header("a", size_field=size_field) + END)
-
-
-def test_a_sparse_bomb_is_an_error() -> None:
-    records = record("GNU.sparse.major=1") + record("GNU.sparse.realsize=8589934592")
-    with pytest.raises(SourceDamaged, match="sparse"):
-        listed(pax(records) + header("a") + END)
-
-
 def test_a_pax_header_gives_path_and_size() -> None:
     tar = pax(record("path=é") + record("size=3")) + header("other", 0) + padded(b"abc") + END
     assert listed(tar) == [Member("é", 3 * BLOCK, 3)]
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        b"garbage",
-        b"99 path=a\n",
-        b"9 path=aa\n",
-        b"0 path=a\n",
-        record("no value"),
-        record("path=a\0"),
-        record("path=b") + record("path=c"),
-        record("path="),
-        record("path=../a"),
-        record("size=-1"),
-        record("size=99999999999999999999"),
-        record("size=1152921504606846976"),
-    ],
-)
-def test_a_damaged_or_hostile_pax_header_is_an_error(records: bytes) -> None:
-    with pytest.raises(SourceDamaged):
-        listed(pax(records) + header("a") + END)
-
-
-def test_a_global_pax_header_may_comment_but_not_rename() -> None:
-    comment, path = record("comment=a"), record("path=ab")
+def test_a_global_pax_header_may_have_a_comment() -> None:
+    comment = record("comment=a")
     assert listed(header("g", len(comment), b"g") + padded(comment) + header("a") + END)
-    with pytest.raises(SourceDamaged, match="global"):
-        listed(header("g", len(path), b"g") + padded(path) + header("a") + END)
 
 
-def test_an_extended_header_must_be_followed_by_its_member() -> None:
-    with pytest.raises(SourceDamaged, match="no member"):
-        listed(header("L", 2, b"L") + padded(b"a\0") + END)
-
-
-def test_two_names_for_one_member_are_an_error() -> None:
-    long_name = header("L", 2, b"L") + padded(b"a\0")
-    with pytest.raises(SourceDamaged, match="or two"):
-        listed(long_name + long_name + header("b") + END)
-
-
-def test_a_huge_extended_header_is_an_error() -> None:
-    size = MAX_EXTENSION_BYTES + 1
-    with pytest.raises(SourceDamaged, match="extended header"):
-        listed(header("L", size, b"L") + padded(b"a" * size) + header("b") + END)
-
-
-def test_a_repeated_name_is_an_error() -> None:
-    with pytest.raises(SourceDamaged, match=r"member './a': its name occurs twice"):
-        listed(header("a") + header("./a") + END)
-
-
-def test_an_old_tar_without_magic_is_an_error() -> None:
+def without_magic() -> bytes:
     block = bytearray(tarfile.TarInfo("a").tobuf(tarfile.USTAR_FORMAT))
     block[257:265] = bytes(8)
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
-    with pytest.raises(SourceDamaged, match="magic"):
-        listed(bytes(block) + END)
+    return bytes(block)
 
 
-def test_what_gnu_tar_calls_sparse_is_refused_as_the_standard_library_reads_it() -> None:
+def gnu_sparse() -> bytes:
     info = tarfile.TarInfo("bomb")
     info.type = tarfile.GNUTYPE_SPARSE
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        tar.addfile(info)
-    with pytest.raises(SourceDamaged, match="sparse"):
-        listed(file.getvalue())
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+NAMES = [
+    "/etc/passwd",
+    "../a",
+    "a/../b",
+    "a//b",
+    "a/.",
+    "..",
+    "a\\b",
+    "./",
+    "C:\\a",
+    b"a\0b",
+    b"\xff\xfe",
+    "",
+]
+FOLDERS = ["/", "/etc/", "../", "a/../b/"]
+SIZES = [
+    b"\x80" + (1 << 60).to_bytes(11, "big"),
+    b"\x80" + bytes([255]) * 11,
+    b"\xff" * 11 + b"\xfe",
+    *(b"77777777777\0", b"-0000000001\0", b"0000_000001\0", b"           \0"),
+]
+RECORDS = [
+    *(b"garbage", b"99 path=a\n", b"9 path=aa\n", b"0 path=a\n"),
+    record("path=b") + record("path=c"),
+    *map(record, ("no value", "path=a\0", "path=", "path=../a", "size=-1", "size=99999999999999999999")),
+    record("size=1152921504606846976"),
+]
+LONG_NAME = header("L", 2, b"L") + padded(b"a\0")
+HUGE = MAX_EXTENSION_BYTES + 1
+HOSTILE: list[tuple[bytes, str]] = [
+    *((header(name) + END, "name") for name in NAMES),
+    *((header(name, 0, b"5") + END, "name") for name in FOLDERS),
+    *((header("a", size_field=size) + END, "at byte 0") for size in SIZES),
+    *((pax(records) + header("a") + END, "at byte") for records in RECORDS),
+    *(
+        (header("a") + header("b", 0, kind) + END, r"at byte 512, member 'b': it is")
+        for kind in (b"1", b"2", b"3", b"4", b"6", b"7", b"K", b"S", b"V", b"M", b"A")
+    ),
+    *((header("a") + end, "end mark") for end in (b"", bytes(BLOCK), bytes(BLOCK + 511))),
+    (header("a") + bytes(BLOCK) + header("b") + END, "data after a block"),
+    (header("a") + END + bytes(2 << 20) + b"x", "data after a block"),
+    (
+        pax(record("GNU.sparse.major=1") + record("GNU.sparse.realsize=8589934592")) + header("a") + END,
+        "sparse",
+    ),
+    (gnu_sparse() + END, "sparse"),
+    (header("g", 11, b"g") + padded(record("path=ab")) + header("a") + END, "global"),
+    (LONG_NAME + END, "no member"),
+    (LONG_NAME + LONG_NAME + header("b") + END, "or two"),
+    (header("L", HUGE, b"L") + padded(b"a" * HUGE) + header("b") + END, "extended header"),
+    (header("a") + header("./a") + END, r"member './a': its name occurs twice"),
+    (without_magic() + END, "magic"),
+]
+
+
+@pytest.mark.parametrize(("tar", "match"), HOSTILE)
+def test_a_damaged_or_hostile_archive_is_an_error(tar: bytes, match: str) -> None:
+    with pytest.raises(SourceDamaged, match=match):
+        listed(tar)

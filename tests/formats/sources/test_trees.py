@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import repair
-from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SourceOptions
 from support.column_sources import coco_instances
@@ -124,12 +124,6 @@ def test_files_that_are_no_images_are_left_out_on_request(tmp_path: Path) -> Non
     for name in ("cut.png", "error.jpg"):
         (source / "train/cat" / name).unlink()
     assert repair(tmp_path / "out/train", source, workers=0).exit_code == 0
-
-
-def test_flat_val_without_labels_is_an_error_that_says_what_to_add(tmp_path: Path) -> None:
-    MINI.write_tree(tmp_path)
-    with pytest.raises(SourceIncomplete, match=r"LOC_val_solution\.csv or Caffe's val\.txt"):
-        recognise(tmp_path).listing("val")
 
 
 def test_a_class_folder_that_the_devkit_does_not_know_is_a_conflict(tree: Path) -> None:
