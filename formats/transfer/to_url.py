@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of
-from shardprep.formats.conversion.finish import SkippedImages, gather, sum_up
+from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of, prepared_splits, skipped_of
+from shardprep.formats.conversion.finish import SkippedImages, gather
 from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
-from shardprep.formats.conversion.prepare import ConvertOptions, Prepared, Request, note_untrained, prepare
+from shardprep.formats.conversion.prepare import ConvertOptions, Prepared, Request
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, committed
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
@@ -25,7 +25,7 @@ from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import IN_PLACE
-from shardprep.formats.sources.source import Problems, SourceOptions
+from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import Location, RetryPolicy, StoredFile
 from shardprep.formats.storage.transfer import TransferRun
 from shardprep.formats.storage.writable import WritableFolder, refuse_server
@@ -105,13 +105,7 @@ def convert_to_url(
     refuse_server(place)
     runner = JobRunner(workers, progress=progress)
     policy = RetryPolicy(retries, timeout_s)
-    recognised = request.recognised()
-    progress.note(f"source: {recognised.description}")
-    request.check_outputs(recognised)
-    problems = Problems()
-    prepared = prepare(recognised, request, problems)
-    problems.raise_all()
-    note_untrained(prepared, progress)
+    prepared = prepared_splits(request, progress)
     done = []
     with (
         noting_kept(lambda: kept_of(prepared, of_split=len(prepared) > 1), restarted=request.options.restart),
@@ -254,8 +248,7 @@ class _StoredSplit:
         work_folder.discard(OUTPUT_FILES)
         work_folder.remove()
         self._remove_scratch()
-        images = [image for shard in built for image in shard.skipped]
-        skipped = sum_up(images, prepared.planned.entries, prepared.listing.labels)
+        skipped = skipped_of(prepared, built)
         return self._done(manifest, notes_of(prepared, built), already_complete=False, skipped=skipped)
 
     def _stored(self, work_folder: WorkFolder, built: Sequence[BuiltShard]) -> dict[str, StoredFile]:
