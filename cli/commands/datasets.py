@@ -508,7 +508,7 @@ def export(dataset: Path, output: Path, to: str, form: Form, as_json: bool, **ch
     """Write DATASET, or each split in that folder, to OUTPUT in the format of another loader.
 
     Images stay as they are, and each is checked. Interrupted in any way, the same command finishes the
-    job, and the result is byte-identical. The files of a finished export are compared by size only.
+    job, and the result is byte-identical. A finished export is compared with what was written.
     """
     done = export_dataset(dataset, output, to=to, progress=progress_in(form), **chosen)
     if as_json:
@@ -516,7 +516,7 @@ def export(dataset: Path, output: Path, to: str, form: Form, as_json: bool, **ch
         print_json({"splits": [asdict(one) | told for one, told in zip(done, paths, strict=True)]})
         return
     for one in done:
-        state = " (was complete)" if one.already_complete else ""
+        state = " (was complete, and is intact)" if one.already_complete else ""
         form_of_files = "class folders" if to == "folders" else f"{count_of(len(one.files), 'file')} of {to}"
         total = size(sum(file.size for file in one.files))
         say(f"{one.path}: {count_of(one.records, 'image')}, {total} in {form_of_files}{state}")

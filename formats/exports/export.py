@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -17,7 +17,7 @@ from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, PlannedShard, 
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.exports.folders import Folders
-from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, Places, size_of
+from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, Places
 from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
@@ -26,6 +26,7 @@ from shardprep.formats.records.items import ColumnRecord
 from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ProgressCounters, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import (
     WorkFolder,
@@ -36,6 +37,7 @@ from shardprep.formats.runtime.work_folder import (
     refuse_other_plan,
     remove_leftover,
 )
+from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.container import Extent
 from shardprep.formats.shards.dataset import Dataset, splits_of
 from shardprep.formats.shards.files import FileEntry, Rows
@@ -59,7 +61,7 @@ class Exported:
         root: The dataset's root.
         files: Units of the export with their sizes and SHA-256 (of ``folders``, groups of images), then the
             files about all of them.
-        already_complete: Whether an earlier call had finished it, with all its files still there.
+        already_complete: Whether an earlier call had finished it, so that its files were compared only.
     """
 
     path: Path
@@ -84,8 +86,8 @@ def export(
     """Export a dataset to the format of another loader. After a kill at any point, the same call finishes it.
 
     The result has the same bytes for any number of workers and interruptions. Images are exported as they
-    are, each checked against its checksum, in the order of the dataset. The files of a finished export
-    are compared by size; if one is missing or has another size, all are built again.
+    are, each checked against its checksum, in the order of the dataset. A finished export is compared with
+    what was written, and damaged files are built again.
 
     Args:
         dataset: Folder of a dataset, or a folder of splits, each of which is exported into
@@ -117,12 +119,14 @@ def export(
     planned = [_Export.planned(path, target / split, to, shard_size) for split, path in splits.items()]
     sizes = {one.output: one.bytes_to_write() for one in planned}
     check_room({folder: size for folder, size in sizes.items() if size})
-    runner = JobRunner(workers, executor, shown(progress))
+    progress = shown(progress)
+    runner = JobRunner(workers, executor, progress)
+    threads = usable_cpus() if workers is None else max(1, workers)
     done: list[Exported] = []
     try:
         with noting_kept(lambda: _kept(planned[: len(done) + 1])):
             for one in planned:
-                done.append(one.finished(runner))
+                done.append(one.finished(runner, threads))
     finally:
         _opened.cache_clear()  # the dataset of jobs in this process
     return done
@@ -223,37 +227,29 @@ class _Export:
         left = [unit.extent for unit in self.units if unit.name not in done]
         return sum(extent.payload_bytes + extent.records * beside for extent in left)
 
-    def finished(self, runner: JobRunner) -> Exported:
-        """Recognise a finished export, or build what is missing."""
-        marker = self._marker()
-        if marker is not None and self._is_there(marker):
-            runner.progress.note(f"{self.output} is complete already")
-            remove_leftover(self.output)
-            return self._exported(marker, already_complete=True)
+    def finished(self, runner: JobRunner, threads: int) -> Exported:
+        """Compare a finished export, or build what is missing."""
+        marker, intact = self._marker(), dict[str, FileEntry]()
+        if marker is not None:
+            runner.progress.note(f"{self.output} is complete already; comparing its files")
+            intact = self._intact(marker.units, runner.progress, threads)
+            if len(intact) == len(self.units) and all(each.is_in(self.output) for each in marker.index):
+                remove_leftover(self.output)
+                return self._exported(marker, already_complete=True)
         with WorkFolder(self.output) as work_folder:
-            made = self._built(work_folder, runner)
+            made = self._built(work_folder, {} if self.format.has_parts else intact, runner)
         return self._exported(made, already_complete=False)
 
-    def _is_there(self, marker: _Marker) -> bool:
-        """Whether all files of a finished export are there, with their sizes."""
-        return (
-            [unit.name for unit in marker.units] == [unit.name for unit in self.units]
-            and all(
-                self.format.is_there(unit, self._names(planned), self.output)
-                for unit, planned in zip(marker.units, self.units, strict=True)
-            )
-            and all(size_of(self.output / each.name) == each.size for each in marker.index)
-        )
-
-    def _built(self, work_folder: WorkFolder, runner: JobRunner) -> _Marker:
-        """Build and publish all units, and what is about all of them."""
+    def _built(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:
+        """Build and publish all but the units that are ``intact``, and what is about all of them."""
         work_folder.claim(self._guard, work="export")
         # absolute: a job may run in another process, which has another folder
         places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
-        counters = ProgressCounters(places.run, self.units)
+        wanted = [unit for unit in self.units if unit.name not in intact]
+        counters = ProgressCounters(places.run, wanted)
         if done := finished_shards(self.output):
             runner.progress.note(f"{len(done)} of {len(self.units)} shards are done already")
-        left = [unit for unit in self.units if unit.name not in done]
+        left = [unit for unit in wanted if unit.name not in done]
         records, size = sum(unit.records for unit in left), sum(unit.size for unit in left)
         plan = sha256_of(self._guard)
         jobs = (
@@ -266,10 +262,11 @@ class _Export:
                 names=self._names(unit),
                 plan=plan,
             )
-            for unit in self.units
+            for unit in wanted
         )
         with runner.progress.task(f"export {self.manifest.split}", records=records, size=size):
-            units = tuple(runner.run(jobs, counters))
+            made = dict(intact) | {unit.name: unit for unit in runner.run(jobs, counters)}
+        units = tuple(made[unit.name] for unit in self.units)
         classes = tuple(each.name for each in self.manifest.labels.classes)
         marker = _Marker(self._guard, classes, units, tuple(self.format.finish(units, places)))
         value = {"format": "shardprep-export"} | asdict(marker)
@@ -296,6 +293,27 @@ class _Export:
                 path=self.output,
             )
         return found
+
+    def _intact(self, units: tuple[FileEntry, ...], progress: Progress, threads: int) -> dict[str, FileEntry]:
+        """Return the units of a finished export that are there as they were written, by name."""
+        if [unit.name for unit in units] != [unit.name for unit in self.units]:
+            return {}
+
+        def is_intact(unit: FileEntry, planned: PlannedShard) -> bool:
+            return self.format.is_intact(unit, self._names(planned), self.output)
+
+        intact, done_records, done_bytes = {}, 0, 0
+        records, size = len(self.index), sum(unit.size for unit in units)
+        task = progress.task(f"compare {self.manifest.split}", records=records, size=size)
+        with task, ThreadPoolExecutor(threads) as pool:
+            with starting_thread():
+                found = pool.map(is_intact, units, self.units)
+            for unit, is_whole in zip(units, found, strict=True):
+                if is_whole:
+                    intact[unit.name] = unit
+                done_records, done_bytes = done_records + unit.records, done_bytes + unit.size
+                progress.at(done_records, done_bytes)
+        return intact
 
     def _names(self, unit: PlannedShard) -> tuple[str, ...]:
         """Return the format's names of a unit's records."""
@@ -341,7 +359,7 @@ class _Job(DecodesNothing):
             finished = FileEntry(**found["unit"]) if found["plan"] == self.plan else None
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             finished = None
-        if finished is not None and self.format.is_there(finished, self.names, self.output):
+        if finished is not None and self.format.is_intact(finished, self.names, self.output):
             return finished
         unit = self.format.build(self.shard.name, self._records(), len(self.names), self.places)
         publish_bytes(commit, canonical_json({"plan": self.plan, "unit": unit.to_json()}), self.places.run)

@@ -32,7 +32,6 @@ from shardprep.formats.exports.format import (
     real_array,
     refuse_taken,
     repeated,
-    size_of,
     suffix_of,
     with_suffix,
 )
@@ -149,12 +148,18 @@ class Folders(ExportFormat):
             publish_bytes(places.work / f"{name}.jsonl", b"".join(lines), places.run)
         return FileEntry(name, size, f"sha256:{digest.hexdigest()}", len(built))
 
-    def is_there(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
-        folders = {output / parent for name in names for parent in Path(name).parents[:-1]}
-        if any(folder.is_symlink() for folder in folders):
-            return False
-        sizes = [size_of(output / name) for name in names]
-        return unit.size == sum(size or 0 for size in sizes) and None not in sizes
+    def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
+        digest = hashlib.sha256()
+        for name in names:
+            path = output / name
+            on_the_way = [output / folder for folder in Path(name).parents[:-1]]
+            try:
+                if any(each.is_symlink() for each in (path, *on_the_way)):
+                    return False
+                _add(digest, name, path.read_bytes())
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                return False
+        return unit.sha256 == f"sha256:{digest.hexdigest()}"
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
         if self.source.has_labels:

@@ -7,7 +7,6 @@ in a URL, ``%2E`` for a dot; ``urllib.parse.unquote`` gives it back.
 from __future__ import annotations
 
 import re
-import stat
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,8 +125,8 @@ class ExportFormat(ABC):
         """
 
     @abstractmethod
-    def is_there(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
-        """Whether the files of a published unit are there, with their sizes. Raises OSError."""
+    def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
+        """Whether a published unit is what was built. Raises OSError."""
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
         """Publish the files that are about all units, and return them."""
@@ -144,17 +143,8 @@ class ShardFormat(ExportFormat):
     def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
         return published(name, count, places, lambda file: self.write(file, records, count))
 
-    def is_there(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
-        return size_of(output / unit.name) == unit.size
-
-
-def size_of(path: Path) -> int | None:
-    """Return the size of a regular file; None if there is none. Raises OSError."""
-    try:
-        found = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
+        return unit.is_in(output)
 
 
 def published(name: str, records: int, places: Places, write: Callable[[BinaryIO], object]) -> FileEntry:

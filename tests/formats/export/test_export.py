@@ -130,7 +130,7 @@ def test_the_command_says_what_it_wrote(intact: Path, tmp_path: Path) -> None:
     machine = prep_here(*words, "--json")
 
     assert re.fullmatch(r"\S+out: 24 images, [\d.]+ KB in 1 file of webdataset\n", first.stdout)
-    assert second.stdout == first.stdout.replace("\n", " (was complete)\n")
+    assert second.stdout == first.stdout.replace("\n", " (was complete, and is intact)\n")
     assert '"train-000000.tar"' in machine.stdout
 
 
