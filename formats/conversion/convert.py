@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from shardprep.formats.conversion.finish import SkippedImages, finish, sum_up, verify_finished
 from shardprep.formats.conversion.plan import PlanOptions, versions_for
@@ -27,7 +28,7 @@ from shardprep.formats.runtime.jobs import Job, JobRunner, ProgressCounters
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, remove_leftover
-from shardprep.formats.shards.files import OUTPUT_FILES
+from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, is_linked, link_archive
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
 from shardprep.formats.shards.read import IN_PLACE
@@ -112,6 +113,15 @@ def convert(
             "archives",
             path=request.source.url,
         )
+    prepared = prepared_splits(request, progress)
+    runner = JobRunner(workers, executor, progress)
+    conversion = _Conversion(request.options, runner, of_split=len(prepared) > 1)
+    with noting_kept(conversion.kept, restarted=request.options.restart):
+        return [conversion.convert(one) for one in prepared]
+
+
+def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]:
+    """Recognise the source, check the outputs, and prepare each split. Raises what is wrong with any."""
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
     request.check_outputs(recognised)
@@ -119,10 +129,7 @@ def convert(
     prepared = prepare(recognised, request, problems)
     problems.raise_all()
     note_untrained(prepared, progress)
-    runner = JobRunner(workers, executor, progress)
-    conversion = _Conversion(request.options, runner, of_split=len(prepared) > 1)
-    with noting_kept(conversion.kept, restarted=request.options.restart):
-        return [conversion.convert(one) for one in prepared]
+    return prepared
 
 
 @dataclass(frozen=True)
@@ -153,18 +160,21 @@ class _Conversion:
         self.begun.append(prepared)
         built = build_shards(prepared, work_folder, self.runner)
         manifest = finish(work_folder, planned, listing, built, prepared.boxes)
-        skipped = sum_up(
-            [image for shard in built for image in shard.skipped], planned.entries, listing.labels
-        )
         return Converted(
             work_folder.output,
             manifest,
             already_complete=False,
-            skipped=skipped,
+            skipped=skipped_of(prepared, built),
             ignored=listing.ignored,
             notes=notes_of(prepared, built),
             has_labels=planned.has_labels,
         )
+
+
+def skipped_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> SkippedImages:
+    """Return the bad images that these shards of a split left out."""
+    images = [image for shard in built for image in shard.skipped]
+    return sum_up(images, prepared.planned.entries, prepared.listing.labels)
 
 
 def notes_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> tuple[str, ...]:
@@ -337,9 +347,9 @@ def convert_part(
     recognised = request.recognised()
     progress.note(f"source: {recognised.description}")
     prepared = _prepared(recognised, request, progress)
-    building = _PartBuilder(request, JobRunner(workers, progress=progress))
+    runner = JobRunner(workers, progress=progress)
     with noting_kept(partial(kept_of, prepared, of_split=len(prepared) > 1)):
-        return [building.built(one) for one in prepared]
+        return [_built_part(one, part, runner) for one in prepared]
 
 
 def _prepared(source: Source, request: Request, progress: Progress) -> list[PreparedSplit]:
@@ -374,63 +384,35 @@ def _share_listing(source: Source, split: str, output: Path, request: Request, p
             stored.write(listing.entries, work_folder.run)
 
 
-@dataclass(frozen=True)
-class _PartBuilder:
-    """The building of one part's shards in every split."""
+def _built_part(prepared: PreparedSplit, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
+    """Build one part's shards of a split. Raises PlanMismatch for a finished one with another plan."""
+    planned = prepared.planned
 
-    request: Request
-    runner: JobRunner
-
-    def built(self, prepared: PreparedSplit) -> ConvertedPart:
-        if not prepared.is_finished:
-            with WorkFolder(prepared.output, shared=True) as work_folder:
-                if not prepared.is_finished:  # the conversion may have been finished since
-                    work_folder.claim(prepared.guard())
-                    built = build_shards(prepared, work_folder, self.runner)
-                    return self._part(prepared, built)
-            with suppress(OutputBusy):  # another part may be removing it
-                remove_leftover(prepared.output)
-        self.runner.progress.note(f"{prepared.output} is complete already")
-        return self._complete(prepared)
-
-    def _part(self, prepared: PreparedSplit, built: list[BuiltShard]) -> ConvertedPart:
-        planned = prepared.planned
-        skipped = [image for shard in built for image in shard.skipped]
-        done = finished_shards(prepared.output)
+    def of(shards: Sequence[BuiltShard] | Sequence[FileEntry], **found: Any) -> ConvertedPart:
         return ConvertedPart(
             path=prepared.output,
             split=planned.split,
-            part=self._numbers,
-            shards=tuple(shard.name for shard in built),
-            records=sum(shard.records for shard in built),
-            file_bytes=sum(shard.size for shard in built),
+            part=part,
+            shards=tuple(shard.name for shard in shards),
+            records=sum(shard.records for shard in shards),
+            file_bytes=sum(shard.size for shard in shards),
             total=len(planned.shards),
-            missing=sum(shard.name not in done for shard in planned.shards),
-            already_complete=False,
-            skipped=sum_up(skipped, planned.entries, prepared.listing.labels),
             has_images=planned.has_images,
             has_labels=planned.has_labels,
+            **found,
         )
 
-    def _complete(self, prepared: PreparedSplit) -> ConvertedPart:
-        """Return the part of a finished dataset. Raises PlanMismatch if it has another plan, DataError."""
-        names = {shard.name for shard in prepared.shards}
-        shards = [entry for entry in prepared.finished_manifest().shards if entry.name in names]
-        return ConvertedPart(
-            path=prepared.output,
-            split=prepared.planned.split,
-            part=self._numbers,
-            shards=tuple(entry.name for entry in shards),
-            records=sum(entry.records for entry in shards),
-            file_bytes=sum(entry.size for entry in shards),
-            total=len(prepared.planned.shards),
-            missing=0,
-            already_complete=True,
-            has_images=prepared.planned.has_images,
-            has_labels=prepared.planned.has_labels,
-        )
-
-    @property
-    def _numbers(self) -> tuple[int, int]:
-        part = self.request.part
-        return (part.number, part.of) if part else (1, 1)
+    if not prepared.is_finished:
+        with WorkFolder(prepared.output, shared=True) as work_folder:
+            if not prepared.is_finished:  # the conversion may have been finished since
+                work_folder.claim(prepared.guard())
+                built = build_shards(prepared, work_folder, runner)
+                missing = {shard.name for shard in planned.shards} - finished_shards(prepared.output)
+                skipped = skipped_of(prepared, built)
+                return of(built, missing=len(missing), already_complete=False, skipped=skipped)
+        with suppress(OutputBusy):  # another part may be removing it
+            remove_leftover(prepared.output)
+    runner.progress.note(f"{prepared.output} is complete already")
+    names = {shard.name for shard in prepared.shards}
+    shards = [entry for entry in prepared.finished_manifest().shards if entry.name in names]
+    return of(shards, missing=0, already_complete=True)

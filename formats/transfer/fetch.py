@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,10 +129,10 @@ class LocalCopy:
         """Return the path of an incomplete file, which is named by the digest of the complete one."""
         return self.output / WORK_FOLDER_NAME / f"{file.sha256.removeprefix('sha256:')}-{file.name}.part"
 
-    def downloads(self) -> list[Download]:
-        """Return the downloads of the files to fetch."""
+    def downloads(self, files: Iterable[FileEntry]) -> list[Download]:
+        """Return the downloads of these files."""
         folder = self.remote.folder
-        return [Download(folder, file, self.output / file.name, self.part_of(file)) for file in self.wanted]
+        return [Download(folder, file, self.output / file.name, self.part_of(file)) for file in files]
 
     def kept(self) -> str:
         """Return how many files are there, of how many; empty if none is."""
@@ -147,33 +147,6 @@ class LocalCopy:
             publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
         work_folder.remove()
         return True
-
-
-def fetched_copies(
-    place: Location,
-    target: Path,
-    shards: Sequence[int] | None,
-    policy: RetryPolicy,
-    *,
-    at_once: int,
-    progress: Progress,
-) -> list[FetchedDataset]:
-    """Copy the datasets at a place, as :func:`~.fetch.fetch` does."""
-    with LoopThread(threads=at_once) as loop:
-        copies = _copies(loop.run(find_datasets(place, policy)), target, shards, place)
-        for copy in copies:
-            copy.check()
-        check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})
-        work = _FetchOptions(TransferRun(loop, at_once, progress), progress)
-        return [work.fetched(copy) for copy in copies]
-
-
-def _copies(
-    found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
-) -> list[LocalCopy]:
-    if "" not in found:
-        _check_splits(found, target, shards, place)
-    return [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
 
 
 def _check_splits(
@@ -191,27 +164,17 @@ def _check_splits(
         )
 
 
-@dataclass(frozen=True)
-class _FetchOptions:
-    """Options shared by all datasets."""
-
-    transfers: TransferRun
-    progress: Progress
-
-    def fetched(self, copy: LocalCopy) -> FetchedDataset:
-        with noting_kept(copy.kept), WorkFolder(copy.output) as work_folder:
-            work_folder.claim(copy.guard, work="fetch")
-            if kept := copy.kept():
-                self.progress.note(f"{copy.output}: {kept} already; checking them")
-            downloads = copy.downloads()
-            self.transfers.run("fetch", copy.manifest, downloads)
-            complete = copy.finish(work_folder, downloads)
-        names = {is_kept: _names(downloads, is_kept=is_kept) for is_kept in (True, False)}
-        return FetchedDataset(copy.output, copy.url, copy.manifest, names[False], names[True], complete)
-
-
-def _names(downloads: Sequence[Download], *, is_kept: bool) -> tuple[str, ...]:
-    return tuple(each.entry.name for each in downloads if each.is_kept == is_kept)
+def _fetched(copy: LocalCopy, transfers: TransferRun, progress: Progress) -> FetchedDataset:
+    with noting_kept(copy.kept), WorkFolder(copy.output) as work_folder:
+        work_folder.claim(copy.guard, work="fetch")
+        if kept := copy.kept():
+            progress.note(f"{copy.output}: {kept} already; checking them")
+        downloads = copy.downloads(copy.wanted)
+        transfers.run("fetch", copy.manifest, downloads)
+        complete = copy.finish(work_folder, downloads)
+    fetched = tuple(each.entry.name for each in downloads if not each.is_kept)
+    names = tuple(each.entry.name for each in downloads if each.is_kept)
+    return FetchedDataset(copy.output, copy.url, copy.manifest, fetched, names, complete)
 
 
 AT_ONCE = 8
@@ -258,5 +221,14 @@ def fetch(
     if at_once < 1:
         raise UsageError("at_once must be at least 1")
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
-
-    return fetched_copies(place, user_path(folder), shards, policy, at_once=at_once, progress=shown(progress))
+    target, progress = user_path(folder), shown(progress)
+    with LoopThread(threads=at_once) as loop:
+        found = loop.run(find_datasets(place, policy))
+        if "" not in found:
+            _check_splits(found, target, shards, place)
+        copies = [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
+        for copy in copies:
+            copy.check()
+        check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})
+        transfers = TransferRun(loop, at_once, progress)
+        return [_fetched(copy, transfers, progress) for copy in copies]

@@ -221,9 +221,15 @@ def publish(
         raise UsageError("at_once must be at least 1")
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
     local = _datasets(user_path(folder))
-
-    targets = {place.child(split) if split else place: one for split, one in local.items()}
-    return published_datasets(targets, policy, at_once=at_once, progress=shown(progress))
+    with LoopThread(threads=at_once) as loop:
+        transfers = TransferRun(loop, at_once, shown(progress))
+        works = [
+            _Publisher(place.child(split) if split else place, policy, *one, transfers)
+            for split, one in local.items()
+        ]
+        for work in works:
+            work.begin()
+        return [work.published() for work in works]
 
 
 def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:
@@ -430,22 +436,6 @@ class Upload:
         except (AnswerBroken, RemoteMissing):
             return ""
         return f"sha256:{digest.hexdigest()}"
-
-
-def published_datasets(
-    local: Mapping[Location, tuple[Path, Manifest]],
-    policy: RetryPolicy,
-    *,
-    at_once: int,
-    progress: Progress,
-) -> list[PublishedDataset]:
-    """Publish each dataset at its place, as :func:`~.publish.publish` does."""
-    with LoopThread(threads=at_once) as loop:
-        transfers = TransferRun(loop, at_once, progress)
-        works = [_Publisher(place, policy, *one, transfers) for place, one in local.items()]
-        for work in works:
-            work.begin()
-        return [work.published() for work in works]
 
 
 @dataclass(frozen=True)

@@ -1,67 +1,54 @@
-"""Repair of a dataset from its source, or from an intact copy in object storage."""
+"""Repair of a dataset from its source, or from an intact copy in object storage.
+
+The damaged files, and only these, are made again, with the same bytes.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection
 from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
+from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.repair import found_damaged, repair_from_source
-from shardprep.formats.errors import PlanMismatch, UsageError
+from shardprep.formats.conversion.shard import BuiltShard, shard_jobs
+from shardprep.formats.conversion.tables import (
+    GatheredBoxes,
+    build_column,
+    build_tables,
+    gathered_boxes,
+    publish_tables,
+)
+from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.work_folder import WorkFolder, noting_kept
-from shardprep.formats.shards.columns import remove_unlisted_columns
-from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.runtime.work_folder import (
+    PLAN_NAME,
+    WORK_FOLDER_NAME,
+    WorkFolder,
+    finished_shards,
+    noting_kept,
+    refuse_cached,
+    remove_leftover,
+)
+from shardprep.formats.shards.columns import ColumnEntry, remove_unlisted_columns
+from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.manifest import Manifest, read_manifest
+from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
+from shardprep.formats.sources.record_files import LABELS, usual
+from shardprep.formats.sources.source import Listing, SourceOptions
 from shardprep.formats.storage.store import PATIENT, Location
 from shardprep.formats.storage.transfer import Download, RemoteDataset, TransferRun, find_datasets
 from shardprep.formats.transfer.fetch import AT_ONCE, LocalCopy
 from shardprep.formats.verification.levels import verify_folder
 from shardprep.formats.verification.report import Report
-
-
-def repair_from_url(
-    path: Path, place: Location, *, workers: int | None, executor: Executor | None, progress: Progress
-) -> Report:
-    """Fetch the damaged files of the dataset in ``path``, as :func:`~.repair.repair` does."""
-    manifest, report = found_damaged(path, workers, executor, progress)
-    damaged = {finding.file for finding in report.findings} & {file.name for file in manifest.files}
-    if not damaged:
-        return report
-    with LoopThread(threads=AT_ONCE) as loop:
-        remote = _same_dataset(loop.run(find_datasets(place, PATIENT)), manifest, place)
-        files = [file for file in manifest.files if file.name in damaged]
-        check_room({path: sum(file.size for file in files)})
-        with WorkFolder(path) as work_folder:
-            copy = LocalCopy(remote, path, None)
-            downloads = [
-                Download(remote.folder, file, path / file.name, copy.part_of(file)) for file in files
-            ]
-            with noting_kept(partial(_kept, downloads)):
-                TransferRun(loop, AT_ONCE, progress).run("repair", manifest, downloads)
-            remove_unlisted_columns(path, {file.name for file in manifest.files})
-            work_folder.remove()
-    again = verify_folder(path, workers=workers, executor=executor, progress=progress)
-    again.rebuilt = tuple(sorted(damaged))
-    return again
-
-
-def _same_dataset(found: dict[str, RemoteDataset], manifest: Manifest, place: Location) -> RemoteDataset:
-    """Return the copy of the dataset among those at the URL. Raises PlanMismatch."""
-    for remote in found.values():
-        if remote.manifest.root == manifest.root:
-            return remote
-    raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
-
-
-def _kept(downloads: Collection[Download]) -> str:
-    """Return how many files are fetched; empty if none is."""
-    done = sum(each.is_done for each in downloads)
-    return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
 
 
 def repair(
@@ -101,17 +88,203 @@ def repair(
         ShardprepError: What :func:`~shardprep.formats.conversion.convert.convert` or
             :func:`~shardprep.formats.transfer.fetch.fetch` raises.
     """
+    place = None
     if not isinstance(source, Path) and "://" in (url := os.fspath(source)):
         if root is not None:
             raise UsageError("is the URL of a copy; --root is only for a list of images", path=url)
+        place = Location.parse(url)
+    path, runner = user_path(dataset), JobRunner(workers, executor, shown(progress))
+    manifest, report = _found_damaged(path, runner)
+    damaged = {finding.file for finding in report.findings} & {file.name for file in manifest.files}
+    if place is None and manifest.columns:
+        damaged -= {file.name for name in manifest.joined for file in manifest.columns[name].files}
+    if not damaged:
+        return report
+    if place is None:
+        _rebuild(path, source, root, manifest, damaged, runner)
+    else:
+        _fetch(path, place, manifest, damaged, runner.progress)
+    again = _verified(path, runner)
+    again.rebuilt = tuple(sorted(damaged))
+    return again
 
-        return repair_from_url(
-            user_path(dataset),
-            Location.parse(url),
-            workers=workers,
-            executor=executor,
-            progress=shown(progress),
-        )
-    return repair_from_source(
-        dataset, source, root=root, workers=workers, executor=executor, progress=progress
+
+def _verified(path: Path, runner: JobRunner) -> Report:
+    return verify_folder(path, workers=runner.workers, executor=runner.executor, progress=runner.progress)
+
+
+def _found_damaged(path: Path, runner: JobRunner) -> tuple[Manifest, Report]:
+    """Verify a dataset that is to be repaired. Raises what repairing raises."""
+    refuse_cached(path)
+    manifest = read_manifest(path)
+    report = _verified(path, runner)
+    if report.unchecked:
+        raise OperationError(f"could not check {report.unchecked[0]}", path=path)
+    for finding in report.findings:
+        if finding.file == ARCHIVE_NAME:
+            raise SourceDamaged(
+                f"{finding.problem}; prep repair rebuilds tables but no archive: copy or download it again",
+                path=path,
+            )
+    if not report.findings and not (path / WORK_FOLDER_NAME / PLAN_NAME).exists():  # no join is unfinished
+        with suppress(OutputBusy):
+            remove_leftover(path)
+    return manifest, report
+
+
+def _fetch(
+    path: Path, place: Location, manifest: Manifest, damaged: Collection[str], progress: Progress
+) -> None:
+    """Fetch the damaged files from the copy of the dataset at a place."""
+    with LoopThread(threads=AT_ONCE) as loop:
+        remote = _same_dataset(loop.run(find_datasets(place, PATIENT)), manifest, place)
+        copy = LocalCopy(remote, path, None)
+        files = [file for file in manifest.files if file.name in damaged]
+        check_room({path: sum(file.size for file in files)})
+        with WorkFolder(path) as work_folder:
+            downloads = copy.downloads(files)
+            with noting_kept(partial(_fetched, downloads)):
+                TransferRun(loop, AT_ONCE, progress).run("repair", manifest, downloads)
+            remove_unlisted_columns(path, {file.name for file in manifest.files})
+            work_folder.remove()
+
+
+def _same_dataset(found: dict[str, RemoteDataset], manifest: Manifest, place: Location) -> RemoteDataset:
+    """Return the copy of the dataset among those at the URL. Raises PlanMismatch."""
+    for remote in found.values():
+        if remote.manifest.root == manifest.root:
+            return remote
+    raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
+
+
+def _fetched(downloads: Collection[Download]) -> str:
+    """Return how many files are fetched; empty if none is."""
+    done = sum(each.is_done for each in downloads)
+    return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
+
+
+def _rebuild(
+    path: Path,
+    source: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None,
+    manifest: Manifest,
+    damaged: set[str],
+    runner: JobRunner,
+) -> None:
+    """Rebuild the damaged files from the source of the dataset."""
+    recognised = recognise(
+        user_path(source),
+        split=manifest.split,
+        options=_options_of(manifest, root),
+        seed=manifest.plan["seed"],
     )
+    listing = recognised.listing(manifest.split)
+    planned = _planned_again(listing, manifest, path)
+    boxes = gathered_boxes(recognised, manifest.split, listing)
+    with WorkFolder(path) as work_folder:
+        built = _rebuilt_shards(planned, manifest, damaged, listing, work_folder, runner)
+        _rebuild_tables(planned, manifest, damaged, built, boxes, work_folder)
+        remove_unlisted_columns(path, {file.name for file in manifest.files})
+        work_folder.remove()
+
+
+def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> SourceOptions:
+    """Return the options of a conversion; an earlier release took fewer names for images and labels."""
+    options = replace(SourceOptions.of_manifest(manifest.source), root=root)
+    if manifest.source["layout"] not in LAYOUTS_OF_RECORDS:
+        return options
+    if options.image_column is None and not manifest.has_images:
+        options = replace(options, image_column="")
+    names = [name.removesuffix(".txt") for name in manifest.schema.names]  # of a sample's part
+    if options.label_column is None and not len(manifest.labels) and usual(names, LABELS):
+        options = replace(options, label_column="")
+    return options
+
+
+def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
+    names = {f.name for f in fields(PlanOptions)}
+    options = PlanOptions(**{name: value for name, value in manifest.plan.items() if name in names})
+    used = manifest.plan.get("transcoder")
+    if options.transcodes and used != options.transcoder:
+        raise OperationError(
+            f"has images re-encoded by {used}, but {options.transcoder} is installed here; install that "
+            "version to repair it",
+            path=path,
+        )
+    planned = plan(listing, options, version=manifest.version)
+    if planned.digest != manifest.plan["sha256"]:
+        raise PlanMismatch("was made from another source: keys, labels or sizes differ", path=path)
+    return planned
+
+
+def _columns_of(manifest: Manifest) -> tuple[ColumnEntry, ...]:
+    return manifest.columns.entries if manifest.columns else ()
+
+
+def _tables_of(manifest: Manifest) -> tuple[FileEntry, ...]:
+    """Return the dataset's tables, and those of its columns."""
+    return (*manifest.tables, *(column.table for column in _columns_of(manifest)))
+
+
+def _rebuilt_shards(
+    planned: Plan,
+    manifest: Manifest,
+    damaged: set[str],
+    listing: Listing,
+    work_folder: WorkFolder,
+    runner: JobRunner,
+) -> list[BuiltShard]:
+    """Rebuild the damaged shards; if a table is damaged, also make the rows of all the others.
+
+    A file that differs from the manifest's is not published.
+    """
+    files = [manifest.shards, *(column.shards for column in _columns_of(manifest))]
+    needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
+    if damaged & {table.name for table in _tables_of(manifest)}:
+        needed = {shard.number for shard in planned.shards}
+    shards = [shard for shard in planned.shards if shard.number in needed]
+    names = {shard.name for shard in shards}
+
+    def kept() -> str:
+        done = len(names & finished_shards(work_folder.output))
+        return f"{done} of {len(names)} shards are rebuilt" if done else ""
+
+    counters = ProgressCounters(work_folder.run, shards)
+    jobs = shard_jobs(
+        planned,
+        shards,
+        listing.reader,
+        work_folder,
+        expected={file.name: file.sha256 for file in manifest.files},
+        wanted=frozenset(damaged),
+        home=versions_for(planned.options) if runner.executor else None,
+    )
+    records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
+    with noting_kept(kept), runner.progress.task("repair", records=records, size=size):
+        return runner.run(jobs, counters)
+
+
+def _rebuild_tables(
+    planned: Plan,
+    manifest: Manifest,
+    damaged: set[str],
+    built: list[BuiltShard],
+    boxes: GatheredBoxes | None,
+    work_folder: WorkFolder,
+) -> None:
+    """Rebuild the damaged tables; each must match the manifest before it is published."""
+    made: list[FileEntry] = []
+    if damaged & {table.name for table in manifest.tables}:
+        made += build_tables(work_folder, planned, built, boxes, offsets=manifest.offsets)
+    for column in _columns_of(manifest):
+        if column.table.name in damaged:
+            name = column.field.name
+            made.append(build_column(work_folder, planned, name, built, offsets=manifest.offsets).table)
+    rebuilt = {table.name: table for table in made}
+    wanted = [table for table in _tables_of(manifest) if table.name in damaged]
+    for table in wanted:
+        if rebuilt.get(table.name) != table:
+            raise PlanMismatch(
+                "was made from another source: its bytes differ", path=work_folder.output / table.name
+            )
+    publish_tables(work_folder, [table.name for table in wanted])

@@ -9,16 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of
-from shardprep.formats.conversion.finish import SkippedImages, gather, sum_up
+from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of, prepared_splits, skipped_of
+from shardprep.formats.conversion.finish import SkippedImages, gather
 from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
-from shardprep.formats.conversion.prepare import (
-    ConvertOptions,
-    PreparedSplit,
-    Request,
-    note_untrained,
-    prepare,
-)
+from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, Request
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, committed
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
@@ -31,7 +25,7 @@ from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import IN_PLACE
-from shardprep.formats.sources.source import Problems, SourceOptions
+from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import Location, RetryPolicy, StoredFile
 from shardprep.formats.storage.transfer import TransferRun
 from shardprep.formats.storage.writable import WritableFolder, refuse_server
@@ -109,22 +103,22 @@ def convert_to_url(
             "images that stay in their archive are not uploaded; index them into a folder", path=url
         )
     refuse_server(place)
-
-    storing = UploadOptions(
-        request.output, RetryPolicy(retries, timeout_s), request.options, workers, progress
-    )
-    recognised = request.recognised()
-    progress.note(f"source: {recognised.description}")
-    request.check_outputs(recognised)
-    problems = Problems()
-    prepared = prepare(recognised, request, problems)
-    problems.raise_all()
-    note_untrained(prepared, progress)
-    places = {one.output: place if split else place.child(one.planned.split) for one in prepared}
-    with noting_kept(
-        lambda: kept_of(prepared, of_split=len(prepared) > 1), restarted=request.options.restart
+    runner = JobRunner(workers, progress=progress)
+    policy = RetryPolicy(retries, timeout_s)
+    prepared = prepared_splits(request, progress)
+    done = []
+    with (
+        noting_kept(lambda: kept_of(prepared, of_split=len(prepared) > 1), restarted=request.options.restart),
+        LoopThread(threads=TABLES_AT_ONCE) as loop,
     ):
-        return [storing.converted(one, places[one.output]) for one in prepared]
+        for one in prepared:
+            remote = WritableFolder(place if split else place.child(one.planned.split), policy)
+            claim = Claim(remote, canonical_json({"plan": sha256_of(one.guard())}))
+            to = StorePlace(remote, claim)
+            done.append(
+                _StoredSplit(request.output, one, to, policy, request.options, runner, loop).converted()
+            )
+    return done
 
 
 def default_scratch(place: Location) -> Path:
@@ -208,31 +202,18 @@ TABLES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class UploadOptions:
-    """Options shared by every split. ``scratch`` has the folders in which splits are built, or is one."""
+class _StoredSplit:
+    """One split, and the place for it.
+
+    ``scratch`` has the folders in which splits are built, or is one.
+    """
 
     scratch: Path
-    policy: RetryPolicy
-    options: ConvertOptions
-    workers: int | None
-    progress: Progress
-
-    def converted(self, prepared: PreparedSplit, where: Location) -> ConvertedTo:
-        """Convert a split, unless it is there already."""
-        remote = WritableFolder(where, self.policy)
-        claim = Claim(remote, canonical_json({"plan": sha256_of(prepared.guard())}))
-        with LoopThread(threads=TABLES_AT_ONCE) as loop:
-            work = _StoredSplit(self, prepared, StorePlace(remote, claim), loop)
-            return work.converted()
-
-
-@dataclass(frozen=True)
-class _StoredSplit:
-    """One split, and the place for it."""
-
-    storing: UploadOptions
     prepared: PreparedSplit
     place: StorePlace
+    policy: RetryPolicy
+    options: ConvertOptions
+    runner: JobRunner
     loop: LoopThread
 
     @property
@@ -240,10 +221,11 @@ class _StoredSplit:
         return self.place.remote.place.url
 
     def converted(self) -> ConvertedTo:
+        """Convert the split, unless it is there already."""
         if (found := self.loop.run(self.place.published())) is not None:
             return self._already_there(found)
         with WorkFolder(self.prepared.output) as work_folder:
-            if self.storing.options.restart:
+            if self.options.restart:
                 work_folder.discard(OUTPUT_FILES)
             work_folder.claim(self.prepared.guard())
             self.loop.run(self.place.begin(()))
@@ -253,17 +235,20 @@ class _StoredSplit:
 
     def _converted(self, work_folder: WorkFolder) -> ConvertedTo:
         prepared = self.prepared
-        runner = JobRunner(self.storing.workers, progress=self.storing.progress)
-        where, policy = self.place.remote.place, self.storing.policy
-        built = build_shards(prepared, work_folder, runner, lambda job: StoredShardJob(job, where, policy))
+        remote = self.place.remote
+        built = build_shards(
+            prepared,
+            work_folder,
+            self.runner,
+            lambda job: StoredShardJob(job, remote.place, self.policy),
+        )
         manifest = gather(work_folder, prepared.planned, prepared.listing, built, prepared.boxes)
         proven = self._stored(work_folder, built) | self._with_tables(manifest, built)
         self.loop.run(self.place.finish(manifest.to_bytes(), proven))
         work_folder.discard(OUTPUT_FILES)
         work_folder.remove()
         self._remove_scratch()
-        images = [image for shard in built for image in shard.skipped]
-        skipped = sum_up(images, prepared.planned.entries, prepared.listing.labels)
+        skipped = skipped_of(prepared, built)
         return self._done(manifest, notes_of(prepared, built), already_complete=False, skipped=skipped)
 
     def _stored(self, work_folder: WorkFolder, built: Sequence[BuiltShard]) -> dict[str, StoredFile]:
@@ -278,13 +263,13 @@ class _StoredSplit:
         uploads = [
             Upload(remote, each, folder / each.name) for each in manifest.files if each.name not in sharded
         ]
-        TransferRun(self.loop, TABLES_AT_ONCE, self.storing.progress).run("publish", manifest, uploads)
+        TransferRun(self.loop, TABLES_AT_ONCE, self.runner.progress).run("publish", manifest, uploads)
         return {each.entry.name: each.stored for each in uploads if each.stored}
 
     def _already_there(self, manifest: Manifest) -> ConvertedTo:
         """Return the finished dataset. Raises PlanMismatch for another plan, RemoteDamaged."""
         self.prepared.refuse_other(manifest, self._url)
-        self.storing.progress.note(f"{self._url} is complete already")
+        self.runner.progress.note(f"{self._url} is complete already")
         self.loop.run(self.place.check_sizes(manifest))
         self.loop.run(self.place.claim.drop_leftover())
         if (self.prepared.output / WORK_FOLDER_NAME).exists():
@@ -303,5 +288,5 @@ class _StoredSplit:
 
     def _remove_scratch(self) -> None:
         with suppress(OSError):  # it is not empty, or never was
-            for folder in dict.fromkeys((self.prepared.output, self.storing.scratch)):
+            for folder in dict.fromkeys((self.prepared.output, self.scratch)):
                 folder.rmdir()
