@@ -19,7 +19,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.container import Room
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.slots import Arrays, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, EngineBatch, Fill, Items, Skipped
@@ -60,10 +60,6 @@ class Prefetch(Step):
     @property
     def description(self) -> str:
         return described(self)
-
-    @property
-    def never_change(self) -> bool:
-        return self.source.never_change
 
     def run(self, now: PassContext) -> Iterator[Any]:
         own = self._group(now)
@@ -133,11 +129,8 @@ class _Drawing:
 
     def run(self) -> None:
         try:
-            items = self._begin()
-            try:
+            with ending(self._begin()) as items:
                 self._draw(items)
-            finally:
-                end(items)
         except BaseException as error:  # raised in the consumer
             self._error = error
         self.found.put([])
