@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
 
 from shardprep.formats.errors import UsageError
 
+PassT = TypeVar("PassT", bound=Iterator[Any])
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
@@ -101,6 +103,15 @@ def end(batches: Iterator[Any]) -> None:
     close = getattr(batches, "close", None)
     if callable(close):
         close()
+
+
+@contextmanager
+def ending(batches: PassT) -> Iterator[PassT]:
+    """A context that ends the pass (:func:`end`), as ``closing`` does for an object that has ``close``."""
+    try:
+        yield batches
+    finally:
+        end(batches)
 
 
 class _Pass(Iterator[Any]):

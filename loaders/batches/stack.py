@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.codecs import is_masked
-from shardprep.loaders.batches.passes import Passes, Source, end
+from shardprep.loaders.batches.passes import Passes, Source, ending
 from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.batches.slots import NUMBERS as ROW_FORM_NUMBERS, array_of
 from shardprep.loaders.transforms.contract import ArraySpec
@@ -240,12 +240,9 @@ class Batches:
         return full + (rest > 0 and self._remainder == "keep")
 
     def __iter__(self) -> Iterator[Any]:
-        records = self._records.begin()
-        try:
+        with ending(self._records.begin()) as records:
             least = self._batch_size if self._remainder == "drop" else 1
             yield from map(stack, grouped(records, repeat(self._batch_size), least=least))
-        finally:
-            end(records)
 
 
 def grouped(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> Iterator[list[Any]]:
@@ -344,11 +341,9 @@ class Conversion:
         return self._run(self._passes.begin())
 
     def _run(self, batches: Iterator[Any]) -> Iterator[Any]:
-        try:
+        with ending(batches):
             # `map`, because a loop variable would hold a batch while the next is made
             yield from map(partial(converted, convert=self._convert), batches)
-        finally:
-            end(batches)
 
 
 def converted(batch: Any, convert: Convert) -> Any:

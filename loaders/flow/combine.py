@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import UNKNOWN, Length, Node, seed_of, within
 from shardprep.loaders.flow.passes import PassContext
 
@@ -94,11 +94,8 @@ class Concat(Combined):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         for n, node in enumerate(self.nodes):
-            items = node.run(now.of(self, n))
-            try:
+            with ending(node.run(now.of(self, n))) as items:
                 yield from items
-            finally:
-                end(items)
 
 
 @dataclass(frozen=True)

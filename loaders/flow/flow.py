@@ -297,7 +297,7 @@ class Flow(FlowSources):
         Where items can be picked by number (sequences, datasets, files, and maps over those), only numbers
         are shuffled. Otherwise about half a window of items is held in memory.
         """
-        return self._with(LocallyShuffled.of(self.node, window, seed))
+        return self._with(LocallyShuffled(self.node, window, seed))
 
     def batch(self, size: int, *, remainder: Remainder = "keep", as_list: bool = False) -> Flow:
         """Combine each ``size`` items into one batch: arrays [size, ...], in tuples or dicts like the items.
@@ -347,11 +347,11 @@ class Flow(FlowSources):
 
     def take(self, count: int) -> Flow:
         """The first ``count`` items of each pass."""
-        return self._with(Take.of(self.node, count))
+        return self._with(Take(self.node, count))
 
     def skip(self, count: int) -> Flow:
         """Each pass without its first ``count`` items. Items by number are not made to be skipped."""
-        return self._with(Skip.of(self.node, count))
+        return self._with(Skip(self.node, count))
 
     def concat(self, *others: Flow) -> Flow:
         """This flow's items, then those of ``others``. UsageError if a flow before the last is infinite."""

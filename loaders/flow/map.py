@@ -15,7 +15,7 @@ from shardprep.formats.records.items import ColumnRecord
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import Record
 from shardprep.formats.records.schema import RESERVED
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.flow.node import Length, Node, Step, described, numbered, seed_of
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
@@ -32,6 +32,10 @@ class PerItem(Step):
         """The results that are yielded: all."""
         return results
 
+    @property
+    def never_change(self) -> bool:
+        return False  # the function may keep its result, and write to it
+
     def run(self, now: PassContext) -> Iterator[Any]:
         return self.results(now)
 
@@ -46,11 +50,9 @@ class PerItem(Step):
         """The results of all items, or of those picked. A yielded result is not referenced here any more."""
         items, places = numbered(self, now, numbers)
         result = now.here.timed(self.label, lambda item, number: self.result(now, number, item))
-        try:
+        with ending(items):
             # a for loop would keep a reference to the item
             yield from self.wanted(map(result, items, places))
-        finally:
-            end(items)
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,6 @@ class Filter(Step):
     def length(self) -> Length:
         return self.source.length.filtered()
 
-    @property
-    def never_change(self) -> bool:
-        return self.source.never_change
-
     def run(self, now: PassContext) -> Iterator[Any]:
         items, numbers = self.drawn(now), count()
 
@@ -137,10 +135,8 @@ class Filter(Step):
             with ErrorNote(now, next(numbers), self.label):
                 return bool(self.function(item))
 
-        try:
+        with ending(items):
             yield from filter(now.here.timed(self.label, is_wanted), items)
-        finally:
-            end(items)
 
 
 LABEL = ArraySpec("label", (), "int64")

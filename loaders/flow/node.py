@@ -15,7 +15,7 @@ from numbers import Real
 from typing import Any, Protocol, SupportsIndex, cast
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.flow.passes import PassContext
 
 
@@ -172,6 +172,22 @@ class Node(ABC):
         raise UsageError(f"items of {type(self).__name__} cannot be picked by number")
 
     @property
+    def can_fetch(self) -> bool:
+        """Whether any process can make the items from small keys, with :meth:`keys` and :meth:`fetch`."""
+        return False
+
+    def fetch(self) -> Fetch:
+        """The object that makes items from keys. Raises UsageError unless ``can_fetch``."""
+        raise UsageError(f"items of {type(self).__name__} cannot be fetched by keys")
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        """The keys of the items with these numbers, in that order. Each key pickles to few bytes.
+
+        Raises UsageError unless ``can_fetch``.
+        """
+        raise UsageError(f"items of {type(self).__name__} cannot be fetched by keys")
+
+    @property
     def never_change(self) -> bool:
         """Whether neither this nor an earlier step writes to an item after it was yielded."""
         return False
@@ -206,6 +222,10 @@ class Step(Node):
     def length(self) -> Length:
         return self.source.length
 
+    @property
+    def never_change(self) -> bool:
+        return self.source.never_change
+
     def drawn(self, now: PassContext) -> Iterator[Any]:
         """Run a pass of the source."""
         return self.source.run(now.of(self))
@@ -228,25 +248,23 @@ class Fetched(Node):
     def sources(self) -> tuple[Node, ...]:
         return ()
 
-    @abstractmethod
-    def fetch(self) -> Fetch:
-        """The object that makes items from keys."""
+    @property
+    def can_fetch(self) -> bool:
+        return True
 
     @abstractmethod
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        """The keys of the items with these numbers, in that order. Each key pickles to few bytes."""
+    def fetch(self) -> Fetch: ...
+
+    @abstractmethod
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]: ...
 
     @property
     def can_pick(self) -> bool:
         return True
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        keys = self.keys(now, numbers)
-        try:
-            with self.fetch().open() as item_of:
-                yield from map(now.here.timed(self.label, item_of), keys)
-        finally:
-            end(keys)
+        with ending(self.keys(now, numbers)) as keys, self.fetch().open() as item_of:
+            yield from map(now.here.timed(self.label, item_of), keys)
 
     def run(self, now: PassContext) -> Iterator[Any]:
         return self.pick(now, range(self.length.items))
@@ -356,28 +374,23 @@ class Renumbered(Step):
         """The numbers in the source of the items at these places. Called where the source can pick."""
 
     @property
-    def never_change(self) -> bool:
-        return self.source.never_change
-
-    @property
     def can_pick(self) -> bool:
         return self.source.can_pick
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         if not self.can_pick:
             return super().pick(now, numbers)
-        return self.source.pick(now.of(self), self.numbers(now, within(numbers, self.length)))
-
-
-class RenumberedKeys(Renumbered, Fetched):
-    """A renumbering step over a :class:`Fetched` source; its own items are fetched, too."""
+        return self.source.pick(now.of(self), self._source_numbers(now, numbers))
 
     @property
-    def _fetched(self) -> Fetched:
-        return cast("Fetched", self.source)
+    def can_fetch(self) -> bool:
+        return self.source.can_fetch
 
     def fetch(self) -> Fetch:
-        return self._fetched.fetch()
+        return self.source.fetch()
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self._fetched.keys(now.of(self), self.numbers(now, within(numbers, self.length)))
+        return self.source.keys(now.of(self), self._source_numbers(now, numbers))
+
+    def _source_numbers(self, now: PassContext, numbers: Iterable[int]) -> Iterator[int]:
+        return self.numbers(now, within(numbers, self.length))

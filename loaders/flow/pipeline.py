@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -16,7 +15,7 @@ from shardprep.formats.conversion.saved_items import GivenSchema, NumberedItems
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.loaders.batches.passes import FrameworkHint, end
+from shardprep.loaders.batches.passes import FrameworkHint, ending
 from shardprep.loaders.flow.map import Map, MapComponent, Mapped, Transforming
 from shardprep.loaders.flow.node import Length, Node, checked_int
 from shardprep.loaders.flow.passes import PassContext, PassMeter, PassResources
@@ -186,7 +185,7 @@ class Pipeline(FrameworkHint):
     def peek(self, items: int = 1) -> list[Any]:
         """Return the first ``items`` items of pass 0 as a list, and close the pass."""
         count = checked_int(items, "the number of items", least=0)
-        with closing(self.at_pass(0)) as found:  # type: ignore[type-var]
+        with ending(self.at_pass(0)) as found:
             return [item for _, item in zip(range(count), found, strict=False)]
 
     def measure(self, *, seconds: float = 5.0) -> FlowSpeed:
@@ -280,8 +279,7 @@ class Pipeline(FrameworkHint):
         if self.length.is_infinite:
             raise UsageError("an infinite flow cannot be saved; use take(n), or leave out repeat()")
         numbered = self.by_number()
-        items = self.at_pass(0) if numbered is None else iter(())
-        try:
+        with ending(self.at_pass(0) if numbered is None else iter(())) as items:
             return write_dataset(
                 items if numbered is None else numbered,
                 output,
@@ -296,8 +294,6 @@ class Pipeline(FrameworkHint):
                 progress=progress,
                 restart=restart,
             )
-        finally:
-            end(items)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the pass that was begun last by iteration, as plain JSON values.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.container import Room
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.slots import Arrays, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, EngineBatch, Fill, Items, SkippedRow
@@ -34,8 +32,7 @@ from shardprep.loaders.flow.process_map import (
     result_bytes,
 )
 from shardprep.loaders.flow.steps import Cache
-
-CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its source to return
+from shardprep.loaders.flow.thread_map import Threads
 
 
 @dataclass(frozen=True)
@@ -61,10 +58,6 @@ class Prefetch(Step):
     def description(self) -> str:
         return described(self)
 
-    @property
-    def never_change(self) -> bool:
-        return self.source.never_change
-
     def run(self, now: PassContext) -> Iterator[Any]:
         own = self._group(now)
         return self._ahead(now, own, partial(self.source.run, now.of(self, group=own)))
@@ -83,36 +76,13 @@ class Prefetch(Step):
         return now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread"))
 
     def _ahead(self, now: PassContext, own: GroupMeter, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        thread = _Thread(begin, self.items, own)
-        take = now.here.timed_wait(thread.take)
-        try:
-            while found := take():
+        drawing = _Drawer(begin, self.items, own)
+        with closing(Threads(1, "prefetch", drawing.run, drawing.leave)) as thread:
+            wait = now.here.timed_wait(thread.next_of)
+            while found := wait(drawing.found):
+                drawing.tokens.put(True)
                 yield found.pop()
-        finally:
-            thread.close()
-
-
-class _Thread(Owned):
-    """The consumer's side. The thread has no reference to it, so that a dropped pass is collected."""
-
-    def __init__(self, begin: Callable[[], Iterator[Any]], items: int, meter: GroupMeter) -> None:
-        self._drawing = _Drawer(begin, items, meter)
-        thread = threading.Thread(target=self._drawing.run, name="shardprep-prefetch", daemon=True)
-        self.close = weakref.finalize(self, _end, self._drawing, thread)
-        with starting_thread():
-            thread.start()
-
-    def take(self) -> list[Any]:
-        """Return a list with the next item, empty at the end. Raises the source's exception."""
-        if not self.made_here:
-            raise UsageError(
-                "this pass belongs to the process that this one was forked from; begin a new one"
-            )
-        found = self._drawing.found.get()
-        self._drawing.tokens.put(True)
-        if not found:
-            self._drawing.raise_error()
-        return found
+            drawing.raise_error()
 
 
 class _Drawer:
@@ -124,7 +94,7 @@ class _Drawer:
     def __init__(self, begin: Callable[[], Iterator[Any]], items: int, meter: GroupMeter) -> None:
         self.tokens: SimpleQueue[bool] = SimpleQueue()
         self.found: SimpleQueue[list[Any]] = SimpleQueue()
-        self.is_left = False
+        self._is_left = False
         self._begin = begin
         self._meter = meter
         self._error: BaseException | None = None
@@ -133,22 +103,24 @@ class _Drawer:
 
     def run(self) -> None:
         try:
-            items = self._begin()
-            try:
+            with ending(self._begin()) as items:
                 self._draw(items)
-            finally:
-                end(items)
         except BaseException as error:  # raised in the consumer
             self._error = error
         self.found.put([])
 
     def _draw(self, items: Iterator[Any]) -> None:
         wait = self._meter.timed_block(self.tokens.get)
-        while wait() and not self.is_left:
+        while wait() and not self._is_left:
             found = list(islice(items, 1))
             if not found:
                 return
             self.found.put(found)
+
+    def leave(self) -> None:
+        """Make the thread return after the item that it draws."""
+        self._is_left = True
+        self.tokens.put(False)
 
     def raise_error(self) -> None:
         """Raise the exception that ended the thread, once."""
@@ -158,14 +130,6 @@ class _Drawer:
                 raise error
         finally:
             del error  # its traceback refers to this frame, which would be a cycle
-
-
-def _end(drawing: _Drawer, thread: threading.Thread) -> None:
-    drawing.is_left = True
-    drawing.tokens.put(False)
-    # a garbage collection may call this in the thread itself
-    if thread.is_alive() and thread is not threading.current_thread():
-        thread.join(CLOSE_TIMEOUT_S)
 
 
 ITEM = np.dtype([("pass", "<u8"), ("run", "<u8"), ("number", "<u8")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
@@ -16,7 +16,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.container import Room
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, unpickled
 from shardprep.loaders.batches.slots import INPUTS, Arrays, Memory, RowForm, SlotField, SlotLayout
 from shardprep.loaders.batches.stack import stack
@@ -39,7 +39,6 @@ from shardprep.loaders.flow.map import Mapped
 from shardprep.loaders.flow.node import (
     BatchingSource,
     Fetch,
-    Fetched,
     PendingNumbers,
     checked_int,
     numbered,
@@ -84,7 +83,7 @@ class EngineMeter:
             return batch
 
         try:
-            with closing(engine.run(plans)) as batches:  # type: ignore[type-var]
+            with ending(engine.run(plans)) as batches:
                 yield map(counted, batches)
         finally:
             self._ended, self._current = self.read(), None
@@ -410,7 +409,7 @@ class ProcessMap(Mapped, BatchingSource):
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         rows = max(SLOT_ROWS, 2 * ITEMS_PER_WORKER * self.processes)
         items, groups = self._grouped(now, numbers, rows, ITEMS_PER_WORKER * self.processes)
-        with closing(self._received(now, items, groups)) as received:  # type: ignore[type-var]
+        with ending(self._received(now, items, groups)) as received:
             for batch in received:
                 yield from self._values(batch)
                 del batch
@@ -431,7 +430,7 @@ class ProcessMap(Mapped, BatchingSource):
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
         items, groups = self._grouped(now, None, size, size)
-        with closing(self._received(now, items, groups)) as received:  # type: ignore[type-var]
+        with ending(self._received(now, items, groups)) as received:
             yield from map(self._made(now, groups), filter(partial(self._is_enough, least), received))
 
     def _made(self, now: PassContext, groups: ItemGroups) -> Callable[[EngineBatch], Any]:
@@ -478,37 +477,35 @@ class ProcessMap(Mapped, BatchingSource):
             rows=rows,
             least=least,
             max_bytes=INPUT_BYTES,
-            never_change=isinstance(self.source, Fetched) or self.source.never_change,
+            never_change=self.source.can_fetch or self.source.never_change,
         )
         return items, groups
 
     def _keys(self, now: PassContext, numbers: Iterable[int] | None) -> tuple[Iterator[Any], Iterator[int]]:
         """Two iterators: over the items, or the keys of fetched items, to send; and over their numbers."""
-        if not isinstance(self.source, Fetched):
+        if not self.source.can_fetch:
             return numbered(self, now, numbers)
         asked = PendingNumbers(range(self.source.length.items) if numbers is None else numbers)
         return self.source.keys(now.of(self), asked), asked.again
 
     def _received(self, now: PassContext, items: Iterator[Any], groups: ItemGroups) -> Iterator[EngineBatch]:
         make = partial(self._engine, now, groups.rows)
-        try:
-            with (
-                now.kept.borrowed((now.place(self), groups.rows), make) as engine,
-                now.meter.group(now.place(self), partial(self._meter, now)).run(engine, groups) as batches,
-            ):
-                yield from map(partial(_counted, groups), batches)
-        finally:
-            end(items)
+        with (
+            ending(items),
+            now.kept.borrowed((now.place(self), groups.rows), make) as engine,
+            now.meter.group(now.place(self), partial(self._meter, now)).run(engine, groups) as batches,
+        ):
+            yield from map(partial(_counted, groups), batches)
 
     def _meter(self, now: PassContext) -> EngineMeter:
-        fetch = {"fetch": self.source.label} if isinstance(self.source, Fetched) else {}
+        fetch = {"fetch": self.source.label} if self.source.can_fetch else {}
         stages = fetch | {"map": self.label}
         return EngineMeter(self.label, self.processes, stages=stages, rest="transport", consumer=now.here)
 
     def _engine(self, now: PassContext, rows: int) -> Engine:
         work = MapWork(
             function=self.function,
-            fetch=self.source.fetch() if isinstance(self.source, Fetched) else None,
+            fetch=self.source.fetch() if self.source.can_fetch else None,
             outputs=self.outputs,
             drop_none=self.drop_none,
             stream=now.stream(self, self.seed) if self.random else None,

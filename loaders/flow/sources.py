@@ -16,7 +16,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
-from shardprep.loaders.batches.passes import Passes, end
+from shardprep.loaders.batches.passes import Passes, end, ending
 from shardprep.loaders.flow.node import (
     UNKNOWN,
     Fetched,
@@ -135,11 +135,8 @@ class FromIterable(FlowSource):
     def run(self, now: PassContext) -> Iterator[Any]:
         """Run one pass. Raises UsageError at its end if the number of items differs from ``len``."""
         promised, counted = self.length, count()
-        items = Passes(self.items).begin()
-        try:
+        with ending(Passes(self.items).begin()) as items:
             yield from map(_item, now.here.timed_draws(self.label, items), counted)
-        finally:
-            end(items)
         if promised.is_exact and (found := next(counted)) != promised.items:
             raise UsageError(
                 f"the {type(self.items).__name__} says that it has {promised.items} items, but pass {now.number} had "
@@ -417,8 +414,5 @@ class FromParts(FlowSource):
             return
         if not isinstance(items, Iterable):
             raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
-        begun = Passes(items).begin()
-        try:
+        with ending(Passes(items).begin()) as begun:
             yield from begun
-        finally:
-            end(begun)

@@ -284,7 +284,7 @@ class FlowMeter:
         return reduce(FlowStats.plus, passes, total)
 
 
-class Measured(Protocol):
+class MeasurableFlow(Protocol):
     """A flow: iterating it runs the next pass of its ``node``."""
 
     @property
@@ -332,7 +332,7 @@ class FlowSpeed:
         )
 
 
-def measure(flow: Measured, *, seconds: float) -> FlowSpeed:
+def measure(flow: MeasurableFlow, *, seconds: float) -> FlowSpeed:
     """Draw the flow's next passes, one after the other, for ``seconds`` after the first item.
 
     At least one item is measured after the first. Raises UsageError for a pass without items, and the
@@ -366,7 +366,7 @@ def measure(flow: Measured, *, seconds: float) -> FlowSpeed:
 class _DrawnItems:
     """The items of a flow, pass after pass, with counts."""
 
-    def __init__(self, flow: Measured) -> None:
+    def __init__(self, flow: MeasurableFlow) -> None:
         self.makes_batches = makes_batches(flow.node)
         self.passes = self.bytes = self.rows = 0
         self._flow = flow

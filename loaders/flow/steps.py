@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.batches.stack import (
     converted,
     grouped,
@@ -30,12 +30,10 @@ from shardprep.loaders.flow.node import (
     INFINITE,
     UNKNOWN,
     BatchingSource,
-    Fetched,
     Length,
     Node,
     PendingNumbers,
     Renumbered,
-    RenumberedKeys,
     Step,
     checked_int,
     described,
@@ -106,18 +104,14 @@ class Batch(Step):
     def _made_of(
         self, now: PassContext, items: Iterator[Any], sizes: Iterator[int], numbers: Iterator[int]
     ) -> Iterator[Any]:
-        try:
+        with ending(items):
             groups = grouped(items, sizes, least=self._least)
             make = listed if self.as_list else lambda rows: self._finished(stack(rows))
             yield from map_with_notes(make, groups, now, numbers, self.label)
-        finally:
-            end(items)
 
     def _made_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
-        try:
+        with ending(batches):
             yield from map(self._finished, batches)
-        finally:
-            end(batches)
 
     @property
     def _least(self) -> int:
@@ -154,12 +148,9 @@ class BatchByShape(Step):
         return True
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        items = self.drawn(now)
-        try:
+        with ending(self.drawn(now)) as items:
             groups = grouped_by_shape(items, self.size, with_rest=self.remainder == "keep")
             yield from map_with_notes(stack, groups, now, count(), self.label)
-        finally:
-            end(items)
 
 
 @dataclass(frozen=True)
@@ -176,16 +167,9 @@ class Unbatch(Step):
     def length(self) -> Length:
         return INFINITE if self.source.length.is_infinite else UNKNOWN
 
-    @property
-    def never_change(self) -> bool:
-        return self.source.never_change
-
     def run(self, now: PassContext) -> Iterator[Any]:
-        batches = self.drawn(now)
-        try:
+        with ending(self.drawn(now)) as batches:
             yield from chain.from_iterable(map_with_notes(rows_of, batches, now, count(), self.label))
-        finally:
-            end(batches)
 
 
 def _check(remainder: object, known: Sequence[str]) -> None:
@@ -225,11 +209,8 @@ class Cache(Step):
                 store.fill(kept)
             return read_only(kept[-1])
 
-        items = self.drawn(now)
-        try:
+        with ending(self.drawn(now)) as items:
             yield from map(keep, items)
-        finally:
-            end(items)
         store.fill(kept)
 
 
@@ -284,10 +265,6 @@ class Print(Step):
         return described(self)
 
     @property
-    def never_change(self) -> bool:
-        return self.source.never_change
-
-    @property
     def can_pick(self) -> bool:
         return self.source.can_pick
 
@@ -306,10 +283,8 @@ class Print(Step):
                 print(f"Item {number} of pass {now.number}: {describe(item)}", file=sys.stderr)
             return item
 
-        try:
+        with ending(items):
             yield from map(shown, items, places)
-        finally:
-            end(items)
 
 
 def describe(item: Any) -> str:
@@ -377,22 +352,15 @@ class Repeat(Step):
     def length(self) -> Length:
         return INFINITE if self.passes is None else self.source.length.times(self.passes)
 
-    @property
-    def never_change(self) -> bool:
-        return self.source.never_change
-
     def run(self, now: PassContext) -> Iterator[Any]:
         for number in self._numbers(now.number):
-            items = self.source.run(now.of(self, number=number))
-            try:
+            with ending(self.source.run(now.of(self, number=number))) as items:
                 first = list(islice(items, 1))
                 if not first and self.passes is None:
                     raise UsageError(f"pass {number} of a flow that is repeated without end had no items")
                 while first:
                     yield first.pop()
                 yield from items
-            finally:
-                end(items)
 
     def _numbers(self, number: int) -> Iterable[int]:
         """The numbers of the source's passes in this pass."""
@@ -411,11 +379,6 @@ class Take(Renumbered):
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", checked_int(self.count, "the number of items to take", least=0))
 
-    @classmethod
-    def of(cls, source: Node, count: int) -> Take:
-        """Return the step; over a fetched source, its items are fetched, too. Raises UsageError."""
-        return (TakenKeys if isinstance(source, Fetched) else cls)(source, count)
-
     @property
     def label(self) -> str:
         return "take"
@@ -428,15 +391,8 @@ class Take(Renumbered):
         return iter(places)
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        items = self.drawn(now)
-        try:
+        with ending(self.drawn(now)) as items:
             yield from islice(items, self.count)
-        finally:
-            end(items)
-
-
-class TakenKeys(Take, RenumberedKeys):
-    """The first items of a fetched source."""
 
 
 @dataclass(frozen=True)
@@ -448,11 +404,6 @@ class Skip(Renumbered):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", checked_int(self.count, "the number of items to skip", least=0))
-
-    @classmethod
-    def of(cls, source: Node, count: int) -> Skip:
-        """Return the step; over a fetched source, its items are fetched, too. Raises UsageError."""
-        return (SkippedKeys if isinstance(source, Fetched) else cls)(source, count)
 
     @property
     def label(self) -> str:
@@ -471,14 +422,8 @@ class Skip(Renumbered):
         return self._rest(self.drawn(now))
 
     def _rest(self, items: Iterator[Any]) -> Iterator[Any]:
-        try:
+        with ending(items):
             yield from islice(items, self.count, None)
-        finally:
-            end(items)
-
-
-class SkippedKeys(Skip, RenumberedKeys):
-    """All items but the first of a fetched source."""
 
 
 @dataclass(frozen=True)
@@ -496,11 +441,6 @@ class LocallyShuffled(Renumbered):
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", checked_int(self.window, "a shuffle window", least=1))
         seed_of(self.seed)
-
-    @classmethod
-    def of(cls, source: Node, window: int, seed: int) -> LocallyShuffled:
-        """Return the step; over a fetched source, its items are fetched, too. Raises UsageError."""
-        return (ShuffledKeys if isinstance(source, Fetched) else cls)(source, window, seed)
 
     @property
     def label(self) -> str:
@@ -526,25 +466,18 @@ class LocallyShuffled(Renumbered):
     def _from_a_heap(self, now: PassContext) -> Iterator[Any]:
         """Yield each item as soon as no item that is not yet drawn can precede it."""
         heap: list[_Entry] = []
-        items = self.drawn(now)
-        try:
+        with ending(self.drawn(now)) as items:
             for entry in map(self._entry, count(), words(now.bits(self, self.seed)), items):
                 heappush(heap, entry)
                 next_key = entry[1] + 1 << 32
                 del entry
                 while heap and heap[0][0] <= next_key:
                     yield heappop(heap)[2]
-        finally:
-            end(items)
         while heap:
             yield heappop(heap)[2]
 
     def _entry(self, number: int, word: int, item: Any) -> _Entry:
         return (number << 32) + self.window * (word >> 32), number, item
-
-
-class ShuffledKeys(LocallyShuffled, RenumberedKeys):
-    """A shuffled fetched source."""
 
 
 _Entry = tuple[int, int, Any]  # key, number, item; numbers are unique, so that items are never compared

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
@@ -20,7 +20,9 @@ from shardprep.loaders.flow.map import Mapped
 from shardprep.loaders.flow.node import checked_int, numbered
 from shardprep.loaders.flow.passes import GroupMeter, PassContext
 
-PASS_END_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its running tasks
+PASS_END_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its threads
+
+T = TypeVar("T")
 
 WINDOW = 16  # most unfinished items for each thread, so that other items need not wait for a slow one
 
@@ -64,22 +66,20 @@ class Task:
 
 
 class Threads(Owned):
-    """``count`` threads, which run tasks in the given order until they are closed.
+    """``count`` threads of a pass. Each runs ``serve``, which returns soon after ``leave`` was called.
 
-    ``close`` drops the tasks that have not begun, and waits at most PASS_END_TIMEOUT_S for the others: a
-    garbage collection may call it while this thread holds a lock that a task waits for. The interpreter's
-    exit calls it, too. Idempotent. Raises OperationError if the threads cannot be started.
+    ``close`` calls ``leave``, and waits at most PASS_END_TIMEOUT_S for the threads: a garbage collection may
+    call it while this thread holds a lock that one of them waits for. The interpreter's exit calls it, too.
+    Idempotent. ``serve`` and ``leave`` must not refer to this object, so that a dropped pass is collected.
+    Raises OperationError if the threads cannot be started.
     """
 
-    def __init__(self, count: int, name: str) -> None:
-        self._todo: SimpleQueue[Task | None] = SimpleQueue()
+    def __init__(self, count: int, name: str, serve: Callable[[], None], leave: Callable[[], None]) -> None:
         threads = [
-            threading.Thread(
-                target=_serve, args=(self._todo,), name=f"shardprep-{name}-{number}", daemon=True
-            )
+            threading.Thread(target=serve, name=f"shardprep-{name}-{number}", daemon=True)
             for number in range(count)
         ]
-        self.close = weakref.finalize(self, _end, self._todo, threads)
+        self.close = weakref.finalize(self, _end, leave, threads)
         try:
             for thread in threads:
                 with starting_thread():
@@ -88,34 +88,42 @@ class Threads(Owned):
             self.close()
             raise
 
-    def do(self, task: Task) -> None:
-        self._todo.put(task)
-
-    def next_of(self, finished: FinishedTasks) -> Task:
-        """Wait for the next task in ``finished``, and return it."""
+    def next_of(self, made: SimpleQueue[T]) -> T:
+        """Wait for what the threads put next into ``made``, and return it."""
         if not self.made_here:
             raise UsageError(
                 "this pass belongs to the process that this one was forked from; begin a new one"
             )
-        return finished.get()
+        return made.get()
 
 
-def _serve(todo: SimpleQueue[Task | None]) -> None:
-    for task in iter(todo.get, None):
-        task.run()
-
-
-def _end(todo: SimpleQueue[Task | None], threads: Sequence[threading.Thread]) -> None:
-    with suppress(Empty):
-        while True:
-            todo.get_nowait()
-    for _ in threads:
-        todo.put(None)
+def _end(leave: Callable[[], None], threads: Sequence[threading.Thread]) -> None:
+    leave()
     until = monotonic() + PASS_END_TIMEOUT_S
     for thread in threads:
         # a garbage collection may call this in one of the threads
         if thread.is_alive() and thread is not threading.current_thread():
             thread.join(max(0.0, until - monotonic()))
+
+
+class _Tasks(SimpleQueue[Task | None]):
+    """The tasks that ``threads`` threads are to run, in order."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self._threads = threads
+
+    def serve(self) -> None:
+        for task in iter(self.get, None):
+            task.run()
+
+    def leave(self) -> None:
+        """Drop the tasks that have not begun."""
+        with suppress(Empty):
+            while True:
+                self.get_nowait()
+        for _ in range(self._threads):
+            self.put(None)
 
 
 @dataclass(frozen=True)
@@ -144,13 +152,14 @@ class ThreadMap(Mapped):
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
-        threads, shared = Threads(self.threads, "map"), FinishedTasks()
+        tasks, shared = _Tasks(self.threads), FinishedTasks()
+        threads = Threads(self.threads, "map", tasks.serve, tasks.leave)
         wait = now.here.timed_wait(threads.next_of)
         own = now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> FinishedTasks:
             task = Task(partial(self.result, now, number), item, FinishedTasks() if self.ordered else shared)
-            threads.do(task)
+            tasks.put(task)
             return task.finished
 
         def outcome(finished: FinishedTasks) -> Any:

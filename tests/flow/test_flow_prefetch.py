@@ -15,9 +15,9 @@ TEST_TIMEOUT_S = 60  # seconds after which a test that hangs fails
 PRELUDE = """
 import os, sys, threading
 from shardprep.loaders import Flow
-from shardprep.loaders.flow import prefetch
+from shardprep.loaders.flow import thread_map
 
-prefetch.CLOSE_TIMEOUT_S = 0.2
+thread_map.PASS_END_TIMEOUT_S = 0.2
 
 def ones():
     while True:
