@@ -38,9 +38,8 @@ from shardprep.formats.sources.parquet_rows import (
 from shardprep.formats.sources.record_files import (
     MAX_OPEN,
     FilesReader,
-    RecordClasses,
+    RecordContents,
     RecordSource,
-    RecordTable,
     Scanned,
     SplitFiles,
     chosen,
@@ -104,9 +103,7 @@ class ParquetRows(RecordSource):
             for label, class_name in enumerate(layout.classes):
                 contents.classes.add(label, class_name)
         contents.problems.merge(problems)
-        for name in names if not problems else ():
-            with contents.problems.collected():
-                contents.read(name)
+        contents.read_all(names if not problems else ())
         with naming_source(self.files.top):
             schema = Schema(layout.fields.values())
         return Scanned(
@@ -295,20 +292,16 @@ def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Fiel
     return Field(column_name(name), of_column)
 
 
-class RowContents:
+class RowContents(RecordContents):
     """The rows so far, with their sizes."""
 
     def __init__(self, files: SplitFiles, layout: ParquetLayout) -> None:
-        self.problems = Problems()
-        self.table = RecordTable(files.top, self.problems)
-        self.classes = RecordClasses()
-        self._files = files
+        super().__init__(files)
         self._layout = layout
         self._rows = self._file_bytes = self._bytes = self._encoded_bytes = 0
 
     def read(self, name: str) -> None:
-        """Read labels, paths and sizes of a file's rows. Raises SourceDamaged."""
-        path = self._files.top / name
+        path = self.files.top / name
         with ArchiveFile(path) as archive, arrow_reads(path), closing(RowGroups(archive)) as groups:
             rows = groups.starts[-1]
             self._rows, self._file_bytes = self._rows + rows, self._file_bytes + archive.end
@@ -330,7 +323,7 @@ class RowContents:
         lengths = self._lengths(columns, np.array([size or 0 for size in images], np.int64), encoded)
         every = zip(labels, images, paths, lengths.tolist(), strict=True)
         for row, (label, size, path, length) in enumerate(every, first):
-            place = f"{self._files.top / name}, row {row}"
+            place = f"{self.files.top / name}, row {row}"
             with self.problems.collected("row"), foreign_file(place, "write the file again"):
                 if size is None:
                     raise no_bytes(path)

@@ -18,9 +18,8 @@ from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.record_files import (
     HEAD_BYTES,
     FilesReader,
-    RecordClasses,
+    RecordContents,
     RecordSource,
-    RecordTable,
     Scanned,
     SplitFiles,
     chosen,
@@ -31,7 +30,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import IMAGE_SUFFIXES, Problems, SourceOptions
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, SourceOptions
 from shardprep.formats.sources.tar import BLOCK, Member, walk
 from shardprep.formats.sources.trees import wrapped
 
@@ -131,9 +130,7 @@ class WebDataset(RecordSource):
 
     def scan(self, split: str) -> Scanned:
         contents = ShardContents(self.files, self.parts)
-        for name in self.files.of_split[split]:
-            with contents.problems.collected():
-                contents.read(name)
+        contents.read_all(self.files.of_split[split])
         schema, has_images = contents.columns()
         return Scanned(
             entries=contents.table.finish(may_number=False),
@@ -194,21 +191,17 @@ class _Place(NamedTuple):
     samples: int
 
 
-class ShardContents:
+class ShardContents(RecordContents):
     """The samples so far, and the sets of parts that they have."""
 
     def __init__(self, files: SplitFiles, of: SampleParts) -> None:
-        self.problems = Problems()
-        self.table = RecordTable(files.top, self.problems)
-        self.classes = RecordClasses()
-        self._files = files
+        super().__init__(files)
         self._of = of
         self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
         self._parts: set[str] = set()
 
     def read(self, name: str) -> None:
-        """Read the headers and labels of a shard. Raises SourceDamaged where no more of it can be read."""
-        with ArchiveFile(self._files.top / name) as archive:
+        with ArchiveFile(self.files.top / name) as archive:
             archive.expect_random_reads()
             for sample in samples(archive):
                 with self.problems.collected("label"):
@@ -265,7 +258,7 @@ class ShardContents:
         no_column = {self._of.label}
         if self._of.label == LABEL in self._parts:
             no_column.add(CLASS_NAME)
-        with naming_source(self._files.top):
+        with naming_source(self.files.top):
             return Schema(_fields(self._parts - no_column)), has_images
 
 

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats import (
     ConvertOptions,
-    PlanOptions,
     SourceDamaged,
     SourceIncomplete,
     UsageError,
@@ -28,7 +27,6 @@ from shardprep.formats import (
     open_dataset,
 )
 from shardprep.formats.errors import DataError
-from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.sources import (
     pickled as pickles,
     tensorpack as datapoint,
@@ -42,7 +40,7 @@ from shardprep.formats.sources.tensorpack import (
     decoder_of,
     read_datapoint,
 )
-from support.datasets import converted, tree
+from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
 
 KEYS = b"__keys__"
@@ -175,35 +173,6 @@ def value_of(data: bytes) -> Value:
 def datapoint_of(data: bytes) -> Datapoint:
     value = value_of(data)
     return read_datapoint(value, decoder_of(value))
-
-
-class StopsAfterTwoShards(NoProgress):
-    left = 2
-
-    def at(self, records: int, size: int) -> None:
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.torture
-def test_any_number_of_workers_and_an_interruption_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    for name, workers in {"whole": 0, "two": 2}.items():
-        converted(source, tmp_path / name, workers=workers, shard_size=5_000)
-    with pytest.raises(KeyboardInterrupt):
-        convert(
-            source,
-            tmp_path / "resumed",
-            split="train",
-            plan_options=PlanOptions(shard_size=5_000),
-            workers=0,
-            progress=StopsAfterTwoShards(),
-        )
-    begun = len(list((tmp_path / "resumed").glob("shard-*")))
-    converted(source, tmp_path / "resumed", shard_size=5_000)
-
-    assert 0 < begun < len(list((tmp_path / "whole").glob("shard-*")))
-    assert tree(tmp_path / "two") == tree(tmp_path / "whole") == tree(tmp_path / "resumed")
 
 
 def test_without_a_split_it_is_train_and_with_one_that(source: Path) -> None:
