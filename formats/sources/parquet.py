@@ -38,8 +38,9 @@ from shardprep.formats.sources.parquet_rows import (
 from shardprep.formats.sources.record_files import (
     MAX_OPEN,
     FilesReader,
-    RecordContents,
+    RecordClasses,
     RecordSource,
+    RecordTable,
     Scanned,
     SplitFiles,
     chosen,
@@ -103,7 +104,9 @@ class ParquetRows(RecordSource):
             for label, class_name in enumerate(layout.classes):
                 contents.classes.add(label, class_name)
         contents.problems.merge(problems)
-        contents.read_all(names if not problems else ())
+        for name in names if not problems else ():
+            with contents.problems.collected():
+                contents.read(name)
         with naming_source(self.files.top):
             schema = Schema(layout.fields.values())
         return Scanned(
@@ -292,16 +295,20 @@ def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Fiel
     return Field(column_name(name), of_column)
 
 
-class RowContents(RecordContents):
+class RowContents:
     """The rows so far, with their sizes."""
 
     def __init__(self, files: SplitFiles, layout: ParquetLayout) -> None:
-        super().__init__(files)
+        self.problems = Problems()
+        self.table = RecordTable(files.top, self.problems)
+        self.classes = RecordClasses()
+        self._files = files
         self._layout = layout
         self._rows = self._file_bytes = self._bytes = self._encoded_bytes = 0
 
     def read(self, name: str) -> None:
-        path = self.files.top / name
+        """Read labels, paths and sizes of a file's rows. Raises SourceDamaged."""
+        path = self._files.top / name
         with ArchiveFile(path) as archive, arrow_reads(path), closing(RowGroups(archive)) as groups:
             rows = groups.starts[-1]
             self._rows, self._file_bytes = self._rows + rows, self._file_bytes + archive.end
@@ -323,7 +330,7 @@ class RowContents(RecordContents):
         lengths = self._lengths(columns, np.array([size or 0 for size in images], np.int64), encoded)
         every = zip(labels, images, paths, lengths.tolist(), strict=True)
         for row, (label, size, path, length) in enumerate(every, first):
-            place = f"{self.files.top / name}, row {row}"
+            place = f"{self._files.top / name}, row {row}"
             with self.problems.collected("row"), foreign_file(place, "write the file again"):
                 if size is None:
                     raise no_bytes(path)

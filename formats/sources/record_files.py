@@ -6,7 +6,7 @@ Parquet, TFRecord and WebDataset build on it.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -486,26 +486,6 @@ class RecordTable:
 
     def _place(self, entry: np.void) -> str:
         return f"{self._top / entry['path'].decode()}, byte {entry['offset']}"
-
-
-class RecordContents(ABC):
-    """What was read so far of the files of a split: a table of records, their labels and their problems."""
-
-    def __init__(self, files: SplitFiles) -> None:
-        self.files = files
-        self.problems = Problems()
-        self.table = RecordTable(files.top, self.problems)
-        self.classes = RecordClasses()
-
-    def read_all(self, names: Iterable[str]) -> None:
-        """Read files; what is wrong with one of them is a problem."""
-        for name in names:
-            with self.problems.collected():
-                self.read(name)
-
-    @abstractmethod
-    def read(self, name: str) -> None:
-        """Read the records of a file. Raises SourceDamaged where no more of it can be read."""
 
 
 def key_of(name: str) -> bytes:

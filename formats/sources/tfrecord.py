@@ -19,8 +19,9 @@ from shardprep.formats.sources.listing import GrowingTable, read_small_file, tex
 from shardprep.formats.sources.record_files import (
     HEAD_BYTES,
     FilesReader,
-    RecordContents,
+    RecordClasses,
     RecordSource,
+    RecordTable,
     Scanned,
     SplitFiles,
     chosen,
@@ -31,7 +32,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import Box, SourceOptions
+from shardprep.formats.sources.source import Box, Problems, SourceOptions
 from shardprep.formats.sources.tf_example import (
     ADVICE,
     BYTES,
@@ -129,7 +130,9 @@ class TfRecord(RecordSource):
             with contents.problems.collected(), foreign_file(path, "correct the list"):
                 for label, name in enumerate(text_lines(read_small_file(path), path)):
                     contents.classes.add(label, name)
-        contents.read_all(self.files.of_split[split])
+        for name in self.files.of_split[split]:
+            with contents.problems.collected():
+                contents.read(name)
         schema = contents.schema()
         return Scanned(
             entries=contents.table.finish(may_number=True),
@@ -248,18 +251,22 @@ class _Column:
     records: int = 0
 
 
-class ExampleContents(RecordContents):
+class ExampleContents:
     """The records so far, their labels, boxes and columns."""
 
     def __init__(self, files: SplitFiles, dialect: Dialect) -> None:
-        super().__init__(files)
+        self.problems = Problems()
+        self.table = RecordTable(files.top, self.problems)
+        self.classes = RecordClasses()
+        self._files = files
         self._dialect = dialect
         self._boxes = GrowingTable(BOX)
         self._columns: dict[str, _Column] = {}
         self._records = 0
 
     def read(self, name: str) -> None:
-        with ArchiveFile(self.files.top / name) as file:
+        """Read the records of a file. Raises SourceDamaged where no more of it can be read."""
+        with ArchiveFile(self._files.top / name) as file:
             file.expect_random_reads()
             for frame in frames(file):
                 with self.problems.collected("record"):
@@ -343,7 +350,7 @@ class ExampleContents(RecordContents):
     def schema(self) -> Schema:
         """Return the columns: one value where all records have exactly one, and lists otherwise."""
         fields = []
-        with naming_source(self.files.top):
+        with naming_source(self._files.top):
             for name, column in sorted(self._columns.items()):
                 kinds = _SINGLE if column.records == self._records else _LISTS
                 fields.append(Field(column_name(name), kinds[column.kind or column.if_empty or BYTES]))

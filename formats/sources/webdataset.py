@@ -18,8 +18,9 @@ from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.record_files import (
     HEAD_BYTES,
     FilesReader,
-    RecordContents,
+    RecordClasses,
     RecordSource,
+    RecordTable,
     Scanned,
     SplitFiles,
     chosen,
@@ -30,7 +31,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import IMAGE_SUFFIXES, SourceOptions
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, Problems, SourceOptions
 from shardprep.formats.sources.tar import BLOCK, Member, walk
 from shardprep.formats.sources.trees import wrapped
 
@@ -130,7 +131,9 @@ class WebDataset(RecordSource):
 
     def scan(self, split: str) -> Scanned:
         contents = ShardContents(self.files, self.parts)
-        contents.read_all(self.files.of_split[split])
+        for name in self.files.of_split[split]:
+            with contents.problems.collected():
+                contents.read(name)
         schema, has_images = contents.columns()
         return Scanned(
             entries=contents.table.finish(may_number=False),
@@ -191,17 +194,21 @@ class _Place(NamedTuple):
     samples: int
 
 
-class ShardContents(RecordContents):
+class ShardContents:
     """The samples so far, and the sets of parts that they have."""
 
     def __init__(self, files: SplitFiles, of: SampleParts) -> None:
-        super().__init__(files)
+        self.problems = Problems()
+        self.table = RecordTable(files.top, self.problems)
+        self.classes = RecordClasses()
+        self._files = files
         self._of = of
         self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
         self._parts: set[str] = set()
 
     def read(self, name: str) -> None:
-        with ArchiveFile(self.files.top / name) as archive:
+        """Read the headers and labels of a shard. Raises SourceDamaged where no more of it can be read."""
+        with ArchiveFile(self._files.top / name) as archive:
             archive.expect_random_reads()
             for sample in samples(archive):
                 with self.problems.collected("label"):
@@ -258,7 +265,7 @@ class ShardContents(RecordContents):
         no_column = {self._of.label}
         if self._of.label == LABEL in self._parts:
             no_column.add(CLASS_NAME)
-        with naming_source(self.files.top):
+        with naming_source(self._files.top):
             return Schema(_fields(self._parts - no_column)), has_images
 
 
